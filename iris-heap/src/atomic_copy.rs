@@ -5,9 +5,9 @@
 //! word. A race yields old or new words, and orders nothing.
 //!
 //! The words have 32 bits because signals, device words and most elements have that size, and Rust
-//! defines a race of two atomic accesses only if they have the same size. If sizes differ (words
-//! against the bytes at the end of a run), LLVM and the hardware still define the race, byte by
-//! byte.
+//! defines a race of two atomic accesses only if both have the same size. If the sizes differ (a
+//! 32-bit word on one side, a single byte on the other), LLVM and the hardware still define the
+//! race, byte by byte.
 
 #![allow(unsafe_code, reason = "atomic access to memory that the caller vouches for")]
 
@@ -64,7 +64,7 @@ pub unsafe fn store(from: &[u8], to: *mut u8) {
     }
 }
 
-/// Copies `len` bytes of shared memory to other shared memory; the two may overlap.
+/// Copies `len` bytes between two ranges of shared memory, which may overlap.
 ///
 /// # Safety
 /// Contract of [`load`] for the bytes at `from`, and of [`store`] for the bytes at `to`.

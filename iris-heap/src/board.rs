@@ -14,15 +14,15 @@ type Standing = Vec<(u64, Option<u32>)>;
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
-/// Number of calls that one rank's board holds. Two ranks can be compared only while one is ahead
-/// of the other by fewer calls.
+/// Number of calls that one rank's board holds. Two ranks can be compared only while one rank is
+/// fewer than this number of calls ahead of the other.
 const CALLS: u64 = 1024;
 
-/// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
-/// captured, word 2 counts the calls whose end the host has seen, and word 3 is the node that the
-/// rank waits for in a step between nodes ([`AwaitedNode`]). Word 4 is the number of the host's
-/// collective step, 0 outside one; word 5 counts these steps; word 6 tells what the rank has ended
-/// ([`Ended`]). The words fill two cache lines of their own.
+/// Number of 64-bit words before the calls; they fill two cache lines of their own. Word 0: number
+/// of calls. Word 1: whether a call was captured. Word 2: number of calls whose end the host has
+/// seen. Word 3: node that the rank waits for in a step between nodes ([`AwaitedNode`]). Word 4:
+/// number of the host's collective step, 0 outside a step. Word 5: number of such steps so far.
+/// Word 6: what the rank has ended ([`Ended`]).
 const HEADER: u64 = 16;
 
 /// Number of 64-bit words after the calls, for the text of the host's collective step.
@@ -48,7 +48,7 @@ pub enum AwaitedNode {
     Node(usize),
 }
 
-/// Object that a rank closes or frees, after which it issues no further call of it.
+/// Object that a rank has closed or freed. The rank issues no further call that uses the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The heap with all of its operators.
@@ -93,7 +93,8 @@ impl Boards {
         Boards { rank, all }
     }
 
-    /// Records that this rank issues a call of `operator`. Two threads must not call it at once.
+    /// Records that this rank issues a call of `operator`. Two threads must not run this function
+    /// at once.
     pub(crate) fn issue(&self, operator: u32) -> Result<()> {
         let calls = self.calls(self.rank)?;
         let number = calls.load(Ordering::Relaxed);
@@ -160,15 +161,15 @@ impl Boards {
         })
     }
 
-    /// Records the collective step of the hosts that this rank is in, by its kind and call site;
-    /// `None` at the end of the step. A text is cut to the bytes of [`TEXT`] words. Two threads must
-    /// not call it at once.
+    /// Records the collective step of the hosts that this rank is in, by the step's kind and call
+    /// site; `None` at the end of the step. The text is cut to [`TEXT`] words of 8 bytes. Two
+    /// threads must not run this function at once.
     pub(crate) fn set_host_step(&self, step: Option<&str>) -> Result<()> {
         let number = self.word(self.rank, 4)?;
         number.store(0, Ordering::Relaxed);
         let Some(step) = step else { return Ok(()) };
-        // The fence makes a reader that sees a word of the new text also see that the number has
-        // changed.
+        // The fence stands between the number and the text: a reader that sees any new word of the
+        // text also sees that the number has changed.
         fence(Ordering::Release);
         let mut parts = step.as_bytes().chunks(8);
         for index in 0..TEXT {
@@ -182,8 +183,8 @@ impl Boards {
         Ok(())
     }
 
-    /// Kind and call site of the collective step of the hosts that `rank` is in; `None` if it is in
-    /// no such step, or enters or leaves one at this moment.
+    /// Kind and call site of the collective step of the hosts that `rank` is in; `None` if the rank
+    /// is in no collective step, or enters or leaves one at this moment.
     pub(crate) fn host_step(&self, rank: usize) -> Result<Option<String>> {
         let number = self.word(rank, 4)?;
         let before = number.load(Ordering::Acquire);
@@ -200,7 +201,7 @@ impl Boards {
         Ok(is_whole.then(|| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Records that this rank issues no further call of `ended`; `None` takes that back.
+    /// Records that this rank issues no further call of `ended`; `None` withdraws that record.
     pub(crate) fn set_ended(&self, ended: Option<Ended>) -> Result<()> {
         let number = match ended {
             None => 0,
@@ -220,8 +221,9 @@ impl Boards {
         })
     }
 
-    /// First call that one rank has issued and another rank can no longer issue, because it has
-    /// ended the heap or the call's operator; `None` if there is none or calls were captured.
+    /// First call that one rank has issued and another rank can no longer issue, because the other
+    /// rank has ended the heap or the call's operator; `None` if there is no such call or calls
+    /// were captured.
     pub(crate) fn left_out(&self) -> Result<Option<LeftOut>> {
         if self.is_captured()? {
             return Ok(None);
@@ -328,8 +330,8 @@ impl Boards {
             return Ok(None);
         }
         let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
-        // The entry of call `number` may have been overwritten by a later call; then it has another
-        // number.
+        // A later call may have overwritten the entry of call `number`; the entry then holds the
+        // number of that later call.
         Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
     }
 

@@ -30,7 +30,8 @@ pub struct Control {
     words: Words,
     /// Names of the heap's ops, indexed by id; kernels know only the ids.
     ops: Mutex<Vec<Arc<str>>>,
-    /// Whether the fault has been returned to the program. If not, closing the heap returns it.
+    /// Whether the fault has been returned to the program. If not, closing the heap returns the
+    /// fault.
     fault_returned: AtomicBool,
     /// Log of the errors that the program has received, shared with this rank's world.
     errors: OnceLock<Arc<ReturnedErrors>>,
@@ -134,16 +135,16 @@ impl Control {
         }
     }
 
-    /// Tells all kernels of this rank to stop, for a reason listed in [`abort`]. The first reason
-    /// stays; zero is ignored.
+    /// Tells all kernels of this rank to stop, for a reason listed in [`abort`]. A reason of 0, and
+    /// any reason after the first one, has no effect.
     pub fn set_host_abort(&self, reason: i32) {
         // The release order lets a kernel that reads the abort word also see the host's earlier
         // writes.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Tells every waiting kernel of this rank to stop because another node failed;
-    /// [`Control::check`] then returns `error`. The first error stays.
+    /// Tells every waiting kernel of this rank to stop because another node failed. From then on
+    /// [`Control::check`] returns `error`; later calls do not replace the first error.
     pub fn fail_elsewhere(&self, error: Error) {
         let _ = self.elsewhere.set(error);
         self.set_host_abort(abort::ELSEWHERE);
@@ -321,8 +322,8 @@ impl Control {
         self.fault_returned.load(Ordering::Relaxed)
     }
 
-    /// Fault record as an error. If the ranks issued calls in different orders, returns that error
-    /// instead, since it can cause any fault.
+    /// Fault record as an error. If the ranks issued calls in different orders, returns the error
+    /// about the order instead, since a wrong order can cause any fault.
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
@@ -393,7 +394,7 @@ fn lost_rank(code: i32) -> Option<usize> {
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// Abort code that tells kernels of the error `error` of the world.
+/// Abort code by which kernels learn of the world's error `error`.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,

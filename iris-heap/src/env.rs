@@ -224,8 +224,8 @@ impl Settings {
     }
 
     /// Deadline of a host collective's wait for the other ranks. This deadline is longer than a
-    /// kernel's wait for entry plus one for progress: if a rank skipped a call, the kernels of the
-    /// others give up first and name that rank, before the host reports the waiting ranks as
+    /// kernel's wait for entry plus one for progress. So if a rank skips a call, the other ranks'
+    /// kernels give up first and name that rank, before the host reports the waiting ranks as
     /// absent.
     pub fn host_deadline(&self) -> Duration {
         self.scaled(720.0)

@@ -285,8 +285,8 @@ pub enum Error {
         op: String,
         /// Operator, call, tile, awaited rank, value seen and value expected.
         fault: iris_sync::Fault,
-        /// Operator and call that each rank is in, as far as known; empty if that does not explain
-        /// the fault.
+        /// Operator and call that each rank is in, as far as known; empty if the order of calls
+        /// cannot explain the fault.
         standing: Vec<String>,
     },
     /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
@@ -322,7 +322,7 @@ pub enum Error {
         /// Later error of the host, which may be only a consequence of the fault.
         then: Box<Error>,
     },
-    /// Kernels that were waiting got the abort code that makes them leave.
+    /// Waiting kernels were stopped by an abort code.
     #[error(
         "the work was aborted before it could end: {reason} (code {code}); close the heap and its world, and open them \
          anew"
@@ -478,8 +478,8 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // A fault about a lost peer counts as a lost peer, because it is chance whether the
-            // host or a kernel notices first that a rank is gone.
+            // A fault about a lost peer counts as a lost peer, because either the host or a kernel
+            // may be the first to notice that a rank is gone.
             Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
             // Code 2 of a driver means out of memory, in CUDA and in HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
@@ -526,9 +526,9 @@ fn of_group(group: &Option<u32>) -> String {
     group.map_or(String::new(), |group| format!(", workgroup {group}"))
 }
 
-/// Explanation for a mismatch whose two values are hashes; empty for other faults. Only the
-/// placement of a matrix can still differ in a call, because all other items in the hash were
-/// compared by name when the op was made.
+/// Explanation for a mismatch whose two values are hashes; empty for other faults. The hash covers
+/// many items, but all except the placement of a matrix were compared by name when the op was made.
+/// So only the placement can differ here.
 fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     match fault.differing() {
         Some(iris_sync::Field::Config) => {

@@ -7,7 +7,7 @@ use crate::error::Result;
 /// 4, local rank 1 of 4`; `None` without variables of a launcher.
 ///
 /// # Errors
-/// Errors of variables, as those of [`World::from_env`](crate::World::from_env).
+/// Errors of these variables, which [`World::from_env`](crate::World::from_env) returns, too.
 pub fn launched() -> Result<Option<String>> {
     let Launch { rank, size, place, job, .. } = Launch::from_env()?;
     let Place { node, local_rank, local_size } = place;

@@ -42,7 +42,7 @@ pub struct Full {
     pub largest: u64,
 }
 
-/// Size of a block for `bytes` bytes: a multiple of `alignment`, at least one; `u64::MAX` if that
+/// Size of a block for `bytes` bytes: the next multiple of `alignment`, not 0; `u64::MAX` if that
 /// overflows.
 pub(crate) fn rounded(bytes: u64, alignment: u64) -> u64 {
     bytes.max(1).checked_next_multiple_of(alignment).unwrap_or(u64::MAX)

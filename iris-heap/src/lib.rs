@@ -37,7 +37,7 @@
 //!     for rank in 0..world.size() {
 //!         sum += heap.read_from(x.slice(7..8)?, rank)?[0]; // reads the memory of its peer
 //!     }
-//!     world.barrier()?; // nobody gives back what another still reads
+//!     world.barrier()?; // no rank frees memory that another rank still reads
 //!     heap.free(x)?;
 //!     heap.close()?;
 //!     Ok::<_, Error>(sum)
@@ -79,9 +79,9 @@
 //!
 //! # Limits
 //!
-//! - A heap has at most [`MAX_RANKS`] ranks, on one Linux host; over several hosts each has a heap of
-//!   its own ([`World::nodes`]). A world may have 4096 ranks. Exchanges of processes go through rank 0, so
-//!   they are for set-up, not for data.
+//! - A heap has at most [`MAX_RANKS`] ranks, on one Linux host; in a world over several hosts, each
+//!   host has a heap of its own ([`World::nodes`]). A world may have 4096 ranks. Exchanges of
+//!   processes go through rank 0, so they are for set-up, not for data.
 //! - After an absence or a loss a world is unusable; close it and open another one.
 //! - A stopped process (SIGSTOP) is named on stderr after seconds; the other ranks still wait for it
 //!   until their deadlines, as for a late one.

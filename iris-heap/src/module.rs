@@ -117,7 +117,7 @@ impl Function {
     /// the last op.
     ///
     /// # Safety
-    /// Contract of [`Function::launch`]; moreover this launch's workgroups and those of all ops
+    /// Contract of [`Function::launch`]. Moreover, the workgroups of this launch and of all ops
     /// launched while it runs must fit on the device together.
     pub unsafe fn launch_concurrent(
         &self,
@@ -136,8 +136,8 @@ impl Function {
     /// Errors of [`Function::launch`].
     ///
     /// # Safety
-    /// Contract of [`Function::launch`]; moreover the kernel waits for nothing, or its workgroups and
-    /// those of all ops launched while it runs fit on the device together.
+    /// Contract of [`Function::launch`]. Moreover, the kernel waits for nothing, or its workgroups
+    /// and the workgroups of all ops launched while it runs fit on the device together.
     pub unsafe fn launch_in_stream(
         &self,
         stream: &Stream,

@@ -3,10 +3,10 @@
 //!
 //! A GEMM library and vectorised conversions make plain accesses, so a concurrent copy of their
 //! operands would be undefined behaviour even if the copy is atomic. So each launch announces the
-//! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits until no launch
-//! writes bytes that the copy reads, or accesses bytes that it writes. Launches end by their own
-//! deadlines, so this wait needs none. A program that syncs its stream before it touches operands
-//! never waits here.
+//! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits for conflicting
+//! launches: for launches that write bytes that the copy reads, and for launches that access bytes
+//! that the copy writes. Launches end by their own deadlines, so this wait needs no deadline. A
+//! program that syncs its stream before it touches operands never waits here.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -58,8 +58,8 @@ impl Access {
         Access::begin(Party::Kernel, operands)
     }
 
-    /// Begins a copy, after waiting for launches that conflict with it: those that write bytes that
-    /// the copy reads, or access bytes that it writes.
+    /// Begins a copy, after waiting for launches that conflict with the copy: launches that write
+    /// bytes that the copy reads, or access bytes that the copy writes.
     pub(crate) fn of_copy(spans: &[Span]) -> Access {
         Access::begin(Party::Copy, spans)
     }

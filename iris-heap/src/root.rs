@@ -8,7 +8,8 @@ use iris_sync::FaultKind;
 use crate::error::Error;
 use crate::util::lock;
 
-/// Distance of an error from the root cause of a failure; the smallest one is reported.
+/// Distance of an error from the root cause of a failure; the error with the smallest distance is
+/// reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
     /// Failure of the rank itself, or a difference that was found by comparing ranks.
@@ -68,8 +69,8 @@ impl ReturnedErrors {
         *least = Some(least.map_or(new, |least| least.min(new)));
     }
 
-    /// Smallest distance recorded. If the library returned no error, the program's error is its
-    /// own, so it is the root.
+    /// Smallest distance recorded. If the library has returned no error, a failure of the rank is
+    /// the program's own, so the distance is [`Distance::Root`].
     pub(crate) fn distance(&self) -> Distance {
         lock(&self.0).unwrap_or(Distance::Root)
     }

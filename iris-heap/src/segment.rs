@@ -63,8 +63,8 @@ impl SharedMemory {
     /// Makes a mapping of `bytes` bytes of the caller's memory at `address`.
     ///
     /// # Safety
-    /// The memory stays valid for reads and writes by any thread until this is dropped, and no
-    /// reference to it exists in the meantime.
+    /// The memory stays valid for reads and writes by any thread until the returned object is
+    /// dropped, and no reference to the memory exists in the meantime.
     pub(crate) unsafe fn foreign(address: u64, bytes: u64) -> Result<SharedMemory> {
         let base = NonNull::new(address as *mut u8);
         let range = address.checked_add(bytes).filter(|&end| end <= isize::MAX as u64);

@@ -31,9 +31,9 @@ impl fmt::Display for Segment {
 
 /// Range of `len` elements of `T` at the same offset of the same segment on every rank.
 ///
-/// A slice is a plain value without a lifetime. If it is used after its block was freed, or with
-/// another heap, the call that resolves it returns an error, even if the block has been
-/// reallocated.
+/// A slice is a plain value without a lifetime. If a slice is used after its block was freed, or
+/// with another heap, the call that resolves the slice returns an error. This holds even if the
+/// block has been reallocated.
 pub struct SymSlice<T> {
     heap: u64,
     segment: Segment,

@@ -14,8 +14,8 @@ use crate::util::check_may_wait;
 
 /// Queue of work that is done in order. Clones refer to the same stream.
 ///
-/// A stream of the CPU backend is a worker thread. After the last clone is dropped it finishes the
-/// enqueued work and ends.
+/// A stream of the CPU backend is a worker thread. After the last clone of the stream is dropped,
+/// the thread finishes the enqueued work and ends.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
@@ -56,12 +56,12 @@ impl Stream {
         self.issued.fetch_max(call, Ordering::Relaxed);
     }
 
-    /// Waits until all work enqueued so far is done. If it waits for seconds for a peer, a line is
-    /// logged to `tracing`, or on stderr if the program has set up no subscriber.
+    /// Waits until all work enqueued so far is done. After some seconds of waiting for a peer, logs
+    /// a line to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// The first error of enqueued work since the last call; it is returned once. Work enqueued
-    /// after a failed piece still runs. [`Error::WaitFromWork`] if called from enqueued work.
+    /// The first error of enqueued work since the last `sync`, which returns each error once. Work
+    /// enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
@@ -120,8 +120,8 @@ impl Stream {
     }
 
     /// Checks that this stream belongs to the heap whose control block is `heap`. Every function
-    /// that enqueues an access to a heap's memory must call it: a heap keeps its memory until its
-    /// own streams have finished, and orders ops only among its own streams.
+    /// that enqueues an access to a heap's memory must make this check: a heap keeps its memory
+    /// until its own streams have finished, and orders ops only among its own streams.
     pub(crate) fn check_of(&self, heap: *const Control, what: &str) -> Result<()> {
         if std::ptr::eq(Arc::as_ptr(self.inner.control()), heap) {
             return Ok(());
@@ -216,8 +216,8 @@ impl<T: Element> PendingRead<T> {
     /// work that was enqueued on the stream later.
     ///
     /// # Errors
-    /// Those of the device; [`Error::WaitFromWork`], from work that is enqueued; [`Error::Invalid`] if the copy failed, of
-    /// which [`Stream::sync`] has the error.
+    /// Errors of the device; [`Error::WaitFromWork`] if called from enqueued work;
+    /// [`Error::Invalid`] if the copy failed, whose own error [`Stream::sync`] returns.
     pub fn wait(self) -> Result<Vec<T>> {
         check_may_wait("waiting for a copy")?;
         let waiting = self.control.begin_wait();

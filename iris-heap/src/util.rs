@@ -53,9 +53,9 @@ pub(crate) fn mark_worker() {
     IS_WORKER.set(true);
 }
 
-/// Fails if called from enqueued work. A function that waits for streams, or takes a lock that
-/// other threads hold while they wait for streams, would otherwise wait for the end of the work
-/// that called it.
+/// Fails if called from enqueued work. Otherwise a function that waits for streams could wait for
+/// the end of the work that called it. So could a function that takes a lock which other threads
+/// hold while they wait for streams.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),

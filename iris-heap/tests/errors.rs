@@ -120,8 +120,8 @@ fn closing_returns_what_nobody_was_told() {
     .unwrap();
 }
 
-/// Tests that an error of a host step that waited in vain also contains the fault that this rank's
-/// kernel left before, which is the cause.
+/// Tests the error of a host step that waited in vain: it also contains the cause, the fault that
+/// this rank's kernel left before.
 #[test]
 fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     let gave_up = AtomicBool::new(false);
@@ -178,8 +178,8 @@ fn who_panicked_is_named_as_what_it_is() {
     .unwrap();
 }
 
-/// Tests that an error whose text includes its cause does not return the cause as `source`, too,
-/// which would print it twice.
+/// Tests that an error whose text includes its cause has no `source`: otherwise the cause would be
+/// printed twice.
 #[test]
 fn causes_are_printed_once() {
     let file = std::fs::File::open("/dev/null").unwrap().into();

@@ -276,8 +276,8 @@ fn options_that_differ_or_cannot_be() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
-        // A segment with more words than 32 bits can number is refused, because a word beyond that
-        // range would have the number of an earlier one.
+        // A segment with too many words must be refused: kernels number words by 32 bits, so two
+        // words would otherwise have the same number.
         let (most, page) = (16 << 30, 4096);
         let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
         assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");

@@ -169,8 +169,8 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
                 assert!(!text.starts_with("ok "), "{text}");
                 continue;
             }
-            // If two ranks die, a survivor may notice either of them first, so one of them must be
-            // named.
+            // If two ranks die, a survivor may notice either of them first, so its error must name
+            // one of the two.
             let named = victims.split(' ').any(|victim| {
                 let node = victim.parse::<usize>().unwrap() / 2;
                 text.contains(&format!("barrier: rank {victim} on host"))

@@ -279,9 +279,9 @@ fn many() -> Result<String, Error> {
         heap.close()?;
         w.close()?;
     }
-    // The counts are polled: a joined thread stays in the process's list of tasks for a moment, now
-    // or when `before` was counted, and the watcher thread of a heap, which is not joined, keeps
-    // the issue boards mapped until it ends.
+    // The counts are polled, for two reasons. A joined thread stays in the process's list of tasks
+    // for a moment, now or when `before` was counted. The watcher thread of a heap is not joined,
+    // and keeps the issue boards mapped until it ends.
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = || maps().contains("memfd:iris");
     let more = || state().0 > before.0 || state().1 > before.1 || mapped();

@@ -311,7 +311,8 @@ fn a_reason_reaches_all_however_late_they_are() {
     let go = job.temp.path().join("go");
     let late = |go: &str| job.rank(&[("RANK", "3"), ("WORLD_SIZE", "4"), ("GO", go)]);
     let late = late(go.to_str().unwrap());
-    // A rank that starts after the world has failed must not be taken for a member of it.
+    // The late rank's process must have started before the world fails: a process that starts later
+    // is no member of the failed world and does not get the reason.
     std::thread::sleep(Duration::from_millis(200));
     let size = |rank: usize| if rank == 1 { "3" } else { "4" };
     let ranks =
@@ -323,7 +324,7 @@ fn a_reason_reaches_all_however_late_they_are() {
         contains(text, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
     }
     std::fs::remove_file(go).unwrap();
-    // The next run must not be affected by the failed one, whichever of its ranks starts first.
+    // The failed run must not affect the next run, whichever rank of the next run starts first.
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
     std::thread::sleep(Duration::from_millis(200));
     let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2")]);

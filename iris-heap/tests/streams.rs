@@ -202,8 +202,8 @@ fn several_threads_wait_for_all_streams() {
     });
 }
 
-/// Tests that a panic in a destructor of an enqueued closure, which is code of the program, ends no
-/// stream.
+/// Tests an enqueued closure whose destructor, which is code of the program, panics: the panic ends
+/// no stream.
 #[test]
 fn a_destructor_that_panics_ends_no_stream() {
     struct Bomb(Arc<AtomicU32>);
@@ -262,8 +262,8 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
     });
 }
 
-/// Tests that events order streams of two heaps, whichever heap closes first, because an event
-/// keeps no memory mapped.
+/// Tests that an event orders streams of two heaps, whichever heap closes first. The event keeps no
+/// memory of a heap mapped.
 #[test]
 fn an_event_of_another_heap_orders_and_keeps_nobody() {
     type End = fn(Arc<SymmetricHeap>);

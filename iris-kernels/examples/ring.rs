@@ -1,4 +1,4 @@
-//! Ring of ranks whose own kernel passes messages on until each rank has added up all of them.
+//! Ring of ranks: this program's kernel passes messages on until each rank has summed all messages.
 //! Exit code 0: sums are right; 1: a sum is wrong or a call failed; 77: no GPU, nothing checked.
 #![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
 use bytemuck::bytes_of;
@@ -9,14 +9,14 @@ const N: usize = THREADS as usize;
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
-// `slots` has three messages (to be sent, received, their sum); a thread has an element of each.
+// Messages in `slots`: to be sent, received, and their sum. Each thread has one element of each.
 IRIS_KERNEL ring(IRIS_ARGS HeapView heap, Slice<float> slots, u32 sent, i32 step) {
     const u32 me = heap.rank, next = (me + 1) % heap.size, before = (me + heap.size - 1) % heap.size;
     const u32 taken = sent + LINE_WORDS, i = port::thread();
     const auto out = heap.at(slots, me), in = out.from(THREADS);
     float sum = out.get(i);
     for (u32 passed = 1; passed < heap.size; ++passed) {
-        // Wait until the next rank has read the previous message. Words count up, without reset.
+        // Wait until the next rank has read the previous message. The words are never reset.
         if (!wait_until(heap, heap.word(me, taken), ReachedBy{}, step++, next)) return;
         put_with_signal(heap, slots.from(THREADS), slots, THREADS, next, heap.word(next, sent), step);
         if (!wait_until(heap, heap.word(me, sent), ReachedBy{}, step, before)) return;

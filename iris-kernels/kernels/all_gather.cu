@@ -11,8 +11,8 @@ IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
     run_deliver<AllGatherPlan, LoadProducer, false>(args, none);
 }
 
-// All-gather with transfers by copy engines, or by workgroups in their place (iris_copies), so that
-// later kernels can read the rows part by part as they arrive.
+// Kernels of the all-gather whose transfers are done by copy engines, or by workgroups in place of
+// copy engines (iris_copies). Later kernels can read the rows part by part as they arrive.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

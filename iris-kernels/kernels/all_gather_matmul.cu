@@ -1,4 +1,4 @@
-// All-gather followed by a matrix product: A is split over the ranks by rows or by columns; each
+// All-gather followed by a matrix product. A is split over the ranks by rows or by columns; each
 // rank multiplies the gathered A by its own B.
 #include "iris/body/gather.h"
 
@@ -31,7 +31,7 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
-    // Workgroups are not renumbered by die here: the first ones fetch, and should be spread over
-    // all dies.
+    // Workgroups are not renumbered by die in this kernel. The first workgroups fetch, and these
+    // should be spread over all dies.
     flow::staged(launch_of(args), args.dedicated_workgroups, staging, body);
 }

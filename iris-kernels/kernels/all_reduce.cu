@@ -42,8 +42,8 @@ IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) {
     run_convert(args);
 }
 
-// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in their
-// place (iris_blocks, iris_results): iris_sums adds the received blocks.
+// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in place of
+// copy engines (iris_blocks, iris_results). iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

@@ -1,6 +1,6 @@
-// All-reduce of messages with an optional residual, followed by an RMSNorm of the rows;
-// iris_one_shot_ll, the LL variant, includes the RMSNorm. These kernels are separate from those of
-// all_reduce.cu, which would otherwise need more registers.
+// All-reduce of messages with an optional residual, followed by an RMSNorm of the rows.
+// iris_one_shot_ll, the LL variant, includes the RMSNorm. These kernels are not part of
+// all_reduce.cu, because the RMSNorm would increase the number of registers of the kernels there.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
@@ -19,8 +19,8 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer, true>(args, none);
 }
 
-// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in their
-// place (iris_blocks, iris_results): iris_sums adds the received blocks.
+// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in place of
+// copy engines (iris_blocks, iris_results). iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

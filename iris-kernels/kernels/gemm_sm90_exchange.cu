@@ -1,21 +1,22 @@
-// GEMM of few rows then all-reduce by the LL protocol: each workgroup multiplies one tile, pushes
-// it to all peers as LL words (data and flag in one word), and adds the same tile of all peers.
+// GEMM of few rows, then all-reduce by the LL protocol. Each workgroup multiplies one tile, pushes
+// the tile to all peers as LL words (data and flag in one word), and adds the same tile of all
+// peers.
 
-// Functions are inlined into the loader: a call would need more registers than the loader has, and
-// the matrix instructions would then be serialised.
+// Functions that are normally not inlined are inlined here. A call would need more registers than
+// the loader has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/ll.h"
 #include "iris/gemm/whole.h"
 
 using namespace iris;
 
-/// Whether the build is for a world of two ranks.
+/// Whether this build is for a world of two ranks.
 #ifndef IRIS_GEMM_PAIR
 #define IRIS_GEMM_PAIR 1
 #endif
 constexpr bool PAIR = IRIS_GEMM_PAIR;
 
-/// Body of flow::exchange_tile: the items of one thread in its workgroup's tile, which lie in every
+/// Body of flow::exchange_tile: one thread's items of its workgroup's tile. The items lie in every
 /// n-th row, always in the same columns.
 class TileBody {
   public:
@@ -48,7 +49,7 @@ class TileBody {
         at = batch;
         load(batch);
         own_is_added = false;
-        // The residual is loaded while the items of the peers are awaited.
+        // The residual is loaded while this thread waits for the peers' items.
         if (args.residual.address != 0 && args.residual.dtype == IRIS_DTYPE) {
             IRIS_UNROLL
             for (u32 k = 0; k < ITEMS; ++k) {
@@ -104,7 +105,7 @@ class TileBody {
         own_is_added = true;
     }
 
-    /// Adds the residual of item `k` to its sum, before the one rounding.
+    /// Adds the residual of item `k` to the item's sum, before the sum is rounded.
     IRIS_DEVICE void add_residual(u32 k) {
         if (args.residual.dtype == IRIS_DTYPE) return add(k, rest[k]);
         const u64 first = u64(at.item(k)) << SHIFT;

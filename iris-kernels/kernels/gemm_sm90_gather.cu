@@ -1,9 +1,9 @@
-// All-gather then GEMM, overlapped: A comes from all ranks while it is multiplied. This rank's own
-// part of A is multiplied first, then the parts of its peers as copy engines deliver them. A is
-// split by rows, or by columns; then each tile begins with this rank's columns.
+// All-gather then GEMM, overlapped: A arrives from all ranks while it is multiplied. This rank's
+// own part of A is multiplied first, then the peers' parts as copy engines deliver them. A is split
+// by rows or by columns. If A is split by columns, each tile begins with this rank's columns.
 
-// Functions are inlined into the loader: a call would need more registers than the loader has, and
-// the matrix instructions would then be serialised.
+// Functions that are normally not inlined are inlined here. A call would need more registers than
+// the loader has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"
@@ -16,10 +16,10 @@ using namespace iris::gemm;
 struct Parts {
     /// Number of rows and of slabs that come from one rank.
     u32 rows, slabs;
-    /// Number of rows and of slabs in a part; the last part may have less.
+    /// Number of rows and of slabs in a part; the last part may have fewer.
     u32 part_rows, part_slabs;
-    /// Signal numbers: of the first part, and the increments from a part to the next one below and
-    /// to the next one on the right.
+    /// Signal numbers: number of the first part (`first`), increment from a part to the part below
+    /// it (`down`), and increment from a part to the part on its right (`right`).
     u32 first, down, right;
     /// 1 if A is split by columns, 0 if by rows.
     u32 columns;
@@ -50,8 +50,8 @@ class Gathering : public Whole {
         IRIS_DEVICE explicit Loader(const Gathering& of)
             : of(of), arrivals(launch_of(of.op)), source(~0u), part(0), there(0) {}
 
-        /// Slabs from `number` on that can be loaded in one run: to the end of one rank's data, or
-        /// of the part that has arrived.
+        /// Slabs from `number` on that can be loaded in one run. The run ends where the data of one
+        /// rank ends, or where the part that has arrived ends.
         IRIS_DEVICE Run run(const Place& place, u32 number) {
             const Parts& parts = of.parts;
             const bool columns = parts.columns == 1;
@@ -66,8 +66,8 @@ class Gathering : public Whole {
         }
 
       private:
-        /// Waits until the part that contains `slab` has arrived, unless it is already known to
-        /// have.
+        /// Waits until the part that contains `slab` has arrived. Does not wait if an earlier wait
+        /// has shown this already.
         IRIS_DEVICE void gate(u32 from, u32 down, u32 slab) {
             if (from != source || down != part) {
                 source = from;
@@ -79,15 +79,16 @@ class Gathering : public Whole {
             const u32 right = slab / parts.part_slabs;
             port::take_turn();
             arrivals.wait_part(source, parts.first + down * parts.down + right * parts.right);
-            // This thread's asynchronous copies read what the copy engine has written.
+            // Orders this thread's asynchronous copies, which read what the copy engine has
+            // written, after the wait.
             follow_with_copies();
             there = (right + 1) * parts.part_slabs;
         }
 
         const Gathering& of;
         flow::Arrivals arrivals;
-        /// Source rank of the last wait, its row part, and the number of its slabs that have
-        /// arrived.
+        /// Source rank of the last wait, row part of the last wait, and number of slabs of that
+        /// source that have arrived.
         u32 source, part, there;
     };
 

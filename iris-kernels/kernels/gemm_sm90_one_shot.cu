@@ -1,16 +1,16 @@
-// GEMM of few rows then one-shot all-reduce: each workgroup multiplies one tile, pushes it to all
-// peers, raises its signal there, and adds the same tile of all peers.
+// GEMM of few rows, then one-shot all-reduce. Each workgroup multiplies one tile, pushes the tile
+// to all peers, raises its signal there, and adds the same tile of all peers.
 
-// Functions are inlined into the loader: a call would need more registers than the loader has, and
-// the matrix instructions would then be serialised.
+// Functions that are normally not inlined are inlined here. A call would need more registers than
+// the loader has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/reduce.h"
 #include "iris/gemm/whole.h"
 
 using namespace iris;
 
-/// Producer of partials for ReduceBody: the partial is the tile that stays in shared memory,
-/// rounded to the transfer type.
+/// Producer of partials for ReduceBody. The partial is the tile that the GEMM left in shared
+/// memory, rounded to the transfer type.
 class TileProducer {
   public:
     struct Shared {
@@ -56,7 +56,7 @@ IRIS_GEMM_KERNEL iris_gemm_one_shot(IRIS_ARGS gemm::TensorMap a, IRIS_ARGS gemm:
     core.begin();
     TileProducer::Shared shared{core, false};
     run_one_shot<TileProducer, true>(op, shared);
-    // Also in a call that was given up: asynchronous copies to shared memory must complete before
-    // the workgroup leaves.
+    // This wait is needed even if the call was given up: asynchronous copies to shared memory must
+    // complete before the workgroup ends.
     shared.end();
 }

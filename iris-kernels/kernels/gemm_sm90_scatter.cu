@@ -1,11 +1,11 @@
-// GEMM whose rows of C are owned by ranks, overlapped with the exchange: either a sum over all
-// ranks, which each owner adds up for its rows, or a C whose rows are multiplied by their owners.
-// Tiles that other ranks own are stored at their owners as they are finished, and signalled; tiles
-// that peers have stored here are added, and then a residual; results go to all ranks if the op
-// wants that.
+// GEMM whose rows of C are owned by ranks, overlapped with the exchange of tiles. Either each owner
+// adds up the partials of all ranks for its rows, or each rank multiplies only the rows of C that
+// it owns. A finished tile that another rank owns is stored at its owner, and its signal is raised
+// there. Tiles that peers have stored at this rank are added, and then a residual. If the op
+// requires it, results go to all ranks.
 
-// Functions are inlined into the loader: a call would need more registers than the loader has, and
-// the matrix instructions would then be serialised.
+// Functions that are normally not inlined are inlined here. A call would need more registers than
+// the loader has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"
@@ -13,13 +13,13 @@
 using namespace iris;
 using namespace iris::gemm;
 
-/// Largest number of peers at which a launch stores.
+/// Largest number of peers to which a launch stores.
 #ifndef IRIS_GEMM_PEERS
 #define IRIS_GEMM_PEERS 7
 #endif
 constexpr u32 PEERS = IRIS_GEMM_PEERS;
 
-/// Target of stores at each peer, in the order of Channel::peer.
+/// Target of the stores to each peer, in the order of Channel::peer.
 struct Peers {
     TensorMap map[PEERS];
 };
@@ -27,12 +27,12 @@ struct Peers {
 /// Division of C into the blocks of ranks; same layout as iris_kernels::gemm::scattering::Blocks on
 /// the host.
 struct Blocks {
-    /// Number of rows that the first rank owns, the most of any rank, in units of a cluster's tile
-    /// rows; and number of tiles per round, as in Rounds.
+    /// Number of rows that the first rank owns, in units of a cluster's tile rows; no rank owns
+    /// more. And number of tiles per round, as in Rounds.
     u32 rows, span;
-    /// Signal numbers: of the first partial and of the first result, and the number of signals per
-    /// GROUP_ROWS rows. Each consumer's rows of each tile have one signal, in row-major order
-    /// within a rank's block.
+    /// Signal numbers: number of the first partial (`first`), number of the first result
+    /// (`results`), and number of signals per GROUP_ROWS rows (`across`). Each consumer's rows of
+    /// each tile have one signal, in row-major order within a rank's block.
     u32 first, results, across;
     /// 1 if A has the rows of all ranks, so that partials are added; 0 if A has only this rank's
     /// rows.
@@ -63,8 +63,8 @@ class Scattering : public Whole {
 
     IRIS_DEVICE u32 tiles() const { return owned() * turns(); }
 
-    /// Position of `tile` with rows counted as if all ranks owned equally many; run() converts them
-    /// to rows of A.
+    /// Position of `tile`, with rows counted as if all ranks owned the same number of rows. run()
+    /// converts these row numbers to rows of A.
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
         const Rounds::Turn turn = Rounds{owned(), blocks.span, turns()}.at(tile);
         const Place unit = this->unit(turn.tile);
@@ -97,7 +97,8 @@ class Scattering : public Whole {
                 const u32 at = row + group * GROUP_ROWS;
                 if (at < len) arrivals.wait_part(source, of.blocks.first + of.signal(at, place.col));
             }
-            // This thread's asynchronous copies read what the owner of the signal has stored.
+            // Orders this thread's asynchronous copies, which read what the sender of the signal
+            // has stored, after the wait.
             follow_with_copies();
             return Addend{of.map_inbox, source * len + row, place.col};
         }
@@ -155,14 +156,14 @@ class Scattering : public Whole {
         u32 directs;
     };
 
-    /// Adds the bias, once per element: at the rank that owns the row.
+    /// Adds the bias, once per element, at the rank that owns the element's row.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
         if (args.bias != 0 && is_own(place)) Whole::finish(place, group, sums);
     }
 
   private:
-    /// Number of rows in one rank's block of tiles, and, below, the rows and the number of tiles
-    /// that a rank owns.
+    /// Number of rows in one rank's block of tiles. The functions below return the rows that a rank
+    /// owns, and the number of tiles that a rank owns.
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
     IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }

@@ -11,8 +11,8 @@ IRIS_KERNEL iris_reduce_scatter(IRIS_ARGS OpArgs args) {
     run_reduce_scatter<LoadProducer>(args, none);
 }
 
-// Kernels of the reduce-scatter whose transfers are done by copy engines, or by workgroups in their
-// place (iris_blocks): iris_sums adds the received blocks.
+// Kernels of the reduce-scatter whose transfers are done by copy engines, or by workgroups in place
+// of copy engines (iris_blocks). iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

@@ -14,8 +14,8 @@ use crate::rtc::{self, Compiler, Vendor};
 use crate::source::{self, SourceKind};
 use crate::{gemm, parallel};
 
-/// All builds that operators may use on an architecture (`sm_90a`, `gfx942`). Not included: builds
-/// with tracing, with counters, or with delays for stress tests.
+/// All builds that operators may use on an architecture (`sm_90a`, `gfx942`), except builds with
+/// tracing, with counters, or with delays for stress tests.
 pub fn builds(arch: &str) -> Vec<Build> {
     let mut builds = gemm::builds(arch);
     for &source in source::KERNELS {
@@ -31,9 +31,9 @@ pub fn builds(arch: &str) -> Vec<Build> {
     builds
 }
 
-/// Compiles every build for `arches` (`sm_90a`, `gfx942`; both vendors' may be mixed) into
-/// `folder`, on all cores; [`crate::cache`] describes how a program finds the folder. Calls `done`
-/// after each build, from one thread at a time. Returns the number of builds.
+/// Compiles every build for the architectures `arches` (`sm_90a`, `gfx942`; both vendors' may be
+/// mixed) into `folder`, on all cores. [`crate::cache`] describes how a program finds the folder.
+/// Calls `done` after each build, from one thread at a time. Returns the number of builds.
 ///
 /// # Errors
 /// Errors of [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that other users may access.
@@ -48,8 +48,8 @@ pub fn precompile<'a>(
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
-    // The longest compilations come first, so that at the end no core is busy while the others have
-    // nothing left to do.
+    // The longest compilations come first. Otherwise a long one could start last and keep one core
+    // busy while the other cores have nothing left to do.
     let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
     jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);

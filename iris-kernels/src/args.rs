@@ -36,8 +36,8 @@ impl Matrix {
         element_bytes(self.dtype) as u64
     }
 
-    /// Address range from the first element to the last, including the gaps between rows (or
-    /// columns); empty if there is no matrix.
+    /// Address range from the first element to the last, including the gaps between rows or
+    /// columns; empty if there is no matrix.
     fn bytes(&self) -> Range<u64> {
         let (lines, len) = match self.transposed {
             1 => (self.cols, self.rows),
@@ -75,24 +75,25 @@ pub mod epilogue {
 /// Values of [`OpArgs::producer`]: source of a rank's partial tiles, that is, of its contributions
 /// to a sum over ranks.
 pub mod producer {
-    /// Partial tiles are tiles of the product of A and B.
+    /// Partial tiles are tiles of the matrix product of A and B.
     pub const GEMM: u32 = 0;
-    /// Partial tiles are tiles of A, which holds the message.
+    /// Partial tiles are tiles of A, because A is the message.
     pub const LOAD: u32 = 1;
 }
 
 /// Arguments of every operator kernel.
 ///
-/// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The regions
-/// that the offsets point to:
+/// Offsets are bytes from the start of a rank's data segment, equal on all ranks. The offsets point
+/// to these regions:
 ///
-/// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. A tile's index is
-///   `tile / size` in two_shot and the accumulating variants, its number in its owner's part in a
-///   reduce-scatter, else its number among the tiles that go to the same rank. Within a slot, a
-///   tile is row-major with stride `tile_n`, whatever its real size.
+/// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. The index of a tile
+///   is `tile / size` in two_shot and the accumulating variants, the number of the tile in its
+///   owner's part in a reduce-scatter, and otherwise the number of the tile among the tiles that go
+///   to the same rank. Within a slot, a tile is row-major with stride `tile_n`, even if it is
+///   smaller.
 /// - result inbox: `[parity][tile][result_slot]`.
-/// - workspace of accumulating variants: f32, `[parity][max_tiles][tile_m * tile_n]`, tile index as
-///   in the inbox.
+/// - workspace of accumulating variants: f32, `[parity][max_tiles][tile_m * tile_n]`, with the tile
+///   index of the inbox.
 /// - gathered A of the `baseline` variant: in the inbox, `[parity][m][k]`.
 /// - staging buffer: `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -102,7 +103,7 @@ pub struct OpArgs {
     pub heap: HeapView,
     /// Layout of the op's synchronisation words.
     pub channel: Channel,
-    /// Record of the call's parameters, which peers compare with theirs.
+    /// Record of the call's parameters, which peers compare with their own records.
     pub record: Record,
     /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,
@@ -143,7 +144,7 @@ pub struct OpArgs {
     pub m: u32,
     /// Number of columns of this rank's product or message.
     pub n: u32,
-    /// Inner dimension K of the product: of this rank's factors, or of the gathered A.
+    /// Inner dimension K of the product: of this rank's own A and B, or of the gathered A.
     pub k: u32,
     /// Number of rows of a tile.
     pub tile_m: u32,
@@ -152,11 +153,11 @@ pub struct OpArgs {
     /// Number of columns of A in one unit of a staged gather (a unit is the piece of A that is
     /// copied and signalled as a whole).
     pub k_group: u32,
-    /// Number of tile slots in the inbox per parity and source; the largest that any plan of the op
-    /// needs.
+    /// Number of tile slots in the inbox per parity and source: the largest number that any plan of
+    /// the op needs.
     pub max_tiles: u32,
-    /// Number of tile slots in the result inbox per parity; the largest that any plan of the op
-    /// needs.
+    /// Number of tile slots in the result inbox per parity: the largest number that any plan of the
+    /// op needs.
     pub max_results: u32,
     /// Type in which partial tiles are transferred, by its [`dtype_code`].
     pub wire: u32,
@@ -166,9 +167,9 @@ pub struct OpArgs {
     pub producer: u32,
     /// Root rank of a broadcast.
     pub root: u32,
-    /// Number of workgroups with a dedicated task: fetching in a staged gather; sending in a
-    /// reduction at owners, an all-gather or an all-to-all. 0 means that every workgroup sends, and
-    /// also receives or reduces.
+    /// Number of workgroups with a dedicated task. The task is to fetch in a staged gather, and to
+    /// send in a reduction at owners, an all-gather or an all-to-all. 0 means that every workgroup
+    /// does both that task and the rest of the work.
     pub dedicated_workgroups: u32,
     /// Dimension in which A is split across ranks: 0 for rows, 1 for columns.
     pub shard: u32,
@@ -184,8 +185,8 @@ pub struct OpArgs {
 }
 
 impl OpArgs {
-    /// Address ranges of the call's matrices in this rank's memory. Peers access them only while
-    /// this rank is in the call.
+    /// Address ranges of the call's matrices in this rank's memory. Peers access these ranges only
+    /// while this rank is in the call.
     pub(crate) fn operands(&self) -> [Span; 7] {
         let OpArgs { a, b, c, bias, residual, weight, normed, .. } = self;
         let read = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: false };
@@ -203,23 +204,23 @@ pub mod arrival {
     pub const PARTS: u32 = 1;
     /// Signal words of the root, which sends all tiles of a broadcast.
     pub const ROOT: u32 = 2;
-    /// Tiles come from the root or through another rank that relays them; `Relays` of iris-sync
-    /// assigns the relay of each tile.
+    /// Signal words of the root, or of the rank that relays the tile, in a broadcast with relays;
+    /// `Relays` of iris-sync assigns the relay of each tile.
     pub const RELAYS: u32 = 3;
 }
 
-/// View of one call of an op for a user's kernel that runs at the same time as the op and waits for
-/// tiles of C; `Tiles` of `iris/tiles.h` reads it. Its channel takes the call number from copies of
-/// the op's words, because the op itself advances its words when the call ends.
+/// View of one call of an op, for a user's kernel that runs at the same time as the op and waits
+/// for tiles of C; `Tiles` of `iris/tiles.h` reads it. The view reads the call number from copies
+/// of the op's words, because the op advances the words themselves when the call ends.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TileView {
     /// Addresses of the heap's memory as this rank has mapped it.
     pub heap: HeapView,
-    /// Layout of the op's synchronisation words; `call` and `sequence` refer to copies of the op's
-    /// words, which do not change when the op ends the call.
+    /// Layout of the op's synchronisation words. `call` and `sequence` refer to copies of the op's
+    /// words; the copies do not change when the op ends the call.
     pub channel: Channel,
-    /// This rank's record of the call's parameters, which peers compare with theirs.
+    /// This rank's record of the call's parameters, which peers compare with their own records.
     pub record: Record,
     /// Number of rows of C.
     pub rows: u32,
@@ -237,7 +238,7 @@ pub struct TileView {
     pub groups: u32,
 }
 
-/// Indices of the counters that a rank keeps for an op, in its array of counters.
+/// Indices of counters in the array of counters that a rank keeps for an op.
 pub mod counter {
     /// Index of the counter of bytes written to peers.
     pub const PUSHED: usize = 0;

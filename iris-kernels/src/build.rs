@@ -13,43 +13,43 @@ use crate::{Kernel, Target, cpu};
 /// Faults that a stress test compiles into device kernels; the default injects none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultInjection {
-    /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY` is
-    /// longer, it applies instead.
+    /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY`
+    /// specifies a longer delay, the longer one is used.
     pub delay_ns: u32,
     /// Access of the protocols whose waits are removed from the kernels, so that results become
-    /// wrong, which a stress test must then find. If the access is [`Access::EntryLoad`], the
-    /// comparison of entry records is removed too: the records would belong to other calls, and
-    /// every run would end in a mismatch fault.
+    /// wrong and a stress test must find the error. If the access is [`Access::EntryLoad`], the
+    /// comparison of entry records is removed too, because the records would belong to other calls
+    /// and every run would end in a mismatch fault.
     pub without: Option<Access>,
-    /// Point at which workgroups are delayed, with the delay in nanoseconds. If the wait that
-    /// protects this point is left out, the delay makes the result wrong reliably.
+    /// Location in the kernels at which workgroups are delayed, with the delay in nanoseconds. If
+    /// the wait that protects this location is removed, the delay makes the result wrong reliably.
     pub hold: Option<(Hold, u32)>,
-    /// Whether calls use copy engines and fused whole-matrix GEMMs as without injection, even if
-    /// ranks share a device; the value says which kernels leave out the wait. If `None`, message
-    /// kernels do the work of these instead; message kernels can be delayed, and can leave out
-    /// waits, at more points.
+    /// Kernels from which the wait is removed, for tests of copy engines and fused whole-matrix
+    /// GEMMs. Calls then use copy engines and these GEMMs as they do without injection, even if
+    /// ranks share a device. If `None`, message kernels replace both, because these can be delayed,
+    /// and can leave out waits, at more locations.
     pub whole: Option<OmittedWait>,
 }
 
-/// Kernels from which the wait is removed, in a call with a fused whole-matrix GEMM; all other
-/// kernels keep their waits.
+/// Kernels from which the wait is removed in a call with a fused whole-matrix GEMM. All other
+/// kernels of the call keep their waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OmittedWait {
     /// The whole-matrix GEMM leaves out the wait; the kernels around it keep their waits.
     Products,
-    /// All kernels of the call except the GEMM leave out the wait: those that open and close the
-    /// call, and the gates, which wait before a step that reads received data.
+    /// All kernels of the call except the GEMM leave out the wait. These kernels are the first and
+    /// the last launch of the call, and the gates that wait before a step that reads received data.
     Others,
 }
 
-/// Point at which workgroups can be delayed; `Hold` in memory.h has the same values. Only rank 0 is
-/// delayed, so that the other ranks continue meanwhile; at `Adding` all ranks are delayed.
+/// Location in the kernels at which workgroups can be delayed; `Hold` in memory.h has the same
+/// values. Only rank 0 is delayed, so that the other ranks continue meanwhile. At `Adding` all
+/// ranks are delayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
     /// Delay before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// Delay after the rank has entered a call, before it sends data, reads it or fetches it from
-    /// peers.
+    /// Delay after the rank has entered a call, before it sends, reads or fetches data.
     Entered,
     /// Delay after the signals of a tile have been seen, before the tile is read.
     Received,
@@ -74,8 +74,8 @@ impl FaultInjection {
         self.with(options, self.whole == Some(OmittedWait::Products))
     }
 
-    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs do without
-    /// injected faults.
+    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs would do if no
+    /// faults were injected.
     pub fn is_by_messages(self) -> bool {
         self != Self::default() && self.whole.is_none()
     }
@@ -139,8 +139,8 @@ impl Build {
         let threads =
             if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
-        // The kernels of this source ask for two workgroups per multiprocessor: one reads while the
-        // other reduces.
+        // The kernels of this source are built for two workgroups per multiprocessor, so that one
+        // reads while the other reduces.
         let options = match source.kind {
             SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,
@@ -160,8 +160,8 @@ impl Build {
         }
     }
 
-    /// Adds the options for injected faults and for tracing and counting; builds with any of these
-    /// are not compiled ahead of time.
+    /// Adds the options for injected faults, and for tracing and counting. Builds with any of these
+    /// options are not compiled ahead of time.
     fn with(self, op: &OpBuild) -> Self {
         let options = op.injected.options(self.options);
         let options = if op.observed { options.define("IRIS_OBSERVED", 1) } else { options };
@@ -170,7 +170,7 @@ impl Build {
 }
 
 impl OpBuild {
-    /// Returns the build for an architecture (`sm_90a`) that contains `kernel`; other kernels of
+    /// Returns the build that contains `kernel` for an architecture (`sm_90a`); other kernels of
     /// the op may be in other builds.
     ///
     /// # Errors
@@ -202,8 +202,8 @@ impl OpBuild {
 /// Compiles a build to machine code for a target, or takes the code from a cache.
 ///
 /// # Errors
-/// Errors of [`rtc::compile`]; [`Error::NotCarried`] if there is no compiler and the folder of
-/// kernels shipped with the program lacks the build.
+/// Errors of [`rtc::compile`]. [`Error::NotCarried`] if there is no compiler and the folder of
+/// kernels that is shipped with the program does not contain the build.
 pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
     let Build { source, options, .. } = build;
     let compiled = rtc::compile(target.vendor, (*source).into(), options, &target.arch);
@@ -249,7 +249,7 @@ pub(crate) mod tests {
         let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        // `SignalLoad` has index 4 in the table of accesses.
+        // `Access::SignalLoad` has index 4 in the table of accesses.
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
@@ -305,8 +305,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Tests the kernels that the executor adds to those that the operator's programs name; other
-    /// tests check the latter.
+    /// Tests the kernels that the executor adds for copy engines. Other tests check the kernels
+    /// that the operators' programs name.
     #[test]
     fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

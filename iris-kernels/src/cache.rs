@@ -2,7 +2,7 @@
 //! its user only.
 //!
 //! An entry is written under a temporary name and then renamed, so that concurrent processes see it
-//! complete or not at all. An entry that does not match its checksum counts as absent and is
+//! complete or not at all. An entry that does not match its checksum is treated as absent and is
 //! written anew.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -65,15 +65,15 @@ impl Cache {
     /// Opens a cache folder; creates it with mode 0700 if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Cache`] if it cannot be created, is a symbolic link or not a folder, belongs to
-    /// another user, or is accessible to other users.
+    /// [`Error::Cache`] if the folder cannot be created, is a symbolic link or not a folder,
+    /// belongs to another user, or is accessible to other users.
     pub fn open(folder: &Path) -> Result<Self> {
         let wrong = |why: String| Error::Cache { path: folder.into(), why };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
             wrong(format!("cannot be created: {error}; expected a folder that this user can write"))
         })?;
-        // The path itself is checked, without following links: the owner of the parent folder could
-        // redirect a link later.
+        // The path itself is checked, without following links, because the owner of the parent
+        // folder could redirect a link later.
         let metadata = fs::symlink_metadata(folder)
             .map_err(|error| wrong(format!("{error}; expected a folder of this user")))?;
         if !metadata.is_dir() {
@@ -90,7 +90,7 @@ impl Cache {
         Ok(Self { folder: folder.into() })
     }
 
-    /// Machine code that is stored under `key`; `None` if there is none or its file is damaged.
+    /// Machine code stored under `key`; `None` if no code is stored or the file is damaged.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
@@ -106,10 +106,10 @@ impl Cache {
         Some(bytes.split_off(HEADER))
     }
 
-    /// Stores the code of an entry, replacing an earlier one.
+    /// Stores the code of an entry; replaces an earlier one.
     ///
     /// # Errors
-    /// [`Error::Cache`] if it cannot be written.
+    /// [`Error::Cache`] if the entry cannot be written.
     pub fn put(&self, key: &Key, code: &[u8]) -> Result<()> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -135,22 +135,23 @@ impl Cache {
     }
 }
 
-/// Folder of kernels shipped with the program, which may not exist: `kernels` in the folder of the
-/// executable. It is trusted like the executable. `None` if the system does not report the
+/// Folder of kernels shipped with the program: `kernels` in the folder of the executable; it may
+/// not exist. The folder is trusted like the executable. `None` if the system does not report the
 /// executable's path.
 pub fn carried_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.with_file_name("kernels"))
 }
 
-/// Cache of the kernels that are shipped with the program, in [`carried_folder`]; `None` if there
-/// is no such folder.
+/// Cache of the kernels that are shipped with the program, in [`carried_folder`]; `None` if this
+/// folder does not exist.
 pub(crate) fn carried() -> Option<Cache> {
     let folder = carried_folder()?;
     folder.is_dir().then_some(Cache { folder })
 }
 
 fn write_new(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
-    // A file with this name can only be left from a killed process that had this process's id.
+    // A file with this name can only be left over from a killed process that had the same process
+    // id.
     let _ = fs::remove_file(path);
     let bytes = parts.iter().map(|part| part.len() as u64).sum();
     check_file_size("the entry", bytes).map_err(std::io::Error::other)?;

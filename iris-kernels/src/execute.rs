@@ -1,13 +1,13 @@
 //! Executor: enqueues the steps of a program for one call.
 //!
 //! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device.
-//! [`Executor::run`] selects the first alternative whose conditions the call meets, visits its
-//! steps in order (`call.rs`), derives the arguments of each step from the call's operands
-//! (`places.rs`) and enqueues the step. If a step cannot be done in this call, the alternative
-//! steps that the program has for it replace it.
+//! [`Executor::run`] selects the first alternative whose conditions the call meets, visits the
+//! steps of this alternative in order (`call.rs`), derives the arguments of each step from the
+//! call's operands (`places.rs`) and enqueues the step. If a step cannot be done in this call, the
+//! steps that the program names as its replacement are enqueued instead.
 //!
-//! A call is committed by its first step that a peer can see: if a later step fails, the call can
-//! never end, and the heap is poisoned on all ranks. Before that point a failed call may be
+//! The first step that a peer can see commits a call. If a later step fails, the call can never
+//! end, and the heap is poisoned on all ranks. If a step fails before that point, the call may be
 //! retried. In a capture nothing is visible before the graph is launched, so the capture is
 //! invalidated instead.
 
@@ -41,15 +41,15 @@ pub(crate) use kernels::{fits, share};
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
-    /// Alternatives of the program that calls on this device can take, most preferred first.
+    /// Alternatives of the program that calls on this device can use, most preferred first.
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
     /// Transfers of rows between ranks that the program's steps carry out.
     transfers: Vec<Transfer>,
-    /// Whether workgroups must do the transfers instead of copy engines, because transferred bytes
-    /// are counted, delays are injected, or ranks share the device.
+    /// Whether workgroups must do the transfers instead of copy engines. They must if transferred
+    /// bytes are counted, delays are injected, or ranks share the device.
     by_workgroups: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct Failure {
 /// Action that is required after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recovery {
-    /// Nothing, or another attempt at the call: no peer can see any part of it.
+    /// Retry the call or leave it: no peer can see any part of the call.
     Retry,
     /// Close the heap: peers may wait in the call, so the heap can no longer be used on any rank.
     Close,
@@ -89,16 +89,16 @@ impl fmt::Display for Recovery {
 
 impl Executor {
     /// Prepares to run a program on the heap's device. On a GPU the kernels are loaded, and
-    /// compiled if they are not cached; loading may wait for the device, so call it where all ranks
-    /// make the operator. `op` describes the builds of message kernels. `whole` describes the
-    /// library GEMM of a program with GEMMs; calls of such a program need a workspace of
-    /// [`GemmRequest::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
-    /// bytes are counted; if so, workgroups do the transfers.
+    /// compiled if they are not cached. Loading may wait for the device, so call this function
+    /// where all ranks make the operator. `op` describes the builds of message kernels. `whole`
+    /// describes the library GEMM of a program with GEMMs; calls of such a program need a workspace
+    /// of [`GemmRequest::library_bytes`] plus the program's [`Areas`]. If `counted`, transferred
+    /// bytes are counted, so workgroups do the transfers.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
     /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
-    /// share the device that not even one workgroup of each is co-resident.
+    /// share the device that not even one workgroup of each rank is co-resident.
     pub fn new(
         heap: &SymmetricHeap,
         op: &OpBuild,
@@ -134,8 +134,8 @@ impl Executor {
         self.gemms.as_ref()?.library()
     }
 
-    /// Makes an executor without whole-matrix GEMMs (neither the vendor's nor the built-in ones), for
-    /// worlds in which not all ranks have them.
+    /// Copies this executor without its whole-matrix GEMMs (neither the vendor's nor the built-in
+    /// ones), for worlds in which not all ranks have them.
     #[must_use]
     pub fn without_library(&self) -> Self {
         let gemms = self.gemms.as_ref().map(Gemms::without_library);
@@ -156,7 +156,7 @@ impl Executor {
         self.kernels.resident()
     }
 
-    /// Enqueues one call on `stream`; `groups` is the size of launches of kernels that process
+    /// Enqueues one call on `stream`. `groups` is the size of the launches of kernels that process
     /// tiles. `args.record.direct` is cleared if peers must not store into C.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl Executor {
     ///
     /// # Safety
     /// Every address in `args` is live until the stream has finished the call, and every replay of
-    /// a graph that captured it. Addresses in the heap are live until the heap is closed.
+    /// a graph that captured the call. Addresses in the heap are live until the heap is closed.
     pub unsafe fn run(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -180,16 +180,16 @@ impl Executor {
         let Err(failed) = self.steps(call, &mut progress) else { return Ok(()) };
         let (step, cause) = *failed;
         if progress.forked {
-            // The call will never end, but the streams of its copies must be joined, so that a
-            // graph that captures them can be completed.
+            // The call will never end. The streams of its copies must still be joined, so that a
+            // graph that captures the copies can be completed.
             warn(heap.gpu().and_then(|gpu| gpu.join_copies(stream)));
         }
         let captured = issuing.discard_capture(stream);
         let recovery = match captured {
             Ok(true) => Recovery::Discard,
             Ok(false) if !progress.visible => Recovery::Retry,
-            // It is not known whether the call is captured, so a peer may be waiting and the heap
-            // is poisoned.
+            // The executor cannot tell whether the call is captured. A peer may already wait in the
+            // call, so the heap is poisoned.
             Ok(false) | Err(_) => {
                 warn(heap.poison(abort::INCOMPLETE));
                 Recovery::Close
@@ -212,8 +212,8 @@ impl Executor {
         self.program.walk(of, (parts, &peers), &mut visit)
     }
 
-    /// First step of the last alternative; errors name it if the alternative of a call cannot be
-    /// determined.
+    /// First step of the last alternative. An error names this step if the alternative of a call
+    /// cannot be determined.
     fn first_step(&self) -> Work {
         let mut first = None;
         if let Some(of) = self.alternatives.last() {
@@ -223,7 +223,7 @@ impl Executor {
     }
 }
 
-/// Alternatives of `program` whose conditions calls can meet with the GEMMs `gemms`.
+/// Alternatives of `program` whose conditions calls can meet if the GEMMs `gemms` are available.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     let takes = |of: &&Alternative| program.takes(of) && of.when.iter().all(may);

@@ -1,14 +1,14 @@
 //! Compile-time parameters of all GEMMs: tile sizes, threads, shared memory, element types, bytes
 //! of K per slab, and pipeline stages.
 //!
-//! **Problem.** Host code needs these numbers to launch a kernel, device code to compile it. A new
-//! element size or device changes many of them at once.
+//! **Problem.** Host code needs these numbers to launch a kernel, and device code needs them to be
+//! compiled. A new element size or device changes many of them at once.
 //!
 //! **Solution.** The host defines the numbers and passes them to the headers as macros; the headers
-//! assert those that they can derive. [`TileConfig`] is for the GEMM by tiles, with any of the
-//! [`Core`]s; [`CoreConfig`] is for the whole-matrix GEMM. A slab is the part of A and B along K
-//! that is loaded at a time. Its depth is given in bytes, because shared-memory lines and copies
-//! have a fixed number of bytes; the depth in elements follows from the type.
+//! assert the numbers that they can derive. [`TileConfig`] is for the GEMM by tiles, with any
+//! instruction set in [`Core`]; [`CoreConfig`] is for the whole-matrix GEMM. A slab is the part of
+//! A and B along K that is loaded at a time. Its depth is given in bytes, because shared-memory
+//! lines and copies have a fixed number of bytes; the depth in elements follows from the type.
 //!
 //! **Limits.** A and B have the same type.
 
@@ -20,8 +20,8 @@ use crate::rtc::Options;
 pub const THREADS: u32 = 256;
 
 /// Number of threads per workgroup of message kernels, which only exchange data between ranks. Few
-/// large workgroups suffice to fill a link, since each has many bytes in flight; they are large
-/// because each workgroup releases a signal of its own, and a release waits until all stores of the
+/// workgroups suffice to fill a link if each of them is large and has many bytes in flight. More
+/// workgroups would send more signals, and each signal's release waits until all stores of its
 /// workgroup are done.
 pub const MESSAGE_THREADS: u32 = 512;
 
@@ -41,14 +41,15 @@ impl TileSize {
     pub const ALL: [TileSize; 3] =
         [TileSize { m: 128, n: 128 }, TileSize { m: 64, n: 64 }, TileSize { m: 32, n: 32 }];
 
-    /// Smallest size into which a tile fits; `None` if the tile is too large.
+    /// Smallest size of a build into which a tile fits; `None` if the tile is too large for every
+    /// build.
     pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileSize> {
         Self::ALL.into_iter().rev().find(|size| tile_m <= size.m && tile_n <= size.n)
     }
 }
 
-/// Instruction set of a tile GEMM. Each variant has a header in `kernels/iris/gemm/`; the header
-/// `product.h` there selects one by the same conditions as [`Core::of`].
+/// Instruction set of a tile GEMM. Each variant has a header in `kernels/iris/gemm/`; `product.h`
+/// in that folder selects one of the headers by the same conditions as [`Core::of`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Core {
     /// Instruction wgmma, for f16 and bf16 in tiles of 128 x 128.
@@ -101,9 +102,9 @@ pub struct TileConfig {
     pub slab_bytes: u32,
     /// Number of slabs that shared memory holds at a time.
     pub stages: u32,
-    /// Number of dies of the device, each with its own cache, to which workgroups are assigned
-    /// round-robin: see [`crate::schedule::die_swizzle`]. A wrong number makes the GEMM slower, but
-    /// not wrong.
+    /// Number of dies of the device, each with its own L2 cache. The device distributes workgroups
+    /// over the dies round-robin; see [`crate::schedule::die_swizzle`]. A wrong number makes the
+    /// GEMM slower, but its results stay right.
     pub dies: u32,
 }
 
@@ -116,15 +117,15 @@ impl TileConfig {
         let core = Core::of(arch, dtype, size);
         let smallest = size.m <= 32;
         let (slab_bytes, stages) = match core {
-            // A slab row of 128 bytes matches the 128-byte swizzle of shared memory; with three
-            // stages two workgroups fit on a multiprocessor.
+            // A slab row of 128 bytes matches the 128-byte swizzle of shared memory. With three
+            // stages, two workgroups fit on a multiprocessor.
             Core::Sm90 => (128, 3),
-            // With few rows, loading B takes most of the time, so there are as many stages as fit
-            // into shared memory if two workgroups share a multiprocessor.
+            // If the tile has few rows, loads of B take most of the time. So there are as many
+            // stages as fit into shared memory with two workgroups on a multiprocessor.
             Core::Sm90Flipped => (128, 7),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
-            // For tiles of 128 rows, 32 bytes in two stages let three workgroups fit on a compute
-            // unit; for smaller tiles, 64 bytes are what MFMA blocks of 16 x 16 consume at a time.
+            // For tiles of 128 rows, two stages of 32 bytes let three workgroups fit on a compute
+            // unit. For smaller tiles, MFMA blocks of 16 x 16 consume 64 bytes at a time.
             Core::Cdna3 => (if size.m == 128 { 32 } else { 64 }, 2),
             Core::Fma => (element_bytes(dtype) * if smallest { 16 } else { 32 }, 1),
         };
@@ -135,17 +136,17 @@ impl TileConfig {
         TileConfig { size, dtype, core, slab_bytes, stages, dies }
     }
 
-    /// Number of columns of A, and of rows of B, that a slab holds.
+    /// Number of columns of A, and of rows of B, in a slab.
     pub fn depth(&self) -> u32 {
         self.slab_bytes / element_bytes(self.dtype)
     }
 
     /// Bytes of dynamic shared memory per workgroup; 0 if the kernel declares its shared memory
-    /// statically. `product.h` asserts the number.
+    /// statically. `product.h` asserts this number.
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
-            // Shared memory holds the slabs of A and B for all stages, and 1024 bytes to align
-            // them.
+            // Shared memory contains the slabs of A and B for all stages. 1024 bytes are added to
+            // align them.
             Core::Sm90 | Core::Sm90Flipped => {
                 self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
             }
@@ -163,8 +164,8 @@ impl TileConfig {
             .define("IRIS_STAGES", self.stages)
             .define("IRIS_SHARED_BYTES", self.shared_bytes())
             .define("IRIS_DIES", self.dies)
-            // Build the kernel so that two workgroups fit on a multiprocessor: one multiplies while
-            // the other one waits.
+            // The kernel is built for two workgroups per multiprocessor: one multiplies while the
+            // other waits.
             .define("IRIS_TOGETHER", 2)
     }
 }
@@ -174,7 +175,7 @@ impl TileConfig {
 pub struct CoreConfig {
     /// Number of columns of a tile.
     pub width: u32,
-    /// Number of consumer warpgroups, each for 64 rows of a tile.
+    /// Number of consumer warpgroups; each multiplies 64 rows of a tile.
     pub groups: u32,
     /// Number of workgroups per cluster.
     pub cluster: u32,
@@ -182,14 +183,13 @@ pub struct CoreConfig {
     pub stages: u32,
     /// Whether the kernel stores a tile while it multiplies the next tile (deferred store).
     pub hold: bool,
-    /// Whether the kernel computes tiles of the transpose of C, not of C.
+    /// Whether the kernel computes tiles of the transpose of C instead of tiles of C.
     pub flipped: bool,
-    /// Whether K is the strided dimension of the tiles' left factor, instead of the contiguous one.
+    /// Whether K is the strided dimension of the left factor of a tile; otherwise K is contiguous.
     pub a_across: bool,
-    /// Whether K is the strided dimension of the tiles' right factor, instead of the contiguous
-    /// one.
+    /// Whether K is the strided dimension of the right factor of a tile; otherwise K is contiguous.
     pub b_across: bool,
-    /// Number of cluster rows that are processed before the kernel goes on to the next column of
+    /// Number of cluster rows that the kernel processes before it goes on to the next column of
     /// tiles.
     pub group: u32,
 }
@@ -218,7 +218,7 @@ impl CoreConfig {
     }
 
     /// Parameters for tiles of the transpose of C, for up to `width` rows of C, with row-major A
-    /// and B. With one consumer warpgroup, more workgroups load at the same time.
+    /// and B. If there is only one consumer warpgroup, more workgroups load at the same time.
     pub fn flipped(width: u32, groups: u32, stages: u32) -> CoreConfig {
         CoreConfig {
             width,
@@ -233,8 +233,8 @@ impl CoreConfig {
         }
     }
 
-    /// Returns the same parameters for other storage orders of A and B: true for column-major,
-    /// false for row-major.
+    /// Returns the same parameters for other storage orders of A and B. In the pair, true is
+    /// column-major and false is row-major.
     #[must_use]
     pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> CoreConfig {
         if self.flipped {
@@ -244,7 +244,7 @@ impl CoreConfig {
         }
     }
 
-    /// Storage orders of A and B as a pair: true for column-major.
+    /// Storage orders of A and B as a pair: true is column-major, false is row-major.
     pub fn layout(&self) -> (bool, bool) {
         if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
     }
@@ -277,7 +277,8 @@ impl CoreConfig {
         self.width / self.chunk_cols()
     }
 
-    /// Number of clusters in a column of C, and of tiles in a row of C, for a C of `rows` x `cols`.
+    /// Number of clusters in a column of C, and number of tiles in a row of C, for a C of shape
+    /// `rows` x `cols`.
     pub(crate) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
         (rows.div_ceil(self.unit_rows()), cols.div_ceil(self.width))
     }
@@ -285,8 +286,8 @@ impl CoreConfig {
     /// Number of workgroups of a launch with `tiles` tiles per cluster position.
     pub(crate) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
         let most = multiprocessors / self.cluster;
-        // A grid of 128 workgroups in full waves is faster than a larger grid whose last wave is
-        // partial.
+        // If the tiles fill whole waves of 128 workgroups, a grid of 128 workgroups is faster than
+        // a larger grid whose last wave is partial.
         let whole = 128 / self.cluster;
         let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
         clusters.min(tiles) * self.cluster
@@ -349,7 +350,7 @@ mod tests {
                 assert_eq!(config.core, expected, "{arch}");
                 let dies = if ["gfx942", "gfx950"].contains(&arch_of(arch)) { 8 } else { 1 };
                 assert_eq!(config.dies, dies, "{arch}");
-                // Checks that a workgroup takes at most half of the 227 KiB of shared memory of a
+                // Checks that a workgroup uses at most half of the 227 KiB of shared memory of a
                 // multiprocessor, so that two workgroups fit.
                 assert!(config.shared_bytes() <= 227 * 512, "{config:?}");
             }

@@ -17,7 +17,7 @@ pub enum Kernel {
     TwoShot,
     /// Reduce-scatter in which the owner of a tile reduces it.
     ReduceScatter,
-    /// Accumulating all-reduce, step 1: clear the workspace.
+    /// Accumulating all-reduce, step 1: set the workspace to zero.
     Zero,
     /// Accumulating all-reduce, step 2: add partials under a lock.
     AddLocked,
@@ -25,16 +25,18 @@ pub enum Kernel {
     AddAtomic,
     /// Accumulating all-reduce, step 3: read the sums into C.
     Convert,
-    /// RMSNorm of the rows of C, launched after the last step of the call that writes to this
+    /// RMSNorm of the rows of C. It is launched after the last step of the call that writes to this
     /// rank's C.
     Norm,
     /// All-gather before a product, step 1: push the shard to all ranks.
     Gather,
     /// All-gather before a product, step 2: multiply the pushed shards.
     Gathered,
-    /// All-gather before a product that reads the peers' shards directly.
+    /// All-gather before a product, in one step: multiply the peers' shards directly from their
+    /// memory.
     Pull,
-    /// All-gather before a product in which some workgroups fetch and the others multiply.
+    /// All-gather before a product, in one step: some workgroups fetch units of A and the others
+    /// multiply.
     Staged,
     /// All-gather of each rank's rows of the product, or of the message.
     AllGather,
@@ -42,25 +44,26 @@ pub enum Kernel {
     AllToAll,
     /// Broadcast of the root's message to all ranks.
     Broadcast,
-    /// Broadcast in which one receiver of each tile forwards it to the others.
+    /// Broadcast in which one receiver of each tile, the relay, forwards the tile to the other
+    /// ranks.
     Relay,
     /// First launch of a message by copy engines: waits until all peers have entered the call, so
     /// that the copy engine may write to their memory.
     Open,
-    /// Copy step of a message by copy engines, done by workgroups in place of a copy engine: they
-    /// copy this rank's rows to all ranks.
+    /// Copy step of a message by copy engines, done by workgroups in place of a copy engine. The
+    /// workgroups copy this rank's rows to all ranks.
     Copies,
-    /// First copy step of a sum by copy engines, done by workgroups in place of a copy engine: they
-    /// copy to each rank the rows of this rank's partial result that the receiver owns.
+    /// First copy step of a sum by copy engines, done by workgroups in place of a copy engine. Each
+    /// rank gets the rows of this rank's partial result that it owns.
     Blocks,
-    /// Second copy step of a sum by copy engines, done by workgroups in place of a copy engine:
-    /// after [`Kernel::Blocks`] they copy this rank's rows of the sum to all ranks.
+    /// Second copy step of a sum by copy engines, done by workgroups in place of a copy engine. It
+    /// follows [`Kernel::Blocks`] and copies this rank's rows of the sum to all ranks.
     Results,
-    /// Sum step of a message by copy engines: adds up the blocks received from all ranks, or copies
-    /// the block if there is only one.
+    /// Sum step of a message by copy engines: adds up the blocks received from all ranks. If there
+    /// is only one block, it is copied.
     Sums,
-    /// Wait of a message by copy engines: a kernel that lets the stream continue only when some
-    /// parts of a rank's rows have arrived.
+    /// Wait of a message by copy engines: a kernel that lets the stream continue only when the
+    /// given parts of a rank's rows have arrived.
     Gate {
         /// Rank from which the parts come.
         source: u32,
@@ -82,15 +85,14 @@ pub enum Kernel {
     /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
     BroadcastLl,
     /// Kernel that writes a time stamp into the trace, before or after a GEMM that writes no trace
-    /// itself; the stamp after the GEMM ends the trace span.
+    /// itself. The stamp after the GEMM ends the GEMM's trace span.
     Stamp {
         /// Whether the stamp is the one after the GEMM.
         after: bool,
         /// Number of rows that the GEMM multiplies.
         rows: u32,
     },
-    /// Barrier of ranks on the device. `phase` distinguishes the two barriers of a call; `last`
-    /// says whether the barrier also ends the call.
+    /// Barrier of ranks on the device.
     Barrier {
         /// Number of the barrier in its call, 0 or 1.
         phase: u32,
@@ -115,7 +117,7 @@ pub struct Effects {
 impl Effects {
     /// Effects of a step that no other rank can observe.
     pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
-    /// Effects of a launch that is a whole call: it opens the call, involves peers, and ends the
+    /// Effects of a launch that is a whole call: it opens the call, accesses peers, and ends the
     /// call.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
@@ -128,8 +130,8 @@ impl Effects {
 
 impl Kernel {
     /// Whether the kernel multiplies tiles if the operator has a product, and so needs shared
-    /// memory for them. The match is exhaustive: a new kernel must be added to one of its two
-    /// lists, or this does not compile.
+    /// memory for slabs of A and B. The match is exhaustive: this function compiles only if every
+    /// kernel is in one of its two lists.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
         match self {
@@ -190,7 +192,7 @@ impl Kernel {
         }
     }
 
-    /// Name of the kernel's variant in which each thread processes several items of a message
+    /// Name of the variant of the kernel in which each thread processes several items of a message
     /// between two ranks; `None` if the kernel has no such variant.
     pub fn name_of_pair(self) -> Option<&'static str> {
         match self {

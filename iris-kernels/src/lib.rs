@@ -2,17 +2,17 @@
 //! Rust for the CPU.
 //!
 //! **Problem.** A kernel that multiplies and communicates is usually written once per vendor and
-//! once per library, and each copy has its own subtle protocol.
+//! once per library, and each copy has a subtle protocol of its own.
 //!
-//! **Solution.** All kernels call the protocol functions of [`iris_sync`], or their device twins of
+//! **Solution.** All kernels call the protocol functions of [`iris_sync`], or device functions with
 //! the same names. [`args`] defines the kernel arguments, with one layout for host and device;
-//! [`schedule`] assigns tiles to ranks and workgroups; [`cpu`] runs the kernels as Rust on host
-//! threads.
+//! [`schedule`] assigns tiles to ranks and workgroups; [`cpu`] contains the kernels in Rust, which
+//! run on host threads.
 //!
 //! **Running.** An operator's call is a [`program`], which an [`Executor`] enqueues; applications
 //! do not launch operator kernels themselves. An application's own kernel, compiled from source
-//! that includes the same headers, is a [`UserKernel`]: `examples/ring.rs` is a complete one, and
-//! `kernels/README.md` lists the functions it may call.
+//! that includes the same headers, is a [`UserKernel`]. `examples/ring.rs` is a complete example,
+//! and `kernels/README.md` lists the functions that a user's kernel may call.
 //!
 //! **Debugging.** If the arguments have a [`trace`] buffer, a kernel records a span for every
 //! fetch, product, wait, signal and reduction of each workgroup.

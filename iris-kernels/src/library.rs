@@ -4,15 +4,16 @@ use iris_heap::{BackendKind, DType};
 
 use crate::target::library_workspace;
 
-/// Choice of the implementation of whole-matrix GEMMs; it matters only for operands that the
-/// implementation supports.
+/// Choice of the implementation of whole-matrix GEMMs. Operands that no whole-matrix GEMM supports
+/// are multiplied by the tile GEMM, whatever the choice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Library {
     /// The built-in GEMM for shapes for which it was measured to be faster than the vendor's
-    /// library, else the vendor's library, else the built-in GEMM.
+    /// library. For other shapes the vendor's library, or the built-in GEMM if there is no vendor's
+    /// library.
     #[default]
     Auto,
-    /// The vendor's library if it is installed, else the built-in GEMM.
+    /// The vendor's library if it is installed, otherwise the built-in GEMM.
     Vendor,
     /// The built-in GEMM, for every shape that it supports.
     Ours,
@@ -54,8 +55,8 @@ pub struct GemmRequest {
     pub backend: BackendKind,
     /// Maximum values of m, n and k, for which the GEMM is prepared.
     pub shape: [usize; 3],
-    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m in
-    /// `shape`.
+    /// Number of rows of the largest call that uses this GEMM. It may be smaller than the maximum m
+    /// in `shape`.
     pub rows: usize,
     /// Element type of A and B.
     pub dtype: DType,
@@ -63,20 +64,20 @@ pub struct GemmRequest {
     pub output: DType,
     /// Rows and columns of a tile of the tile GEMM, for calls that the library cannot do.
     pub tile: (u32, u32),
-    /// Rows and columns per signal of a GEMM that stores each tile to the rank that owns it; `None`
-    /// for a GEMM that stores all tiles locally.
+    /// Rows and columns of C per signal, for a GEMM that stores each tile to the rank that owns it;
+    /// `None` for a GEMM that stores all tiles locally.
     pub signalled: Option<[u32; 2]>,
-    /// Whether the built-in GEMM may wait, while it runs, for parts of A that copy engines bring,
-    /// if there is a build for that.
+    /// Whether the built-in GEMM may wait, while it runs, for parts of A that copy engines deliver.
+    /// It does so only if there is a build for it.
     pub gated: bool,
-    /// Whether the built-in GEMM may exchange the message of a call with few rows itself, in the
-    /// same launch, if there is a build for that.
+    /// Whether the built-in GEMM may also exchange the message of a call with few rows, in the same
+    /// launch. It does so only if there is a build for it.
     pub exchanges: bool,
 }
 
 impl GemmRequest {
-    /// Returns the number of bytes of workspace that the vendor's library needs. They come first in
-    /// the workspace, before the program's [`Areas`](crate::program::Areas).
+    /// Returns the number of bytes of workspace that the vendor's library needs. These bytes come
+    /// first in the workspace, before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

@@ -11,8 +11,8 @@ const STACK: usize = 8 << 20;
 /// included. After the first error no further job is started.
 ///
 /// # Errors
-/// The first error of a job. A thread that cannot be started is no error; the other threads do its
-/// jobs.
+/// The first error of a job. It is no error if a thread cannot be started; the other threads then
+/// run its jobs.
 pub(crate) fn for_each<J: Sync, E: Send>(
     jobs: &[J],
     threads: usize,
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side() {
-        // Each job waits until all four jobs have begun, so the test only ends if the jobs run at
+        // Each job waits until all four jobs have begun, so the test ends only if the jobs run at
         // the same time.
         let (begun, change) = (Mutex::new(0), Condvar::new());
         let wait_for_all = |_: &usize| {

@@ -1,19 +1,19 @@
 //! Programs: the steps of a call, as data.
 //!
-//! **Problem.** A call of an operator is one launch or fifty: a library GEMM and a message, or
-//! parts of both that alternate with copies by engines. The code that plans a call, enqueues it,
-//! prints it and checks it must agree on the steps.
+//! **Problem.** A call of an operator consists of one launch or of fifty: a library GEMM and a
+//! message, or parts of both that alternate with copies by engines. The code that plans a call,
+//! enqueues it, prints it and checks it must agree on the steps.
 //!
-//! **Solution.** A [`Program`] is a list of [`Alternative`]s; a call takes the first one whose
+//! **Solution.** A [`Program`] is a list of [`Alternative`]s; a call uses the first one whose
 //! conditions it meets. An alternative is a list of [`Item`]s: [`Step`]s, and loops over parts and
-//! peers. A step is one piece of [`Work`] and one enqueue. The effects of a step on other ranks
-//! ([`Work::effects`]) and its overlap with the step before it ([`Work::early`]) follow from its
-//! work. [`Program::check`] checks the rules that all programs must keep; [`crate::Executor`] runs
-//! them.
+//! peers. A step is one piece of [`Work`] and is enqueued as a whole. The effects of a step on
+//! other ranks ([`Work::effects`]) and its overlap with the step before it ([`Work::early`]) follow
+//! from its work. [`Program::check`] checks the rules that all programs must keep;
+//! [`crate::Executor`] runs programs.
 //!
-//! **Limits.** All alternatives of a program use the same synchronisation words in the same way, so
-//! that ranks whose calls meet different conditions (one captures, another does not) can take part
-//! in the same call.
+//! **Limits.** All alternatives of a program use the same synchronisation words in the same way. So
+//! ranks whose calls meet different conditions (one captures, another does not) can take part in
+//! the same call.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub use overlap::Overlap;
 pub use walk::At;
 pub(crate) use walk::walk;
 
-/// Defines an enum and the text of each value, with which programs are printed.
+/// Defines an enum, and for each of its values the text with which programs are printed.
 macro_rules! vocabulary {
     ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $name:ident = $words:literal,)* }) => {
         $(#[$doc])*
@@ -66,19 +66,21 @@ pub struct Program {
     pub overlap: Option<Overlap>,
 }
 
-/// Position of the RMSNorm in a program.
+/// Position of the RMSNorm in a program, if it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Norm {
     /// The call has no RMSNorm.
     None,
     /// RMSNorm inside the kernel of the message, whose workgroups process whole rows. If a GEMM
-    /// exchanges the message itself, it processes tiles, so a separate step follows it.
+    /// exchanges the message itself, its workgroups process tiles, so the RMSNorm is a separate
+    /// step after the GEMM.
     Within,
-    /// RMSNorm as a separate step, the last of the call.
+    /// RMSNorm as a separate step, which is the last step of the call.
     Last,
 }
 
-/// Alternative way to perform a call: conditions, and the steps if they are met.
+/// Alternative way to perform a call: conditions, and the steps that are enqueued if the call meets
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub struct Alternative {
     /// Conditions; a call must meet all of them.
@@ -92,18 +94,18 @@ pub struct Alternative {
 vocabulary! {
     /// Condition that a call must meet to be done by an [`Alternative`].
     When {
-        /// One GEMM launch can also exchange the message: the operands fit its build, and all its
-        /// tiles are resident on the device at once.
+        /// One GEMM launch can also exchange the message: there is a build for the operands, and
+        /// all tiles of the GEMM are resident on the device at once.
         Exchanges = "one GEMM launch can do the message",
-        /// The built-in GEMM supports this call in the form that stores tiles directly to the peers
-        /// that own them.
+        /// The built-in GEMM supports this call in its variant that stores tiles directly at the
+        /// peers that own them.
         Stores = "a GEMM can store to peers",
-        /// Copy engines can do the transfers: no rank shares the device, elements need no
+        /// Copy engines can do the transfers: ranks do not share the device, elements need no
         /// conversion, nothing is counted or delayed, and the stream allows copies that carry
         /// signals.
         Engines = "copy engines can move the message",
-        /// Copy engines can do the transfers ([`When::Engines`]), and a GEMM can wait for the parts
-        /// of A that they bring.
+        /// Copy engines can do the transfers ([`When::Engines`]), and a GEMM can wait for parts of
+        /// A that copy engines deliver.
         Gated = "a GEMM can wait for what copy engines bring",
         /// A is split by columns.
         ByColumns = "A is split by columns",
@@ -119,52 +121,53 @@ vocabulary! {
 /// Step or loop of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Item {
-    /// One step, enqueued once per pass through the surrounding loops.
+    /// One step, enqueued once in each iteration of the surrounding loops.
     Do(Step),
     /// Loop over the parts of the rows that a rank sends; each part is one row of tiles.
     Parts(&'static [Item]),
-    /// Steps, in a loop over parts, that process the previous part; they follow the steps for the
+    /// Steps, in a loop over parts, that process the previous part. They follow the steps for the
     /// current part, and run once more after the loop, for the last part.
     PreviousPart(&'static [Item]),
     /// Loop over the peers, starting with the rank after this one.
     Peers(&'static [Item]),
 }
 
-/// One piece of work, enqueued as a whole.
+/// Step of a call: one piece of work, enqueued as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Work that the step enqueues.
     pub work: Work,
-    /// Steps that replace the work if it cannot be done; they use the same words and give the same
-    /// results. That may be known only when the work is enqueued, for example if a library refuses
-    /// an algorithm. Empty if the work can always be done.
+    /// Steps that replace the work if it cannot be done; empty if it always can. They use the same
+    /// synchronisation words and give the same results. The need for them may be known only when
+    /// the work is enqueued, for example if a library refuses an algorithm.
     pub or: &'static [Item],
 }
 
-/// Work of a step. The loops around it select its rows: a loop over parts selects one part, a loop
-/// over peers the peer's rows; without a loop it works on all rows.
+/// Work of a step. The loops around the step select its rows: a loop over parts selects one part,
+/// and a loop over peers selects the peer's rows. Without a loop, the step works on all rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Launch of a kernel of the operator, over all tiles of the operands.
     Kernel(Kernel, Operands),
     /// Matrix product of one rank.
     Gemm(Gemm),
-    /// Wait until all peers have entered the call; after it, later steps (copy engines, GEMMs) may
-    /// store to the peers.
+    /// Wait until all peers have entered the call. Later steps (copy engines, GEMMs) may then store
+    /// to the peers.
     Open(Transfer),
-    /// Copies by engines on a side stream, to the peer of the loop or to all peers.
+    /// Copies by copy engines on a side stream. They go to the peer that the loop visits, or to all
+    /// peers if there is no loop.
     Copies(Transfer),
-    /// Wait until rows of the peer that the loop visits have arrived.
+    /// Wait until rows have arrived from the peer that the loop visits.
     Gate(Transfer),
-    /// Sum over ranks: adds up the rows that this rank owns, of which each rank has sent its
-    /// partial.
+    /// Sum over ranks: adds up the partials of the rows that this rank owns, which all ranks have
+    /// sent.
     Sums {
         /// Destination of the sums.
         to: Target,
     },
-    /// Copy of the rows received from the peer that the loop visits to their position in C.
+    /// Copy, to their position in C, of the rows received from the peer that the loop visits.
     Take(Transfer),
-    /// End of the call, enqueued after the call's stream waits for the copies on the side stream.
+    /// End of the call. Before it, the call's stream waits for the copies on the side stream.
     Close(Transfer),
     /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
     /// call.
@@ -180,11 +183,11 @@ pub enum Work {
 pub enum Operands {
     /// Matrices A, B and C of the call itself.
     Call,
-    /// Workspace area that takes the place of the product of A and B.
+    /// Workspace area in place of the product of A and B.
     Area(Area),
     /// Rows of C that this rank owns and that an earlier step has computed.
     OwnRows,
-    /// Source and destination of a transfer, which take the place of A and C.
+    /// Source and destination of a transfer, in place of A and C.
     Of(Transfer),
 }
 
@@ -197,8 +200,8 @@ vocabulary! {
         /// Reduce-scatter of partial products: each rank sends to every other rank the rows of its
         /// partial product that the receiver owns.
         Blocks = "partials",
-        /// All-gather of the sums: each rank sends the rows that it has added up to all ranks. The
-        /// numbers of its signals follow those of [`Transfer::Blocks`].
+        /// All-gather of the sums: each rank sends the rows that it has added up to all ranks. Its
+        /// signals are numbered after the signals of [`Transfer::Blocks`].
         Sums = "sums",
         /// All-gather of the result: each rank sends its rows of C to all ranks.
         Rows = "rows of C",
@@ -210,7 +213,8 @@ vocabulary! {
 pub struct Gemm {
     /// Factor A of the product.
     pub source: Source,
-    /// Rows of A to multiply, unless a loop over parts or peers around the step selects the rows.
+    /// Rows of A that the GEMM multiplies. A loop over parts or peers around the step overrides
+    /// them.
     pub rows: Rows,
     /// Destination of the product.
     pub to: Target,
@@ -223,7 +227,7 @@ pub struct Gemm {
 pub enum Source {
     /// Matrix A of the call, which has all rows.
     Input,
-    /// Matrix A of the call, which has this rank's rows only.
+    /// Matrix A of the call, which has only this rank's rows.
     Shard,
     /// Workspace area that holds factor A.
     Area(Area),
@@ -236,14 +240,14 @@ vocabulary! {
         All = "all rows",
         /// Rows that this rank owns.
         Own = "own rows",
-        /// Rows of ranks before this one: all rows before [`Rows::Own`]. The GEMM is left out if
-        /// there are none.
+        /// Rows of all ranks before this one: the rows before [`Rows::Own`]. The GEMM is not
+        /// enqueued if there are no such rows.
         BeforeOwn = "rows before the own",
-        /// Rows of ranks after this one: all rows after [`Rows::Own`]. The GEMM is left out if
-        /// there are none.
+        /// Rows of all ranks after this one: the rows after [`Rows::Own`]. The GEMM is not enqueued
+        /// if there are no such rows.
         AfterOwn = "rows after the own",
-        /// Rows of the part that the loop visits: of the peer of the loop over peers, or of this
-        /// rank if there is no such loop.
+        /// Rows of the part that the loop over parts visits. It is a part of the peer's rows inside
+        /// a loop over peers, otherwise of this rank's rows.
         Part = "the part's rows",
     }
 }
@@ -251,11 +255,11 @@ vocabulary! {
 /// Destination of a step's results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// Matrix C of the call, which has all rows; rows are stored at their positions among all rows.
+    /// Matrix C of the call, which has all rows. A row is stored at its position among all rows.
     C,
     /// Matrix C of the call, which has only the rows that this rank owns.
     Own,
-    /// Only the rows of the call's C, which has all rows, that this rank owns.
+    /// Rows of the call's matrix C that this rank owns; C has all rows.
     OwnOfC,
     /// Workspace area that receives the results.
     Area(Area),
@@ -264,23 +268,23 @@ pub enum Target {
 /// GEMM implementation that a step requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Core {
-    /// GEMM of the vendor's library, or the built-in whole-matrix GEMM, or the tile GEMM: the
-    /// preferred one of those that support the operands.
+    /// GEMM of the vendor's library, built-in whole-matrix GEMM or tile GEMM: the most preferred
+    /// one that supports the operands.
     Any,
     /// GEMM of the vendor's library that also adds the rows received from the only peer to the
     /// product.
     Adding,
-    /// Built-in GEMM that waits for the parts of A which copy engines bring while it runs.
+    /// Built-in GEMM that waits, while it runs, for parts of A that copy engines deliver.
     Gated,
-    /// Built-in GEMM that stores its tiles directly at the peers that need them.
+    /// Built-in GEMM that stores its tiles directly at the peers that own or need them.
     Storing {
-        /// Whether tiles of this rank's partial go to their owners ([`Transfer::Blocks`]).
+        /// Whether tiles of this rank's partial are stored at their owners ([`Transfer::Blocks`]).
         blocks: bool,
         /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
     },
-    /// Built-in GEMM that also exchanges the message of the kernel named here, so that the whole
-    /// call is one launch.
+    /// Built-in GEMM that also exchanges the message of the given kernel, so that the whole call is
+    /// one launch.
     Exchanging(Kernel),
 }
 
@@ -292,8 +296,8 @@ pub enum EarliestStart {
     /// The launch may begin during the previous step, but its kernel waits for that step's end
     /// before it accesses memory.
     AfterTurn,
-    /// The launch may begin during the previous step, which opens the call: its kernel multiplies
-    /// meanwhile, and waits before it accesses peers.
+    /// The launch may begin during the previous step, which opens the call. Its kernel multiplies
+    /// meanwhile, and waits for the end of that step before it accesses peers.
     BehindOpen,
 }
 
@@ -302,8 +306,8 @@ pub enum EarliestStart {
 pub enum Lane {
     /// Stream of the call, on which kernels and GEMMs run.
     Main,
-    /// Side stream for copies, which begin when the work that was enqueued earlier on the call's
-    /// stream has ended.
+    /// Side stream for copies. The copies begin when the work that was enqueued earlier on the
+    /// call's stream has ended.
     Side,
 }
 
@@ -325,8 +329,8 @@ impl Program {
         of.items.iter().chain(last.then_some(&NORM))
     }
 
-    /// Calls `see` once for each step of an alternative, and for each step in the `or` lists of
-    /// those steps.
+    /// Calls `see` once for each step of an alternative, and once for each step in the `or` lists
+    /// of these steps.
     pub fn each_step_of(&self, of: &Alternative, see: &mut dyn FnMut(&Step)) {
         fn each<'a>(items: impl IntoIterator<Item = &'a Item>, see: &mut dyn FnMut(&Step)) {
             for item in items {
@@ -344,14 +348,14 @@ impl Program {
         each(self.items(of), see);
     }
 
-    /// Calls `see` once for each step of each alternative, and for each step in the `or` lists of
-    /// those steps.
+    /// Calls `see` once for each step of each alternative, and once for each step in the `or` lists
+    /// of these steps.
     pub fn each_step(&self, see: &mut dyn FnMut(&Step)) {
         self.alternatives.iter().for_each(|of| self.each_step_of(of, see));
     }
 
-    /// Returns the GEMM of an alternative that does more than a plain product: it waits for peers,
-    /// stores to them, or adds their rows. `None` if the alternative has no such GEMM.
+    /// Returns the GEMM of an alternative that does more than multiply: it waits for peers, stores
+    /// to peers, or adds rows of peers. `None` if the alternative has no such GEMM.
     pub fn special_gemm(&self, of: &Alternative) -> Option<Gemm> {
         let mut found = None;
         self.each_step_of(of, &mut |step| match step.work {
@@ -377,14 +381,15 @@ impl Program {
         })
     }
 
-    /// Whether some alternative of the program has the condition `when`.
+    /// Whether any alternative of the program has the condition `when`.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))
     }
 }
 
 impl Source {
-    /// Workspace area that is factor A; `None` if factor A is the call's matrix A.
+    /// Workspace area from which the GEMM reads factor A; `None` if factor A is the call's matrix
+    /// A.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -440,8 +445,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // Copies are not launches of a kernel, so neither they nor the step that closes the
-            // call after them can begin during the previous launch.
+            // Copies are not kernel launches. So neither the copies, nor the step that closes the
+            // call after them, can begin during the previous launch.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }
@@ -456,12 +461,12 @@ impl Work {
     }
 }
 
-/// Makes a step with an empty `or` list: nothing replaces its work.
+/// Makes a step with an empty `or` list, whose work always can be done.
 pub const fn step(work: Work) -> Item {
     Item::Do(Step { work, or: &[] })
 }
 
-/// Makes a step for `work`, and the items `or` that replace it if it cannot be done.
+/// Makes a step for `work`, with the items `or` that replace the work if it cannot be done.
 pub const fn or(work: Work, or: &'static [Item]) -> Item {
     Item::Do(Step { work, or })
 }
@@ -471,7 +476,7 @@ pub const fn kernel(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Call))
 }
 
-/// Makes a GEMM step that any implementation which fits may do.
+/// Makes a GEMM step for which any implementation may be used that supports the operands.
 pub const fn gemm(source: Source, rows: Rows, to: Target) -> Item {
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Any }))
 }
@@ -487,7 +492,7 @@ pub const fn when(when: &'static [When], items: &'static [Item]) -> Alternative 
 }
 
 impl Alternative {
-    /// Sets that peers must not store directly into C in this alternative.
+    /// Forbids peers to store directly into C in this alternative.
     pub const fn indirect(self) -> Self {
         Alternative { direct: false, ..self }
     }

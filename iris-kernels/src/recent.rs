@@ -14,11 +14,11 @@ impl<K: PartialEq, V> Recent<K, V> {
         Recent { most: most.max(1), entries: Vec::new() }
     }
 
-    /// Returns the value of `key`; if the cache lacks it, makes and stores it first. Finding an
-    /// existing value allocates nothing.
+    /// Returns the value of `key`; if the cache has none, makes and stores it first. The lookup of
+    /// an existing value allocates nothing.
     ///
     /// # Errors
-    /// Errors of `make`; nothing is stored for the key then.
+    /// Errors of `make`; nothing is stored for `key` then.
     pub(crate) fn get_or_make<E>(
         &mut self,
         key: K,

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-/// Range of part number `part` if `total` items are split into `parts` parts as evenly as possible;
-/// the first parts get the remainder.
+/// Range of part number `part` when `total` items are split into `parts` parts as evenly as
+/// possible. The first parts get one item more if there is a remainder.
 ///
-/// With fewer items than parts the last parts are empty.
+/// If there are fewer items than parts, the last parts are empty.
 pub fn split(total: u32, parts: u32, part: u32) -> Range<u32> {
     let (each, more) = (total / parts, total % parts);
     let start = part * each + part.min(more);
@@ -27,8 +27,9 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
 /// that assigns workgroups round-robin to `dies` dies (for example the 8 XCDs of an MI300X).
 ///
 /// Workgroups on one die get consecutive logical numbers, so they work on neighbouring tiles, which
-/// share operands in the die's L2 cache. The result is a permutation of the workgroups; workgroup 0
-/// keeps number 0. Peers do not depend on it, because signals belong to tiles, not to workgroups.
+/// share operands in the die's L2 cache. The result is a permutation of the workgroups' numbers;
+/// workgroup 0 keeps number 0. Peers need not know the permutation, because signals belong to
+/// tiles, not to workgroups.
 pub fn die_swizzle(workgroup: u32, count: u32, dies: u32) -> u32 {
     if dies <= 1 {
         return workgroup;
@@ -140,11 +141,12 @@ pub enum Shard {
     Columns,
 }
 
-/// Units of a staged gather of A (`m` x `k`), each from one rank, and the tiles that need them.
+/// Units of a staged gather of A (`m` x `k`), each from one rank, and the tiles of C that need
+/// them.
 ///
-/// A unit is `tile_m` rows by one group of `k_group` columns, both cut off at the boundary of a
-/// shard. Units are numbered source by source, and within a source along M first if `m_contiguous`,
-/// else along K first.
+/// A unit is `tile_m` rows by one group of `k_group` columns; at the boundary of a shard it may be
+/// smaller in both dimensions. Units are numbered source by source. Within a source, they are
+/// numbered along M first if `m_contiguous`, otherwise along K first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Units {
@@ -194,8 +196,8 @@ impl Units {
         (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
     }
 
-    /// Number of the unit of `source` in row block `row` and K group `group`, both counted within
-    /// its shard.
+    /// Number of the unit of `source` in row block `row` and K group `group`, which are counted
+    /// within the shard of `source`.
     pub fn unit(&self, source: u32, row: u32, group: u32) -> u32 {
         let (rows, groups) = self.blocks(source);
         let within = if self.m_contiguous { group * rows + row } else { row * groups + group };
@@ -226,9 +228,9 @@ impl Units {
         }
     }
 
-    /// Returns (first row, number of rows, rank, index) of row block `block` of C: `rank` is the
-    /// rank whose shard has the rows (0 if A is split by columns), and `index` counts blocks within
-    /// that shard.
+    /// Returns (first row, number of rows, rank, index) of row block `block` of C. `rank` is the
+    /// rank whose shard has these rows of A (0 if A is split by columns), and `index` is the index
+    /// of the block in that shard.
     pub fn row_block(&self, block: u32) -> (u32, u32, u32, u32) {
         let mut before = 0;
         let mut source = 0;
@@ -243,11 +245,12 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Returns the item at `position` if `rank` takes the items of all other ranks round-robin, as
-    /// (source rank, index among that rank's items). `of(source)` is the number of items of a rank.
+    /// Returns the item at `position` when `rank` takes the items of all other ranks round-robin,
+    /// as (source rank, index among the items of the source). `of(source)` is the number of items
+    /// of a rank.
     ///
-    /// The round begins with the rank after `rank`, so that all links are busy at once. Some ranks
-    /// may have more items than the rest, all by the same amount; their surplus comes last.
+    /// Each round begins with the rank after `rank`, so that all links are busy at once. Some ranks
+    /// may have more items than the rest, all by the same number; these additional items come last.
     fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
         let others = || (1..self.size).map(|step| (rank + step) % self.size);
         let least = others().map(&of).min().unwrap_or(0);
@@ -261,8 +264,9 @@ impl Units {
         (more().nth((turn % longer) as usize).unwrap_or(rank), least + turn / longer)
     }
 
-    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
-    /// whose rows of A are its own, which need no wait, then the blocks of its peers round-robin.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the row
+    /// blocks whose rows of A are in the shard of `rank`, which need no wait, then the row blocks
+    /// of its peers round-robin.
     pub fn row_block_at(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
@@ -277,7 +281,7 @@ impl Units {
     }
 
     /// Returns the unit that `rank` fetches at `position` of its order: the units of all other
-    /// ranks round-robin, then its own.
+    /// ranks round-robin, then the units of `rank` itself.
     pub fn unit_at(&self, position: u32, rank: u32) -> u32 {
         let of = |source| self.first(source + 1) - self.first(source);
         let others = self.units() - of(rank);
@@ -288,8 +292,8 @@ impl Units {
         self.first(source) + within
     }
 
-    /// Returns the units of A that row block `block` of C needs, in the order in which `rank`
-    /// multiplies them: its own first, then those of its peers round-robin.
+    /// Returns the units of A that row block `block` of C needs as input, in the order in which
+    /// `rank` multiplies them: the units of `rank` first, then the units of its peers round-robin.
     pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let units = *self;
         let (_, _, source, row) = units.row_block(block);
@@ -310,7 +314,7 @@ impl Units {
     }
 }
 
-/// Collectives for small messages: which data each rank sends to which ranks.
+/// Collectives for small messages. Each determines which data a rank sends to which ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
@@ -329,8 +333,8 @@ pub enum Collective {
     },
 }
 
-/// Division of a message into items of the LL protocol: eight bytes of concatenated rows each. The
-/// last item of a part may be shorter.
+/// Division of a message into items of the LL protocol. The rows are concatenated, and every eight
+/// bytes form an item; the last item of a part may be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Items {
     /// Collective that determines which data goes where.
@@ -350,7 +354,7 @@ impl Items {
         split(self.rows, self.size, rank)
     }
 
-    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
+    /// Returns the number of rows that `from` sends to `to`. If `from == to`, the number of rows
     /// that the rank keeps for itself.
     pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
         match self.collective {
@@ -362,24 +366,25 @@ impl Items {
         }
     }
 
-    /// Number of items that `from` sends to `to`; saturates at `u32::MAX`, which every plan
-    /// refuses.
+    /// Number of items that `from` sends to `to`. It saturates at `u32::MAX`; every plan refuses
+    /// that number.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
     }
 
-    /// Largest number of items that any rank sends to another.
+    /// Largest number of items that any rank sends to another rank.
     pub fn most(&self) -> u32 {
         let root = match self.collective {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // Part 0 is a largest one, because `split` gives the remainder to the first parts.
+        // Part 0 is as large as any other part, because `split` gives the remainder to the first
+        // parts.
         self.sent(root, 0)
     }
 
-    /// First row, in this rank's matrix, of the data that it sends to `to`.
+    /// First row, in this rank's matrix, of the data that this rank sends to `to`.
     pub fn source_row(&self, to: u32) -> u32 {
         match self.collective {
             Collective::ReduceScatter | Collective::AllToAll => self.part(to).start,
@@ -396,7 +401,7 @@ impl Items {
         }
     }
 
-    /// Whether a sum begins with this rank's own data; if not, the ranks' data are added in the
+    /// Whether a sum begins with this rank's own data. Otherwise the ranks' data are added in the
     /// order of ranks.
     pub fn own_first(&self) -> bool {
         self.collective == Collective::ReduceScatter
@@ -406,13 +411,14 @@ impl Items {
 /// Order in which a rank multiplies the tiles of a GEMM with reduce-scatter: `tiles` tiles for each
 /// of `ranks` owners, in rounds of `span` tiles per owner.
 ///
-/// The first round computes the peers' tiles, beginning with the next rank's. Each later round
-/// computes the peers' next tiles and then this rank's own tiles of the previous round, for which
-/// the peers have meanwhile stored their partials. The own tiles of the last round come last.
+/// The first round computes tiles that peers own, beginning with the next rank's tiles. Each later
+/// round computes further tiles of the peers, and then this rank's own tiles of the previous round;
+/// by then the peers have stored their partials of these tiles. The own tiles of the last round
+/// come last.
 ///
 /// A workgroup takes every `span`-th tile of this order. Before it waits for the peers' partials of
-/// one round, it has stored its own partials for the peers of that round and the next, so there is
-/// no cyclic wait.
+/// one round, it has stored its own partials for the peers of that round and of the next one. So
+/// there is no cyclic wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {
@@ -422,8 +428,9 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Returns (owner, tile) at `position`. `owner` is 0 for the rank after this one, 1 for the
-    /// rank after that, and `ranks - 1` for this rank; `tile` is an index among the owner's tiles.
+    /// Returns (owner, tile) at `position`. `owner` is the distance of the tile's owner from the
+    /// rank after this one: 0 is that rank, and `ranks - 1` is this rank. `tile` is an index among
+    /// the owner's tiles.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
         let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);
@@ -444,8 +451,8 @@ impl Rounds {
     }
 }
 
-/// Order in which rows arrive that are gathered while they are multiplied: `rows` rows per rank,
-/// sent in parts of `part` rows, of which the last may be smaller.
+/// Order of arrival of rows that are gathered while they are multiplied. Each rank has `rows` rows
+/// and sends them in parts of `part` rows; the last part may be smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Arriving {
@@ -456,9 +463,9 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Returns the row that arrives at position `turn`: first this rank's own rows, then part by
-    /// part the rows of its peers. The preceding rank comes first among them, because this rank is
-    /// the first to which it sends.
+    /// Returns the row that arrives at position `turn`. This rank's own rows come first, then the
+    /// rows of its peers part by part. Each round of parts begins with the preceding rank, because
+    /// that rank sends to this rank first.
     pub fn row(&self, turn: u32) -> u32 {
         let Self { rows, part, size, rank } = *self;
         if turn < rows {
@@ -507,9 +514,9 @@ mod tests {
             let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
             assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
             for (position, &(rank, tile)) in all.iter().enumerate() {
-                // Before a tile of the rank's own, enough tiles of other ranks must have been
-                // stored; before a tile of another rank, not too few own tiles may have been
-                // computed.
+                // Before a tile that this rank owns, enough tiles of other ranks must have been
+                // stored. Before a tile of another rank, this rank must not have computed too few
+                // of its own tiles.
                 let before = &all[..position];
                 if rank == ranks - 1 {
                     let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);

@@ -22,7 +22,7 @@ pub enum SourceKind {
     Header,
     /// Barrier kernel, which has one workgroup.
     Barrier,
-    /// Kernel that copies or normalises a rank's own rows; it is built so that two workgroups fit
+    /// Kernel that copies or normalises a rank's own rows. It is built so that two workgroups fit
     /// on a multiprocessor.
     Local,
     /// Message kernels without a GEMM, compiled without element type and tile size.
@@ -45,7 +45,7 @@ pub struct Text {
 }
 
 /// Headers that kernels include, such as `#include "iris/sync.h"`, in the order of their layers:
-/// each includes only earlier ones.
+/// each header includes only earlier ones.
 pub const HEADERS: &[Text] = embed![Header:
     "iris/port_cuda.h",
     "iris/port_hip.h",
@@ -124,7 +124,7 @@ pub const KERNELS: &[Text] = embed![
     "matmul_reduce_scatter.cu"
 ];
 
-/// Sources of whole-matrix GEMMs, see `crate::gemm`. All except the first one contain
+/// Sources of whole-matrix GEMMs, see `crate::gemm`. All sources except the first one contain
 /// communication.
 pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90.cu",

@@ -40,7 +40,7 @@ impl Target {
         }
     }
 
-    /// Returns the target for an architecture of NVIDIA; from `sm_90` on with the
+    /// Returns the target for an architecture of NVIDIA. From `sm_90` on, the target includes the
     /// architecture-specific features: `sm_90a`.
     pub fn nvidia(arch: &str) -> Target {
         let number = arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
@@ -60,9 +60,9 @@ pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
 }
 
 impl Blas {
-    /// Returns the vendor's GEMM library of this machine for a kind of device, loaded at the first
-    /// call: from the path in its environment variable (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else
-    /// from its usual folders.
+    /// Returns the vendor's GEMM library of this machine for a kind of device. It is loaded at the
+    /// first call, from the path in its environment variable (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`),
+    /// otherwise from its usual folders.
     ///
     /// # Errors
     /// [`vendor::Error::NotFound`] with the places that were searched.

@@ -1,8 +1,8 @@
 //! Trace spans that workgroups record: an activity with its start and its end.
 //!
 //! A trace buffer consists of one counter per workgroup, `count[MAX_GROUPS]`, followed by
-//! `[group][capacity]` of [`TraceSpan`]. A workgroup writes only its own part; when this is full,
-//! further spans are counted but dropped.
+//! `[group][capacity]` of [`TraceSpan`]. A workgroup writes only its own part of the buffer. When
+//! this part is full, further spans are counted but dropped.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -18,8 +18,8 @@ pub struct UserKernel {
     resident: u32,
     threads: u32,
     shared_bytes: u32,
-    /// Number of multiprocessors that this rank may use: all of the device, or a share if ranks
-    /// share the device.
+    /// Number of multiprocessors that this rank may use: all of the device, or this rank's share if
+    /// ranks share the device.
     multiprocessors: u32,
     /// Address of the heap's control block, by which a launch checks that a tile view belongs to
     /// this heap.
@@ -28,10 +28,11 @@ pub struct UserKernel {
 
 impl UserKernel {
     /// Compiles a source, unless it is cached, and loads the kernel `name`, which is declared by
-    /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device, so call it where all
-    /// ranks do. The kernel can be launched on streams of this heap only. `threads` is the number
-    /// per workgroup, [`THREADS`](crate::gemm_config::THREADS) for a kernel declared by
-    /// `IRIS_KERNEL`; `shared_bytes` is the dynamic shared memory per workgroup.
+    /// `IRIS_KERNEL` or `extern "C" __global__`. Loading may wait for the device, so call this
+    /// function where all ranks call it. The kernel can be launched on streams of this heap only.
+    /// `threads` is the number of threads per workgroup, [`THREADS`](crate::gemm_config::THREADS)
+    /// for a kernel declared by `IRIS_KERNEL`. `shared_bytes` is the dynamic shared memory per
+    /// workgroup.
     ///
     /// # Errors
     /// Errors of [`Executor::new`](crate::Executor::new).
@@ -50,15 +51,15 @@ impl UserKernel {
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
-    /// Largest number of workgroups that can be resident at once; if ranks share the device, in
-    /// this rank's share of it.
+    /// Largest number of workgroups that can be resident at once on the device, or on this rank's
+    /// share of the device if ranks share it.
     pub fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Enqueues a launch of `groups` workgroups after the heap's last operator call; the next call
-    /// waits for it. `args` are the bytes of the parameters, in order; a `HeapView` is passed as
-    /// `bytemuck::bytes_of(&heap.view())`.
+    /// Enqueues a launch of `groups` workgroups after the heap's last operator call. The next
+    /// operator call waits for the launch. `args` are the bytes of the parameters, in order; a
+    /// `HeapView` is passed as `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap;
@@ -67,8 +68,8 @@ impl UserKernel {
     ///
     /// # Safety
     /// The contract of [`Function::launch`] applies: `args` match the kernel's parameters, and
-    /// memory that the kernel accesses through them is valid until the stream has finished the
-    /// launch.
+    /// memory that the kernel accesses through these parameters is valid until the stream has
+    /// finished the launch.
     pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
         let shape = self.shape(groups)?;
         // SAFETY: the caller guarantees that the parameters match the kernel; `groups` are
@@ -77,16 +78,16 @@ impl UserKernel {
     }
 
     /// Enqueues a launch that runs at the same time as the next operator call, on a stream of its
-    /// own. The launch begins after everything that was issued before it; the call does not wait
-    /// for it. The kernel's first parameter is the [`TileView`] that the operator made for the
-    /// call; `args` are the bytes of the other parameters. Issue the call next: if a kernel waits
-    /// for a call that never comes, it ends with a fault at its deadline.
+    /// own. The launch begins after everything that was issued before it; the operator call does
+    /// not wait for the launch. The kernel's first parameter is the [`TileView`] that the operator
+    /// made for the call; `args` are the bytes of the other parameters. Issue the operator call
+    /// next: a kernel that waits for a call which never comes ends with a fault at its deadline.
     ///
-    /// A waiting workgroup keeps its place on the device, so there must be a multiprocessor for
-    /// each workgroup of the operator and of this kernel: both together at most
-    /// [`SymmetricHeap::workgroups`], this rank's share of the multiprocessors. To leave room, plan
-    /// the operator with `Options::beside(groups)` on all ranks. All workgroups are then resident,
-    /// whatever resources each needs, as long as no other kernel waits on the device.
+    /// A waiting workgroup occupies a multiprocessor, so there must be one for each workgroup of
+    /// the operator and of this kernel. Together they may have at most
+    /// [`SymmetricHeap::workgroups`] workgroups, this rank's share of the multiprocessors. To leave
+    /// room, plan the operator with `Options::beside(groups)` on all ranks. All workgroups are then
+    /// resident, whatever resources each needs, as long as no other kernel waits on the device.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the
@@ -96,9 +97,9 @@ impl UserKernel {
     ///
     /// # Safety
     /// The contract of [`UserKernel::launch`] applies. The program runs no other waiting kernel
-    /// during the same call. Nothing that the kernel reads is written before it ends: make the
-    /// operator's stream wait for an event after this launch before the next call that writes C, or
-    /// the next call with a concurrent kernel, is issued.
+    /// during the same call. Memory that the kernel reads is not written before the kernel ends. So
+    /// make the operator's stream wait for an event after this launch, before the program issues
+    /// the next call that writes C or the next call with a concurrent kernel.
     pub unsafe fn launch_concurrent(
         &self,
         stream: &Stream,
@@ -138,7 +139,8 @@ impl UserKernel {
     /// Errors of [`UserKernel::launch`].
     ///
     /// # Safety
-    /// The contract of [`UserKernel::launch`] applies; moreover the kernel waits for nothing.
+    /// The contract of [`UserKernel::launch`] applies. In addition, the kernel must not wait for
+    /// any other kernel or rank.
     pub unsafe fn launch_in_stream(
         &self,
         stream: &Stream,

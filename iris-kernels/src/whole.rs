@@ -1,5 +1,5 @@
-//! Whole-matrix GEMM without fused communication: the vendor's library or the built-in one, behind
-//! one interface.
+//! Whole-matrix GEMM without fused communication: one interface for the vendor's library and the
+//! built-in GEMM.
 
 use iris_heap::{DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
@@ -20,9 +20,10 @@ pub struct WholeGemm {
 }
 
 impl WholeGemm {
-    /// Loads the implementations for this product on the heap's device; `None` if there is neither
-    /// the vendor's library nor a build of the built-in GEMM. The vendor's library is not used if
-    /// ranks share the device. It may compile and load, so call it where all ranks make an op.
+    /// Loads the GEMM implementations for this product on the heap's device. `None` if there is
+    /// neither the vendor's library nor a build of the built-in GEMM. The vendor's library is not
+    /// used if ranks share the device. This function may compile and load kernels, so call it where
+    /// all ranks make an op.
     ///
     /// # Errors
     /// Errors of the device, of the compiler, and of an installed library that fails.
@@ -43,8 +44,8 @@ impl WholeGemm {
             _ if heap.ranks_on_device() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // If the vendor's library is available, load only those builds of the built-in GEMM that
-        // are faster than the library for some shape.
+        // If the vendor's library is available, only builds of the built-in GEMM that are faster
+        // than the library for some shape are loaded.
         let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
@@ -54,37 +55,38 @@ impl WholeGemm {
         Ok(found.then_some(WholeGemm { vendor, ours, chooses_by_shape }))
     }
 
-    /// Names and versions of the GEMM implementations; with the device they determine the bits of
-    /// results.
+    /// Names and versions of the GEMM implementations. Together with the device, they determine the
+    /// bits of results.
     pub fn title(&self) -> String {
         let vendor = self.vendor.as_ref().map(Prepared::library);
         let ours = self.ours.as_ref().map(|_| "gemm_sm90".to_string());
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether a whole-matrix GEMM can do this call; if not, the operator uses its own kernels.
+    /// Whether a whole-matrix GEMM can do this call; otherwise the operator uses its tile GEMM.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
-    /// Returns whether [`WholeGemm::enqueue_adding`] supports the call with this addend. Only
-    /// the vendor's library adds, and only a row-major matrix of C's shape and type, if all
-    /// matrices are aligned to 16 bytes and, unless C is f32, columns and depth are multiples of 8.
+    /// Returns whether [`WholeGemm::enqueue_adding`] supports the call with this addend. Only the
+    /// vendor's library can add, and only a row-major matrix of C's shape and type. All matrices
+    /// must be aligned to 16 bytes. Unless C is f32, columns and depth must be multiples of 8.
     pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, Some(addend)))
     }
 
-    /// Enqueues the product of a call in the order of the heap's ops; returns false if it cannot do
-    /// the call. `workspace` is the address of a workspace of [`GemmRequest::library_bytes`] bytes.
+    /// Enqueues the product of a call in the order of the heap's ops; returns false if no
+    /// implementation can do the call. `workspace` is the address of a workspace of
+    /// [`GemmRequest::library_bytes`] bytes.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::Closed`]; errors of the library; [`Error::Invalid`] for a stream
     /// of another heap.
     ///
     /// # Safety
-    /// The matrices in `args` and the workspace are on the device, and live until the stream has
-    /// finished the product, and every replay of a graph that captured it.
+    /// The matrices in `args` and the workspace are on the device. They live until the stream has
+    /// finished the product, and every replay of a graph that captured the product.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue(
         &self,
@@ -107,13 +109,13 @@ impl WholeGemm {
     }
 
     /// Enqueues C = A B + addend, plus the call's bias, by the vendor's library. Returns false if
-    /// the library cannot do this; the caller must then add by a kernel of its own.
+    /// the library cannot do this; the caller must then add the addend by a kernel of its own.
     ///
     /// # Errors
     /// Errors of [`WholeGemm::enqueue`].
     ///
     /// # Safety
-    /// The contract of [`WholeGemm::enqueue`] applies, also to the addend; the addend does not
+    /// The contract of [`WholeGemm::enqueue`] applies, also to the addend. The addend does not
     /// overlap C.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue_adding(
@@ -156,8 +158,8 @@ impl WholeGemm {
     }
 }
 
-/// Prepares the vendor's library on this device for products of `shape` and `types`; `None` if the
-/// library is missing or does not support them.
+/// Prepares the vendor's library on this device for products of `shape` and `types`. `None` if the
+/// library is missing or does not support such products.
 fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
     let made = gpu.with_relaxed_capture(|| {

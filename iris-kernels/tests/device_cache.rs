@@ -18,8 +18,8 @@ fn name(entry: u32) -> iris_kernels::cache::Key {
     key(source, &Options::new().define("ENTRY", entry), "sm_90a", Some((13, 0)))
 }
 
-/// Program of each process that the test `eight_processes_at_once` starts. Without the environment
-/// variable that this test sets, it does nothing.
+/// Program of each process that the test `eight_processes_at_once` starts. It does nothing without
+/// the environment variable that this test sets.
 #[test]
 fn as_one_process() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {

@@ -1,6 +1,6 @@
-//! Tests that NVRTC compiles the device source, and rejects misuse. Without NVRTC they are ignored,
-//! with the places searched. The generated instructions are checked in iris-models,
-//! `check/device_code`.
+//! Tests that NVRTC compiles the device source, and that misuse of the headers does not compile.
+//! Without NVRTC the tests are ignored, and the places that were searched are shown. iris-models
+//! checks the generated instructions, in `check/device_code`.
 
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -67,8 +67,8 @@ fn every_kernel_compiles_for_every_build() {
     compile_all(&TileSize::ALL, &all, true);
 }
 
-/// Compiles kernels with products for these tile sizes, architectures and types, and message
-/// kernels if `messages`; prints the slowest ones.
+/// Compiles kernels with products for these tile sizes, architectures and types; also compiles
+/// message kernels if `messages`. Prints the slowest compilations.
 fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
     let compiler = nvrtc();
     let mut jobs = Vec::new();
@@ -127,7 +127,8 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
-        // A word of device scope must not convert to a word of system scope: their types differ.
+        // A word of device scope must not convert to a word of system scope; the two words have
+        // different types.
         ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
         // An access of device scope must be refused on a word of system scope, because the access
         // table fixes the scope of each access.
@@ -135,8 +136,8 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
             "the table's scope of this access",
         ),
-        // A kernel must not get the raw address of a word, with which it could access the word
-        // without an order and a scope.
+        // A kernel must not get the raw address of a word. With it, the kernel could access the
+        // word without an order and a scope.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
         ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
     ] {
@@ -195,7 +196,7 @@ fn the_kernels_of_the_benchmark_compile() {
     }
 }
 
-/// Tests that each point of memory.h at which a test build can delay workgroups occurs in the
+/// Tests that each location of memory.h at which a test build can delay workgroups occurs in the
 /// kernels that need it.
 fn kernels_that_are_held_up_compile() {
     for (name, place) in [
@@ -218,7 +219,7 @@ fn kernels_that_are_held_up_compile() {
 }
 
 /// Tests that whole-matrix GEMMs have delays, or lack waits, only in builds of stress tests that
-/// ask for this.
+/// request this.
 fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
@@ -234,13 +235,12 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     };
     let with =
         |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
-    // A build that leaves out only the waits of the wait kernels compiles the GEMMs with unchanged
-    // options.
+    // A build that removes only the waits of gates compiles the GEMMs with unchanged options.
     let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
     let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
     assert_eq!(defines(gates), defines(FaultInjection::default()));
-    // GEMMs for few rows also wait for other words and for headers, so some polling loops must
-    // remain in them.
+    // GEMMs for few rows also wait for other words and for headers, so some of their polling loops
+    // must remain.
     for (source, access, is_alone) in [
         (gather, Access::SignalLoad, true),
         (scatter, Access::SignalLoad, true),
@@ -267,8 +267,8 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
 /// `a_slow_first_start_is_shown_on_a_terminal_only`.
 const FIRST_START: &str = "IRIS_TEST_FIRST_START";
 
-/// Program of the child process: compiles a kernel that is not in the cache, on two threads, as two
-/// ranks that are threads would do.
+/// Program of the child process: compiles a kernel that is not in the cache, on two threads, like
+/// two ranks that are threads.
 fn first_start() -> ExitCode {
     let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
     let compile = || {
@@ -310,7 +310,7 @@ fn a_slow_first_start_is_shown_on_a_terminal_only() {
     let mut seconds = shown.lines().filter_map(|line| line.rsplit('K').next()?.trim().parse().ok());
     let seconds: f64 = seconds.next_back().unwrap_or_else(|| panic!("no time in {shown:?}"));
     let told = shown.contains("iris: compiling all_reduce.cu for sm_90a: kernel 1/1, 2 s");
-    // Compilations of about two seconds may or may not show the progress line, so only clearly
-    // shorter and longer ones are checked.
+    // A compilation of about two seconds may or may not show the progress line. So the line is
+    // checked only for clearly shorter and longer compilations.
     assert!(told && seconds > 1.9 || !told && seconds < 2.5, "{seconds} s: {shown:?}");
 }

@@ -1,5 +1,6 @@
-//! Tests that clang compiles the device source for AMD's devices. They are ignored without a clang
-//! that supports them. The generated instructions are checked in iris-models, `check/device_code`.
+//! Tests that clang compiles the device source for AMD's devices. The tests are ignored without a
+//! clang that supports these devices. iris-models checks the generated instructions, in
+//! `check/device_code`.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -27,8 +28,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Name of the first clang on this machine that can compile for AMD's devices; `None` if there is
-/// none.
+/// Name of the first clang on this machine that can compile for AMD's devices; `None` if no clang
+/// can.
 fn find_clang() -> Option<&'static str> {
     ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
         let targets = Command::new(name).arg("-print-targets").output();
@@ -72,14 +73,14 @@ fn every_kernel_compiles() {
     });
 }
 
-/// Tests that clang makes a code object in the format that the runtime loads, and returns its log
-/// for a wrong source.
+/// Tests that clang makes a code object in the format that the runtime loads, and that clang's log
+/// is returned for a wrong source.
 fn clang_makes_what_a_device_loads() {
     let clang = Compiler::clang().unwrap_or_else(|error| panic!("{error}"));
     let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
-        // The ELF header must hold AMD's machine type (0xe0), and the architecture in its flags.
+        // The ELF header must have AMD's machine type (0xe0), and the architecture in its flags.
         assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
         assert_eq!(code[48], machine, "{arch}");
         let name = b"iris_barrier.kd";

@@ -1,5 +1,5 @@
-//! Tests of the device source compiled by a host compiler: it compiles without warnings, has the
-//! same definitions as the Rust code, and computes correctly.
+//! Tests of the device source compiled by a host compiler. It must compile without warnings, have
+//! the same definitions as the Rust code, and compute correctly.
 
 #![allow(unsafe_code, reason = "the device source as host code, through raw addresses")]
 
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Builds a shared library from the device sources `sources`, in a folder that must outlive the
+/// Builds a shared library from the device sources `sources`. The returned folder must outlive the
 /// library.
 fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -56,7 +56,8 @@ fn symbol<T: Copy>(library: &Library, name: &str) -> T {
     *unsafe { library.get::<T>(name.as_bytes()) }.expect("the function")
 }
 
-/// Deterministic generator of pseudo-random numbers; the field is its state, at first the seed.
+/// Deterministic generator of pseudo-random numbers. The field is its state, which starts with the
+/// seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -215,8 +216,8 @@ fn a_product_is_right_with_four_threads() {
 }
 
 /// Tests the MFMA core of the tile GEMM with AMD's matrix instructions emulated by
-/// tests/host/hooks.cpp. This shows that the core is correct if fragments have the layouts written
-/// there; it shows nothing about a device.
+/// tests/host/hooks.cpp. The core is correct if the emulated layouts of fragments are those of the
+/// hardware; the test shows nothing about a device.
 fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
@@ -227,16 +228,16 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
     products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
-    // Products with the matrix instructions that gfx950 has and gfx942 lacks, which take 16 bytes
-    // per thread.
+    // Products with matrix instructions that take 16 bytes per thread: gfx950 has them, gfx942 does
+    // not.
     let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
     products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
     products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
 }
 
 /// Checks products of `rounds` random shapes and layouts, for a build whose largest tile and slab
-/// have the sizes `tile` and `slab`. Tile sizes start at `smallest`, and shapes end at `largest`;
-/// `bytes` encodes an element of A, B or the bias. C is f32.
+/// have the sizes `tile` and `slab`. Tile sizes are at least `smallest`, and shapes at most
+/// `largest`. `bytes` encodes an element of A, B or the bias. C is f32.
 fn products(
     options: &[&str],
     (tile, slab): (u32, u32),

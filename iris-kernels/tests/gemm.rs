@@ -1,7 +1,7 @@
-//! Tests of the built-in whole-matrix GEMM. Every build compiles without local memory. On a GPU,
-//! small and odd shapes are compared in every element with sums in f64, in both types and all
-//! layouts; large shapes are compared in samples, and completely, with a tolerance, with the
-//! vendor's library if it is installed.
+//! Tests of the built-in whole-matrix GEMM. Every build must compile without local memory. On a
+//! GPU, small and odd shapes are compared in every element with sums in f64, in both types and all
+//! layouts. Large shapes are compared with sums in f64 in samples; if the vendor's library is
+//! installed, all their elements are compared with its results, with a tolerance.
 
 #![allow(unsafe_code, reason = "products over memory of the heap")]
 
@@ -43,8 +43,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Builds of the GEMM that between them differ in every parameter: width, cluster, deferred store,
-/// and operands flipped or not.
+/// Builds of the GEMM, which together vary every parameter: width, cluster, deferred store, and
+/// operands flipped or not.
 fn builds() -> Vec<Config> {
     let wide = [(256, 2, 4), (224, 2, 4), (192, 2, 4), (160, 2, 5), (128, 2, 6), (64, 1, 7)];
     let wide = wide.map(|(width, cluster, stages)| Config::wide(width, cluster, stages));
@@ -147,7 +147,7 @@ fn real(seed: usize) -> f32 {
 }
 
 /// Pseudo-random small integer. Sums of such numbers are exact, so a wrong element cannot be
-/// mistaken for a rounding error.
+/// explained by rounding.
 fn integer(seed: usize) -> f32 {
     (mixed(seed) % 3) as f32 - 1.0
 }
@@ -166,7 +166,7 @@ fn value_of(dtype: DType, bits: u16) -> f32 {
     }
 }
 
-/// Matrix in the heap, with the bits of its elements as they were written.
+/// Matrix in the heap, with a copy of the bits that were written to it.
 struct Placed {
     slice: SymSlice<u8>,
     matrix: Matrix,
@@ -285,7 +285,7 @@ fn compare(
             let ld = c.matrix.ld as usize;
             for (at, &bits) in result.iter().enumerate() {
                 let poisoned = bits == c.held[at];
-                // After the product only the gaps between rows may still hold the poison value,
+                // After the product, only the gaps between rows may still contain the poison value,
                 // which no sum equals.
                 assert_eq!(poisoned, at % ld >= n, "{config:?}: element {at} of lines of {ld}");
             }
@@ -322,8 +322,8 @@ fn integers_are_exact() {
 
 fn large_shapes_are_right_where_sampled() {
     on_the_gpu(|heap| {
-        // With these shapes a workgroup has several tiles, of which the last ones are cut off in
-        // all directions.
+        // With these shapes a workgroup has several tiles. Its last tiles are cut off by the edges
+        // of C in all directions.
         let shapes = [[4100, 4104, 520], [2048, 1288, 4096], [33, 8200, 3592]];
         for (at, shape) in shapes.into_iter().enumerate() {
             let dtype = if at == 1 { DType::F16 } else { DType::BF16 };

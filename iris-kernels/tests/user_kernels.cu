@@ -3,8 +3,8 @@
 
 using namespace iris;
 
-/// One thread of each rank operates on words of the next rank, and stores the old values in `old`.
-/// The host knows which words and old values to expect.
+/// Operates, by one thread of each rank, on words of the next rank, and stores the old values in
+/// `old`. The host knows which words and old values to expect.
 template <class T> IRIS_DEVICE void operate(const HeapView& heap, Slice<T> words, Slice<T> old) {
     if (port::thread() != 0 || port::workgroup() != 0) return;
     const auto at = heap.at(words, (heap.rank + 1) % heap.size), to = heap.at(old, heap.rank);
@@ -34,7 +34,8 @@ IRIS_KERNEL operate_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<i64> ol
     operate(heap, words, old);
 }
 
-/// All threads of all ranks operate on words of rank 0 at the same time; no update may be lost.
+/// Operates, by all threads of all ranks at the same time, on words of rank 0; no update may be
+/// lost.
 template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words) {
     const auto at = heap.at(words, 0);
     const u32 thread = port::workgroup() * port::threads() + port::thread();
@@ -62,7 +63,7 @@ IRIS_KERNEL contend_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<float> 
 }
 
 /// Makes a copy for each entry of `cases`: target, source, and number of elements. Data that
-/// put_with_signal() sent is read here, after the wait.
+/// put_with_signal() has sent is read here after the wait for the signal.
 template <class T>
 IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<T> seen,
                         Slice<u32> cases, u32 mode, u32 word) {

@@ -1,6 +1,7 @@
 //! Tests of users' kernels: every remote access of `iris/sym.h` and `iris/sync.h`, with results
-//! compared on the host. The kernels run on a GPU, and as host code compiled by g++; tests whose
-//! requirement is missing are ignored. The source is also compiled for GPUs if NVRTC is installed.
+//! compared on the host. The kernels run on a GPU, and as host code compiled by g++. Tests whose
+//! GPU or compiler is missing are ignored. The source is also compiled for GPUs if NVRTC is
+//! installed.
 
 #![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
 
@@ -23,7 +24,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 const SOURCE: KernelSource<'_> =
     KernelSource { name: "user_kernels.cu", text: include_str!("user_kernels.cu") };
 
-/// Device on which the kernels run: a GPU, or the host, as code that g++ compiled.
+/// Device on which the kernels run: a GPU, or the host, for which g++ compiles them.
 #[derive(Clone, Copy)]
 enum On {
     Gpu,
@@ -71,8 +72,8 @@ const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
-/// Returns the function that launches the kernels as host code, which is compiled at the first call
-/// only.
+/// Returns the function that launches the kernels as host code. The code is compiled at the first
+/// call only.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -214,7 +215,7 @@ fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Re
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
-    // The words of this rank are changed by the kernel of the preceding rank.
+    // The kernel of the preceding rank changes the words of this rank.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
     let operate = on.kernel(heap, name)?;

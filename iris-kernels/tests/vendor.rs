@@ -1,8 +1,8 @@
 //! Tests of the vendor's GEMM library on a GPU: compared with sums in f64, in every type and
 //! layout, with and without a bias and an addend, aligned and not, and captured in a graph before
-//! anything else was enqueued. They are ignored without a GPU or the library. On any host they also
-//! run over a fake library with hipBLASLt's interface and a fake HIP runtime, which shows nothing
-//! about AMD's libraries.
+//! anything else was enqueued. The tests are ignored without a GPU or the library. On any host they
+//! also run over a fake library with hipBLASLt's interface and a fake HIP runtime; this shows
+//! nothing about AMD's libraries.
 
 #![allow(unsafe_code, reason = "products over memory of the heap")]
 
@@ -138,8 +138,8 @@ fn products_are_those_of_the_reference() {
                     let call = (&sample.args(), sample.addend());
                     let taken = enqueue(heap, &stream, &library, call)?;
                     // The library may decline a bias or an addend for unaligned matrices, and for
-                    // 16-bit results whose rows are not whole vectors. For a single row stored
-                    // column-major it may decline more.
+                    // 16-bit results whose rows are not whole vectors. It may decline further calls
+                    // with a single row that is stored column-major.
                     let whole = shape[1..].iter().all(|it| it.is_multiple_of(8));
                     let adds = case.bias || case.addend;
                     let refused = adds && !(sample.is_aligned() && (whole || types.1 == F32));
@@ -319,8 +319,9 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
             addend: sample.c.matrix.address,
             workspace: data + workspace.offset(),
         };
-        // Run the product twice, so that the second run adds to the result of the first. Then a
-        // missing address of the result must be refused, with the library's name for the status.
+        // The product is run twice, so that the second run adds to the result of the first. Then a
+        // call without the address of the result must be refused, with the library's name for the
+        // status.
         sample.c.fill(heap, |_| 0.0)?;
         let run = |at: Addresses| {
             heap.gpu()?.enqueue(&stream, |raw| {

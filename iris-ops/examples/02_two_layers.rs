@@ -13,7 +13,7 @@ use iris_ops::{
     Epilogue, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce, scope,
 };
 
-/// Number of rows (tokens), of columns of input and output, and of inner columns over all ranks.
+/// Number of rows (tokens), number of columns of input and output, and inner columns of all ranks.
 const SHAPE: (usize, usize, usize) = (4, 6, 8);
 
 fn rank(world: World) -> anyhow::Result<Vec<f32>> {
@@ -21,7 +21,7 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     let up = matmul::Options::new(m, inner, hidden).epilogue(Epilogue::Gelu).name("up");
     let down = matmul_all_reduce::Options::new(m, hidden, inner).name("down");
     let (up, down) = (up.plan(&world)?, down.plan(&world)?);
-    // The heap needs room only for the operators' exchanges, because the matrices lie in host
+    // The heap needs room only for the operators' exchanges, because all matrices are in host
     // memory.
     let heap = Plan::open_heap(&world, &[&up, &down], Room::none())?;
     let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);

@@ -10,7 +10,7 @@ const M: usize = 500;
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Adds up tiles of peers as they arrive (`behind` 0), or this rank's tiles after the op (1).
+// Adds up the peers' tiles as they arrive (`behind` 0), or this rank's tiles after the op (1).
 IRIS_KERNEL add(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(sums, view.heap.rank);

@@ -20,7 +20,7 @@ use crate::ranks::Ranks;
 use crate::spec::Part;
 use crate::workspace::Workspace;
 
-/// Operator whose kind the program chooses at run time; the plan that it was made with names the
+/// Operator whose kind the program chooses at run time; the plan from which it was made names the
 /// kind.
 #[derive(Debug)]
 pub struct AnyOp {
@@ -45,7 +45,7 @@ pub struct Operands {
 }
 
 impl AnyOp {
-    /// Makes the operator of the plan. Collective, as `new` of each operator.
+    /// Makes the operator of the plan. Collective, like `new` of each operator.
     ///
     /// # Errors
     /// Errors of the operator's `new`, such as [`AllReduce::new`](crate::AllReduce::new).
@@ -72,8 +72,8 @@ impl AnyOp {
         self.operator.run(stream, &self.matrices(operands))
     }
 
-    /// Describes the next call to a kernel of the caller that runs at the same time as the call, as
-    /// [`AllReduce::beside`](crate::AllReduce::beside) does.
+    /// Describes the next call to a kernel of the caller that runs at the same time as the call;
+    /// see [`AllReduce::beside`](crate::AllReduce::beside).
     ///
     /// # Errors
     /// Errors of `AllReduce::beside`; [`Invalid`](crate::OpError::Invalid) for an operator or
@@ -89,13 +89,13 @@ impl AnyOp {
         Matrices { a: Some(a), b, c: Some(c), bias, norm, root: None }
     }
 
-    /// Plan that the op was made with.
+    /// Plan from which the operator was made.
     pub fn plan(&self) -> &Plan {
         self.operator.plan()
     }
 
-    /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so far.
-    /// Synchronise the stream of the calls before reading them.
+    /// Numbers of bytes moved, flags raised and waits begun by the operator's calls on this rank so
+    /// far. Synchronise the stream of the calls before reading these counters.
     ///
     /// # Errors
     /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the
@@ -105,7 +105,7 @@ impl AnyOp {
     }
 
     /// Trace spans of the operator's calls so far, one list per workgroup; empty if the plan has no
-    /// `trace_spans`. Synchronise the stream of the calls before reading them.
+    /// `trace_spans`. Synchronise the stream of the calls before reading the spans.
     ///
     /// # Errors
     /// Errors of the device.
@@ -113,15 +113,15 @@ impl AnyOp {
         self.operator.trace()
     }
 
-    /// Checks whether enqueued calls of this heap have failed. It neither waits nor communicates.
+    /// Checks whether enqueued calls of this heap have failed. This neither waits nor communicates.
     ///
     /// # Errors
-    /// The fault that a call left.
+    /// The fault of a call that failed.
     pub fn check(&self) -> Result<()> {
         self.operator.check()
     }
 
-    /// Frees the op's memory. Collective; waits for the streams of the heap.
+    /// Frees the operator's memory. Collective; waits for the streams of the heap.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
@@ -156,28 +156,29 @@ impl Op {
         ops::row(self).multiplies()
     }
 
-    /// All variants of the operator, including those that some kinds of device have no kernels for.
+    /// All variants of the operator, including variants for which some kinds of device have no
+    /// kernels.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
     }
 
-    /// Variants of the operator that the device has kernels for: all, except `epilogue` on GPUs
-    /// without GEMMs that store to peers.
+    /// Variants of the operator for which the device has kernels: all variants, except `epilogue`
+    /// on GPUs without GEMMs that store to peers.
     pub fn variants_on(self, device: Device) -> Vec<Variant> {
         on_device::variants(ops::row(self), device).collect()
     }
 
-    /// Returns the operator's variant with this name, in which hyphens count as underscores; `None`
-    /// for the name `auto`, which leaves the choice to the plan.
+    /// Returns the operator's variant with this name; in `name`, hyphens are read as underscores.
+    /// `None` for the name `auto`, which leaves the choice to the plan.
     ///
     /// # Errors
-    /// [`Invalid`](Error::Invalid) if the operator has no such variant; the error lists those that
-    /// it has.
+    /// [`Invalid`](Error::Invalid) if the operator has no such variant; the error lists the
+    /// variants of the operator.
     pub fn variant(self, name: &str) -> Result<Option<Variant>> {
         ops::row(self).variant(name)
     }
 
-    /// Names of the options that the operator reads (names of setters), except those that every
+    /// Names of the options (setters) that the operator reads, except the options that every
     /// operator has.
     pub fn options(self) -> &'static [&'static str] {
         ops::options(self)
@@ -194,11 +195,11 @@ impl Op {
 }
 
 impl Request {
-    /// Makes the plan, as `plan` of the operator's own `Options` does.
+    /// Makes the plan, like `plan` of the operator's own `Options`.
     ///
     /// # Errors
     /// [`Invalid`](Error::Invalid) for a value that the operator cannot take, and for an option
-    /// that it does not read.
+    /// that the operator does not read.
     pub fn plan(&self, ranks: impl Into<Ranks>) -> Result<Plan> {
         let op = self.op();
         let unasked = op.request(0, 0, 0);

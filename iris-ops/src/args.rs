@@ -2,7 +2,7 @@ use crate::matrix::MatRef;
 use crate::operand::sealed::MatrixArg;
 
 /// Matrices of one call of an operator with a matrix product: C = A B (+ bias), reduced or gathered
-/// over the ranks as the operator defines. All are [`MatRef`]s, or all are
+/// over the ranks as the operator defines. Either all matrices are [`MatRef`]s, or all are
 /// [`Operand`](crate::Operand)s.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -18,13 +18,14 @@ pub struct MatmulArgs<M = MatRef> {
     /// Bias of 1 x N elements, f32, f16 or bf16. It is added to every row of the result once, not
     /// once per rank; all ranks pass the same values.
     pub bias: Option<M>,
-    /// Matrices of the RMSNorm; required if the plan has `rms_norm`, and an error if it has not.
+    /// Matrices of the RMSNorm. They are required if the plan has `rms_norm`, otherwise an error.
     pub norm: Option<NormArgs<M>>,
 }
 
 impl<M> MatmulArgs<M> {
-    /// Arguments for C = A B, without a bias and without an RMSNorm: A is M x K, B is K x N;
-    /// [`Plan::shapes`](crate::Plan::shapes) has the parts that this rank passes.
+    /// Arguments for C = A B, without a bias and without an RMSNorm: A is M x K, B is K x N.
+    /// [`Plan::shapes`](crate::Plan::shapes) gives the parts of these matrices that this rank
+    /// passes.
     pub fn new(a: M, b: M, c: M) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
@@ -36,21 +37,21 @@ impl<M> MatmulArgs<M> {
         self
     }
 
-    /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
+    /// Sets the matrices of the RMSNorm, for a plan with `rms_norm`.
     #[must_use]
     pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
     }
 
-    /// Matrices of the call: A, B and C, and the optional ones that are not `None`.
+    /// Matrices of the call: A, B and C, and the optional matrices that are not `None`.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
-/// Matrices of the RMSNorm of one call, in addition to its result C (of a collective: the output).
+/// Matrices of the RMSNorm of one call, in addition to the result C (for a collective: the output).
 ///
 /// ```text
 /// C[i, j]      = sum + residual[i, j]            rounded to the type of C
@@ -91,13 +92,13 @@ impl<M> MatmulArgs<M> {
 #[non_exhaustive]
 pub struct NormArgs<M = MatRef> {
     /// Residual, M x N, with the element type of C and the same values on all ranks. It is added to
-    /// the sum after bias and epilogue. It may be C itself: then the call replaces the old residual
-    /// by the new one.
+    /// the sum after bias and epilogue. The residual may be C itself: then the call replaces the
+    /// old residual by the new one.
     pub residual: Option<M>,
     /// Weight, 1 x N, of type f32, f16 or bf16, with the same values on all ranks.
     pub weight: M,
-    /// Normalised rows, M x N, with the element type of C; written by the call. They must not
-    /// overlap any other matrix of the call.
+    /// Normalised rows, M x N, with the element type of C; written by the call. This matrix must
+    /// not overlap any other matrix of the call.
     pub normed: M,
 }
 
@@ -128,9 +129,9 @@ impl<M: MatrixArg> NormArgs<M> {
 }
 
 /// Input and output of one call of a collective without a matrix product, as [`MatRef`]s or as
-/// [`Operand`](crate::Operand)s: matrices; if it was planned by elements,
+/// [`Operand`](crate::Operand)s. If the collective was planned by elements, they are
 /// [vectors](MatRef::vector), or matrices with one part of the message per row, which may have a
-/// leading dimension.
+/// leading dimension. Otherwise they are matrices.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CollectiveArgs<M = MatRef> {
@@ -138,14 +139,14 @@ pub struct CollectiveArgs<M = MatRef> {
     pub input: Option<M>,
     /// Data that this rank receives; written by the call.
     pub output: M,
-    /// Matrices of the RMSNorm of an all-reduce; required if the plan has `rms_norm`, and an error
-    /// if it has not.
+    /// Matrices of the RMSNorm of an all-reduce. They are required if the plan has `rms_norm`,
+    /// otherwise an error.
     pub norm: Option<NormArgs<M>>,
 }
 
 impl<M> CollectiveArgs<M> {
-    /// Arguments that send `input` and receive `output`, both with the plan's dtype;
-    /// [`Plan::shapes`](crate::Plan::shapes) has their shapes.
+    /// Arguments that send `input` and receive `output`, both with the plan's dtype.
+    /// [`Plan::shapes`](crate::Plan::shapes) gives their shapes.
     pub fn new(input: M, output: M) -> Self {
         Self { input: Some(input), output, norm: None }
     }
@@ -155,21 +156,21 @@ impl<M> CollectiveArgs<M> {
         Self { input: None, output, norm: None }
     }
 
-    /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
+    /// Sets the matrices of the RMSNorm, for a plan with `rms_norm`.
     #[must_use]
     pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
     }
 
-    /// Matrices of the call: input and output, and the optional ones that are not `None`.
+    /// Matrices of the call: input and output, and the optional matrices that are not `None`.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [self.input.as_ref(), Some(&self.output)];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
-/// Matrices of one call of any operator; a field is `None` if the operator has no such matrix. For
+/// Matrices of one call of any operator. A field is `None` if the operator has no such matrix. For
 /// a collective, `a` is the input and `c` the output.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matrices {
@@ -178,7 +179,7 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
-    /// Rank that is the root of this call, for a broadcast; `None` to use the plan's root.
+    /// Rank that is the root of this call, for a broadcast; `None` for the plan's root.
     pub(crate) root: Option<usize>,
 }
 

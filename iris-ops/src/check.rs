@@ -13,7 +13,7 @@ use crate::spec::{Part, Row};
 /// Call whose matrices were checked: they have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// M and N of the whole product or message: the rows of all ranks together.
+    /// M and N of the whole product or message; M is the number of rows of all ranks together.
     pub(crate) m: usize,
     pub(crate) n: usize,
     /// Rank that is the root of a broadcast.
@@ -22,14 +22,14 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Size of this call, by which the plan chooses variant and tile: M, or for a message of
-    /// elements the number of elements of a part.
+    /// Size of this call, by which the plan chooses variant and tile. It is M; for a message of
+    /// elements, it is the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
 }
 
-/// Checks the matrices of a call and returns the call with its M and N.
+/// Checks the matrices of a call, and returns the call with its values of M and N.
 pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let (request, row) = (plan.request(), plan.row());
     let op = plan.op();
@@ -48,7 +48,8 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let Matrices { a, c, .. } = &mut call.matrices;
     for (name, matrix, part) in [(names[0], &mut *a, row.a), (names[1], &mut *c, row.c)] {
         if part == Part::Root && root != plan.ranks().rank {
-            // A rank other than the root may pass a matrix that only the root needs; ignore it.
+            // A rank other than the root may pass a matrix that only the root needs. The matrix is
+            // ignored.
             *matrix = None;
         } else if matrix.is_none() {
             return Err(missing(name));
@@ -104,8 +105,8 @@ pub(crate) fn names(row: &Row) -> [&'static str; 2] {
     if row.multiplies() { ["A", "C"] } else { ["input", "output"] }
 }
 
-/// Checks that the call has RMSNorm matrices exactly if the plan has `rms_norm`, and their shapes
-/// and types.
+/// Checks that the call has RMSNorm matrices exactly if the plan has `rms_norm`, and checks the
+/// shapes and types of these matrices.
 fn normed(plan: &Plan, norm: Option<&NormArgs>, shape: (usize, usize)) -> Result<()> {
     let op = plan.op();
     let invalid = |value: &str, expected: &str| {
@@ -129,7 +130,7 @@ fn normed(plan: &Plan, norm: Option<&NormArgs>, shape: (usize, usize)) -> Result
     shaped(op, "weight", weight, (1, shape.1), "1 x N of the plan")
 }
 
-/// Reshapes input and output of a message of elements to one row per part; returns the number of
+/// Reshapes input and output of a message of elements to one row per part. Returns the number of
 /// elements of a part.
 fn elements(
     plan: &Plan,
@@ -199,8 +200,8 @@ fn member(plan: &Plan) -> Result<()> {
     })
 }
 
-/// Checks that `matrix` has `rows` x `cols` elements; `why` tells in the error text where that
-/// shape comes from.
+/// Checks that `matrix` has `rows` x `cols` elements. `why` states in the error text from where
+/// that shape follows.
 fn shaped(
     op: Op,
     name: &'static str,
@@ -220,7 +221,7 @@ fn shaped(
     })
 }
 
-/// Checks that the call may write `matrix`, which it may not if the matrix was made by
+/// Checks that the call may write `matrix`. It may not write a matrix that was made by
 /// `MatRef::external`.
 fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     if matrix.is_writable() {
@@ -252,8 +253,8 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::spec::Row;
 
-    /// Operator that exists only in tests: all ranks have an input, only the root has an output, as
-    /// in a reduce to one rank.
+    /// Operator that exists only in tests: all ranks have an input, and only the root has an
+    /// output, like a reduce to one rank.
     static TO_ROOT: Row = Row { a: Part::All, c: Part::Root, ..broadcast::ROW };
 
     #[test]

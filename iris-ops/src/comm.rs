@@ -1,11 +1,12 @@
-//! Communicator with the shape of NCCL's: collectives by element count, on the program's own memory and stream.
+//! Communicator with an interface like NCCL's: collectives by element count, on the program's own
+//! memory and stream.
 //!
-//! **Problem.** A program that calls NCCL has buffers and a stream of its own, and calls of any size. The operators of
-//! this crate want a heap, a plan and a workspace for each first.
+//! **Problem.** A program that calls NCCL has its own buffers and stream, and makes calls of any
+//! size. The operators of this crate first need a heap, a plan and a workspace.
 //!
-//! **Solution.** A [`Comm`] makes all of that once, in one collective step, and has one method for each collective. After
-//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs. The
-//! world may have several nodes.
+//! **Solution.** A [`Comm`] makes heap, plans and workspace once, in one collective step, and has
+//! one method for each collective. Afterwards no host waits for another host: calls are enqueued on
+//! the communicator's stream, and may be captured in graphs. The world may have several nodes.
 //!
 //! ```
 //! use iris_heap::{BackendKind, World};
@@ -28,16 +29,17 @@
 //!
 //! # From `cudarc::nccl::Comm`
 //!
-//! With the feature `cudarc-0-19` the methods take cudarc's slices and views, and wait for and hold up work on them by
-//! cudarc's own events, as the methods of `cudarc::nccl::Comm` do.
+//! With the feature `cudarc-0-19` the methods accept cudarc's slices and views. Like the methods of
+//! `cudarc::nccl::Comm`, they wait for earlier work on these slices, and make later work wait for
+//! the call, by cudarc's own events.
 //!
 //! | `cudarc::nccl` | here |
 //! | --- | --- |
 //! | `Id::new`, `internal`, `uninit` | the same, 128 bytes: [`Id`] |
 //! | `Comm::from_rank(stream, rank, world_size, id)` | the same: [`Comm::from_rank`]; sizes by [`Comm::from_rank_with`] |
-//! | `Comm::from_devices` | missing, a rank needs a thread of its own: `World::threads` and [`Comm::from_world`] |
+//! | `Comm::from_devices` | missing, because a rank needs a thread of its own: `World::threads` and [`Comm::from_world`] |
 //! | `rank`, `world_size` | the same |
-//! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; cudarc's is the one that was given |
+//! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; the program keeps the cudarc stream that it passed |
 //! | `all_reduce`, `all_reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
 //! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type |
 //! | `reduce_scatter` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
@@ -45,13 +47,13 @@
 //! | `ReduceOp::Prod`, `Max`, `Min`, `Avg`; sums of integers and of f64 | missing; the operation is refused by name, the type by the compiler |
 //! | `reduce`, `reduce_in_place` | missing: [`Comm::all_reduce`], or [`Comm::reduce_scatter`] |
 //! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
-//! | `group`, `group_start`, `group_end` | missing: calls of a communicator are one after the other |
+//! | `group`, `group_start`, `group_end` | missing: calls of a communicator run one after the other |
 //! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
-//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator in order |
+//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator without an abort |
 //! | returns `NcclStatus` or `NcclError` | returns `()` or [`OpError`](crate::OpError), which has `Debug` and `Display` |
 //!
-//! A `Comm` is `Send` and `Sync`. Threads may share one; all ranks must issue the calls in the same order, which is up to
-//! the program, as with NCCL.
+//! A `Comm` is `Send` and `Sync`, and threads may share one. All ranks must issue the calls in the
+//! same order; as with NCCL, the program must ensure this.
 
 mod calls;
 mod id;
@@ -79,8 +81,8 @@ pub use memory::{Source, Target};
 pub use options::{Footprint, Options};
 pub use stream::OnStream;
 
-/// Operation of a reduction. Only [`ReduceOp::Sum`] is supported; the others exist in NCCL and are
-/// refused with an error.
+/// Operation of a reduction. Only [`ReduceOp::Sum`] is supported. The other operations exist in
+/// NCCL and are refused with an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReduceOp {
     /// Sum over all ranks.
@@ -118,19 +120,19 @@ summands!(f32, half::f16, half::bf16);
 
 /// Communicator of a rank; see [the module](self).
 ///
-/// A call is enqueued on the communicator's stream and returns at once. With host memory, on the
-/// CPU, a call returns when it is complete, because it borrows the memory only for that long.
+/// A call is enqueued on the communicator's stream and returns at once. A call with host memory, on
+/// the CPU, returns when it is complete, because it borrows the memory only for its own duration.
 ///
 /// A call with more bytes than [`Options::max_bytes`] is split into several launches.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.
     owned: Option<World>,
-    /// Whether closing the communicator also closes its heap: true if the communicator opened the
-    /// heap.
+    /// Whether a close of the communicator also closes its heap: true if the communicator opened
+    /// the heap.
     owns_heap: bool,
     stream: CommStream,
-    /// Operators, locked during a call so that the launches of two calls do not mix. `None` once
+    /// Operators, locked during a call so that the launches of two calls do not mix. `None` after
     /// the communicator is closed.
     operators: Mutex<Option<Operators>>,
 }
@@ -157,8 +159,8 @@ impl fmt::Debug for Comm {
 impl Comm {
     /// Opens a communicator of `world_size` processes or threads of this host that pass the same
     /// `id`: collective. For ranks on several hosts, make a [`World`] and use [`Comm::from_world`].
-    /// `stream` is a `BackendKind`, for a stream of the communicator's own, or,
-    /// with the feature `cudarc-0-19`, an `Arc<CudaStream>`.
+    /// `stream` is a `BackendKind`, for a new stream of the communicator, or, with the feature
+    /// `cudarc-0-19`, an `Arc<CudaStream>`.
     ///
     /// # Errors
     /// [`Error::Comm`] for an invalid `id`, a rank out of range, ranks that do not arrive by the
@@ -188,7 +190,7 @@ impl Comm {
         options: &Options,
     ) -> Result<Self> {
         let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
-        // A closure is avoided here, because a collective call reports the source location of its
+        // This code uses no closure, because a collective call reports the source location of its
         // caller.
         let mut comm = Comm::from_world(stream, &world, options)?;
         comm.owned = Some(world);
@@ -225,7 +227,7 @@ impl Comm {
     }
 
     /// Makes a communicator in an open heap, next to other operators of the program: collective.
-    /// [`Options::footprint`] returns the memory that it needs of the heap.
+    /// [`Options::footprint`] returns the memory of the heap that the communicator needs.
     ///
     /// # Errors
     /// The errors of an operator's `new`; [`Error::Comm`] for a stream of another heap or device.
@@ -247,7 +249,8 @@ impl Comm {
         let stream = stream?;
         told?;
         let memory = Comm::memory(heap, plans);
-        // Each node allocates the memory on its own, so the nodes exchange whether they succeeded.
+        // Each node allocates its memory independently. So the nodes exchange whether they
+        // succeeded.
         let told = heap.whole_world().all_ok("communicator", outcome(&memory));
         let (workspace, stage) = memory?;
         told.map_err(Error::comm)?;
@@ -277,7 +280,7 @@ impl Comm {
         Ok((workspace, [sent.raw(), got.raw()]))
     }
 
-    /// Index of this rank, from 0; node by node if the ranks are on several nodes.
+    /// Index of this rank, from 0. Ranks on several nodes are numbered node by node.
     pub fn rank(&self) -> usize {
         self.heap.whole_world().rank()
     }
@@ -299,12 +302,13 @@ impl Comm {
     }
 
     /// Returns the fault of an enqueued call as an error, if there is one. Does not wait, and may
-    /// be called at any time. Kernels write a fault to memory of the host before they end, so after
-    /// a sync of the stream the faults of all calls enqueued before it are seen.
+    /// be called at any time. Kernels write a fault to memory of the host before they end. So after
+    /// a sync of the stream, `check` sees the faults of all calls that were enqueued before the
+    /// sync.
     ///
     /// # Errors
     /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and
-    /// open another with a new [`Id`].
+    /// open another one with a new [`Id`].
     pub fn check(&self) -> Result<()> {
         self.heap.check().map_err(Error::comm)
     }
@@ -313,9 +317,9 @@ impl Comm {
     /// and the world if the communicator opened them. Later calls are refused.
     ///
     /// # Errors
-    /// [`Error::Comm`] if it was closed already, if a rank is lost, or if a call of this rank has
-    /// failed without a report so far. Local resources are released even then, so another
-    /// communicator can be opened with another [`Id`].
+    /// [`Error::Comm`] if the communicator is already closed, if a rank is lost, or if a call of
+    /// this rank has failed and no earlier function has reported the failure. Local resources are
+    /// released even then, so another communicator can be opened with another [`Id`].
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let operators = self.lock().take();
@@ -327,7 +331,7 @@ impl Comm {
         } else {
             operators.free(&self.heap)
         };
-        // The world is closed even if closing the heap failed, so that nothing stays open after a
+        // The world is closed even if the heap cannot be closed, so that nothing stays open after a
         // rank is lost.
         let closed = match &self.owned {
             Some(world) => world.close().map_err(Error::comm),
@@ -361,7 +365,7 @@ impl Operators {
 #[track_caller]
 fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
     let mut operators = Vec::with_capacity(plans.len());
-    // A closure is avoided here, because a collective call reports the source location of its
+    // This code uses no closure, because a collective call reports the source location of its
     // caller.
     for (dtype, plan) in plans {
         operators.push((*dtype, Operator::within(plan.op(), workspace, plan)?));

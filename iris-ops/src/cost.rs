@@ -5,14 +5,14 @@
 //! measured for one machine do not hold for another.
 //!
 //! **Solution.** A [`Machine`] has about twenty parameters with units, which `iris tune` measures.
-//! The time of a step is computed from them ([`steps`]). The time of a program is the sum of steps
-//! that run one after the other, and the maximum of those that overlap ([`programs`]). Parameters
-//! are fitted to times of GEMMs, barriers and collectives; products with collectives are combined
-//! from these.
+//! The time of a step is computed from these parameters ([`steps`]). The time of a program is the
+//! sum of steps that run one after the other, and the maximum of steps that overlap ([`programs`]).
+//! Parameters are fitted to times of GEMMs, barriers and collectives; the times of fused operators
+//! are combined from these.
 //!
-//! **Limits.** The model assumes that ranks are alike and have their devices to themselves. It
-//! ignores clocks that drop under load, differing routes between GPUs, and other work on the
-//! machine, so errors of 10 % are usual. It compares programs and does not replace a measurement.
+//! **Limits.** The model assumes that ranks are alike and do not share devices. It ignores clocks
+//! that drop under load, differing routes between GPUs, and other work on the machine, so errors of
+//! 10 % are usual. It compares programs and does not replace a measurement.
 
 mod machine;
 pub(crate) mod network;
@@ -29,8 +29,8 @@ use crate::kind::Op;
 use crate::spec::Part;
 
 impl Problem {
-    /// Predicted time in microseconds of a call by this program with this tile; `None` if a step
-    /// has no prediction because it is never the fastest.
+    /// Predicted time in microseconds of a call by this program with this tile. `None` if the model
+    /// has no prediction for one of the steps, because that step is never the fastest.
     pub(crate) fn predict(
         &self,
         machine: &Machine,
@@ -40,8 +40,8 @@ impl Problem {
         self.time(machine, program, tile).filter(|us| us.is_finite())
     }
 
-    /// Lower limit in microseconds for any program of the call: the longer of two times, that of
-    /// the product alone and that of sending the bytes that a rank must send.
+    /// Lower limit in microseconds for any program of the call. It is the longer of two times: that
+    /// of the product alone, and that of sending the bytes that a rank must send.
     pub(crate) fn limit(&self, machine: &Machine) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;
@@ -49,8 +49,8 @@ impl Problem {
         let columns = if row.gathers_a() { k } else { n };
         let part = m * columns * self.wire.size() as f64 / world;
         let rows = if row.a == Part::Own { m / world } else { m };
-        // A broadcast counts as a pipeline: each rank passes the data on to one other rank while it
-        // still receives.
+        // A broadcast is modelled as a pipeline: each rank forwards the data to one other rank
+        // while it still receives.
         let (sent, peers) = match row.message {
             Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
             Op::Broadcast if self.world > 1 => (part * world, 1.0),

@@ -11,7 +11,7 @@ pub struct Counters {
     pub pulled: u64,
     /// Number of signals and flags that this rank raised.
     pub flags: u64,
-    /// Number of waits that this rank began, for peers or for its own workgroups.
+    /// Number of waits that this rank began, for peers or for other workgroups of this rank.
     pub waits: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Device that plans are made for: the properties on which a choice depends.
+//! Device for which plans are made: the properties on which the choices of a plan depend.
 //!
-//! **Problem.** A plan is made before a heap is open, sometimes on a host without GPUs; but which
-//! variants exist and which tiles fill the device depends on the GPU.
+//! **Problem.** A plan is made before a heap is open, sometimes on a host without GPUs. But the GPU
+//! determines which variants exist and which tiles fill it.
 //!
 //! **Solution.** A [`Device`] comes from a heap, from the driver, or from a name. If none of them
 //! is available, a usual device is assumed, and every plan says so.
@@ -16,13 +16,13 @@ use iris_kernels::gemm::Gemm;
 
 use crate::kind::UnknownName;
 
-/// Device of a rank: the properties that plans depend on.
+/// Device of a rank: the properties on which plans depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Device {
     /// Backend: cpu, cuda or hip.
     pub backend: BackendKind,
-    /// Product name, such as `NVIDIA H200`; for a host its architecture.
+    /// Product name, such as `NVIDIA H200`; for a host, its architecture.
     pub name: &'static str,
     /// Architecture as the vendor's tools name it, without feature suffixes: `sm_90`, `gfx942`;
     /// `x86_64` for a host.
@@ -32,15 +32,15 @@ pub struct Device {
     pub multiprocessors: u32,
     /// Driver version in the vendor's encoding; 0 for a host and for a device made by name.
     pub driver: u32,
-    /// Number of ranks that use the device, including this one; `None` for a host, and if no heap
-    /// is open, because the number is not known then.
+    /// Number of ranks that use the device, including this one. `None` for a host, and if no heap
+    /// is open, because the number is then unknown.
     pub sharing: Option<u32>,
     /// Whether the device is assumed, because no heap, driver or name described it.
     pub assumed: bool,
 }
 
-/// Devices that [`Device::named`] knows: one GPU each (for MI250X one of its two dies, which the
-/// driver counts as a GPU).
+/// Devices that [`Device::named`] knows, each as one GPU. The entry for MI250X is one of its two
+/// dies, because the driver reports each die as a GPU.
 const NAMED: [(&str, Device); 8] = {
     use BackendKind::{Cuda, Hip};
     [
@@ -74,8 +74,8 @@ impl Device {
         Self::gpu(BackendKind::Cpu, std::env::consts::ARCH, std::env::consts::ARCH, 0)
     }
 
-    /// The device with this name, for plans without hardware: `cpu`, `a100`, `h100` (SXM), `h200`, `b200`, `mi250x` (one
-    /// die), `mi300x`, `mi325x` or `mi355x`, in upper or lower case.
+    /// Device with this name, for plans without hardware: `cpu`, `a100`, `h100` (SXM), `h200`,
+    /// `b200`, `mi250x` (one die), `mi300x`, `mi325x` or `mi355x`, in upper or lower case.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, matmul_all_reduce::Options};
@@ -101,7 +101,7 @@ impl Device {
     }
 
     /// Device that a heap uses for the rank with this number on its host, as the driver describes
-    /// it, unless [`HeapOptions::device`](iris_heap::HeapOptions::device) names another one.
+    /// the device. [`HeapOptions::device`](iris_heap::HeapOptions::device) can name another device.
     ///
     /// # Errors
     /// Errors of [`BackendKind::device_of`], such as a missing driver or device.
@@ -123,20 +123,21 @@ impl Device {
         Self { assumed: true, ..usual }
     }
 
-    /// Whether GEMMs on the device can wait for peers and store to them: true on sm_90, and on a
-    /// host, whose kernels do the same without such a GEMM.
+    /// Whether GEMMs on the device can wait for peers and store to them. True on sm_90. Also true
+    /// on a host, whose kernels give the same results without such a GEMM.
     pub(crate) fn stores_to_peers(&self) -> bool {
         self.backend.traits().host_threads || self.has_wgmma()
     }
 
-    /// Whether iris's own whole-matrix GEMM runs on the device: it needs wgmma instructions.
+    /// Whether the built-in whole-matrix GEMM, which needs wgmma instructions, runs on the device.
     pub(crate) fn has_wgmma(&self) -> bool {
         let target = Target::new(self.backend, self.arch);
         target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
     }
 
-    /// Properties on which a plan depends, as text that ranks compare: backend, architecture,
-    /// number of multiprocessors. The product name and the sharing of the device are left out.
+    /// Properties on which a plan depends, as text that ranks compare: backend, architecture and
+    /// number of multiprocessors. The text omits the product name and the number of ranks that
+    /// share the device.
     pub(crate) fn deciding(&self) -> String {
         let Self { backend, arch, .. } = self;
         match self.multiprocessors {
@@ -153,14 +154,13 @@ impl Device {
 }
 
 impl From<&DeviceInfo> for Device {
-    /// Makes a device from its driver's description. `sharing` stays `None`, because no heap is
-    /// open.
+    /// Makes a device from the driver's description. `sharing` is `None`, because no heap is open.
     fn from(info: &DeviceInfo) -> Self {
         if info.kind.traits().host_threads {
             return Self::host();
         }
-        // The driver's name ends with the architecture, and AMD's architecture names have features
-        // appended after a colon; both are removed here.
+        // Two suffixes are removed here: the architecture at the end of the driver's device name,
+        // and features after a colon in AMD's architecture names.
         let name = info.name.strip_suffix(&info.arch).unwrap_or(&info.name).trim_end();
         let arch = info.arch.split(':').next().unwrap_or_default();
         let driver = info.kind.driver_version().unwrap_or(0);
@@ -198,8 +198,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Stores a text for the life of the process and returns it. The set of texts stays small: one name
-/// and one architecture per kind of GPU.
+/// Stores a text until the process ends, and returns it. The set of texts stays small: one name and
+/// one architecture per kind of GPU.
 fn interned(text: &str) -> &'static str {
     static INTERNED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut all = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);

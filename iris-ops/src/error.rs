@@ -14,8 +14,8 @@ use crate::label::OpLabel;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of plans and operators. `run` returns [`Error::Step`] if it failed while enqueuing; every
-/// other error of `run` means that nothing was enqueued.
+/// Errors of plans and operators. `run` returns [`Error::Step`] if a step failed while it was
+/// enqueued. Every other error of `run` means that nothing was enqueued.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,8 +30,8 @@ pub enum Error {
         /// Reason for the refusal, and what was expected.
         why: String,
     },
-    /// A function that needs at least one plan, such as `Workspace::for_plans`, was called with
-    /// none.
+    /// A function that needs at least one plan, such as `Workspace::for_plans`, was called without
+    /// plans.
     #[error(
         "0 plans, expected at least one: pass the plans of all operators that the heap or workspace is for"
     )]
@@ -48,7 +48,8 @@ pub enum Error {
         /// Description of the values that are allowed.
         expected: String,
     },
-    /// A matrix has another shape than the plan and the call's other matrices imply.
+    /// The shape of a matrix differs from the shape that the plan and the call's other matrices
+    /// imply.
     #[error(
         "{op}: {matrix} is {rows} x {cols}, expected {expected}; pass such a matrix, or plan for this one"
     )]
@@ -61,10 +62,10 @@ pub enum Error {
         rows: usize,
         /// Number of columns of the matrix.
         cols: usize,
-        /// Shape that was expected, and where it follows from.
+        /// Shape that was expected, and from where it follows.
         expected: String,
     },
-    /// A matrix has another element type than the plan.
+    /// The element type of a matrix differs from the type in the plan.
     #[error(
         "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
          Options::dtype (of C: Options::output)"
@@ -116,7 +117,7 @@ pub enum Error {
         /// Maximum number of elements of a part, from the plan.
         planned: usize,
     },
-    /// The plan was made for another rank or world than that of the heap.
+    /// The plan was made for another rank or world than the heap's.
     #[error(
         "{op}: planned for rank {planned_rank} of {planned_size}, expected rank {rank} of {size}, that of the heap: plan \
          on each rank, from its world or heap"
@@ -144,7 +145,7 @@ pub enum Error {
         /// Fault of the earlier call, which causes this error.
         cause: Box<iris_heap::Error>,
     },
-    /// A step of a call could not be enqueued. Steps before it may have been enqueued; `recovery`
+    /// A step of a call could not be enqueued. Steps before it may have been enqueued. `recovery`
     /// says what the caller must do.
     #[error("{op}: step {step}: {cause}; {recovery}")]
     Step {
@@ -154,7 +155,7 @@ pub enum Error {
         step: String,
         /// Error of the heap or of the driver that made the step fail.
         cause: Box<iris_heap::Error>,
-        /// Action that is left to the caller: retry the call, close the heap, or discard the graph
+        /// Action that the caller must take: retry the call, close the heap, or discard the graph
         /// capture.
         recovery: Recovery,
     },
@@ -164,14 +165,14 @@ pub enum Error {
         /// Error of the communicator's heap or world.
         cause: Box<iris_heap::Error>,
     },
-    /// The stream of a [`scope`](crate::scope()), or one of its calls, failed; the cause names the
-    /// call.
+    /// The stream of a [`scope`](crate::scope()), or a call in the scope, failed. The cause names
+    /// the call.
     #[error("{cause}")]
     Scope {
-        /// Error that waiting for the stream returned.
+        /// Error that the wait for the stream returned.
         cause: Box<iris_heap::Error>,
     },
-    /// A call of the heap or its world by an operator failed.
+    /// An operator's call of a function of the heap, or of the heap's world, failed.
     #[error("{}", named(op, cause))]
     Heap {
         /// Operator that called the heap.
@@ -181,7 +182,7 @@ pub enum Error {
     },
 }
 
-/// Text of `cause`, preceded by the name of the operator unless the text already begins with that
+/// Text of `cause`. The name of the operator precedes it, unless the text already begins with that
 /// name.
 fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
     let (label, cause) = (op.to_string(), cause.to_string());
@@ -223,8 +224,8 @@ impl Error {
         self
     }
 
-    /// Kind of the error, by which a caller decides how to react; errors of the heap have the same
-    /// kinds. An error that this crate finds itself is of the kind [`ErrorKind::Usage`].
+    /// Kind of the error, by which a caller decides how to react. Errors of the heap keep their
+    /// kind; an error that this crate detects has the kind [`ErrorKind::Usage`].
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Poisoned { cause, .. }

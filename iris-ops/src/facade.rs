@@ -1,5 +1,5 @@
-//! Macros for what the operators' files have in common: the public type with its methods, which
-//! call [`Operator`](crate::operator::Operator), and the enum of its variants.
+//! Macros that define the common parts of the operators' files: the public type with its methods,
+//! which call [`Operator`](crate::operator::Operator), and the enum of its variants.
 
 /// Defines the public type of an operator, with `run` and the common methods.
 macro_rules! operator {
@@ -13,12 +13,13 @@ macro_rules! operator {
         impl $op {
             /// Enqueues a call on `stream`. Calls of one heap run in the order in which they were
             /// issued, also on different streams; all ranks must issue them in the same order.
-            /// Several threads may issue calls of one operator: calls do not interleave.
+            /// Several threads may issue calls of one operator: the launches of two calls do not
+            /// interleave.
             ///
             /// # Errors
-            /// Matrices that do not fit the plan, and [operands](crate::Operand) of another stream or
-            /// device (nothing has been enqueued then); [`Step`](crate::OpError::Step) if a launch
-            /// fails; [`Poisoned`](crate::OpError::Poisoned) after a fault on the heap.
+            /// Matrices that do not fit the plan, and [operands](crate::Operand) of another stream
+            /// or device: in these cases nothing has been enqueued. [`Step`](crate::OpError::Step)
+            /// if a launch fails; [`Poisoned`](crate::OpError::Poisoned) after a fault on the heap.
             pub fn run<M: $crate::MatrixArg>(
                 &self,
                 args: &$args<M>,
@@ -39,8 +40,8 @@ macro_rules! common_methods {
     ($op:ident) => {
         impl Options {
             /// Makes the plan for calls up to the size that the options give, without
-            /// communication. `ranks` is a heap, a world (then the plan is for the CPU), or
-            /// [`Ranks`](crate::Ranks).
+            /// communication. `ranks` is a heap, [`Ranks`](crate::Ranks), or a world; for a world,
+            /// the plan is for the CPU.
             ///
             /// # Errors
             /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
@@ -57,7 +58,7 @@ macro_rules! common_methods {
             /// # Errors
             /// Plans that differ between ranks (the error names the item, the values and the
             /// ranks); a full heap, which is left unchanged on all ranks; a failure of any rank; a
-            /// rank that does not come before the deadline.
+            /// rank that does not call it before the deadline.
             #[track_caller]
             pub fn new(
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
@@ -66,22 +67,22 @@ macro_rules! common_methods {
                 Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
 
-            /// Plan that the operator was made with.
+            /// Plan from which the operator was made.
             pub fn plan(&self) -> &$crate::Plan {
                 self.operator.plan()
             }
 
-            /// Checks whether enqueued calls of this heap have failed. It neither waits nor
+            /// Checks whether enqueued calls of this heap have failed. This neither waits nor
             /// communicates.
             ///
             /// # Errors
-            /// The fault that a call left.
+            /// The fault of a call that failed.
             pub fn check(&self) -> $crate::OpResult<()> {
                 self.operator.check()
             }
 
-            /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so
-            /// far. Synchronise the stream of the calls before reading them.
+            /// Numbers of bytes moved, flags raised and waits begun by the operator's calls on this
+            /// rank so far. Synchronise the stream of the calls before reading these counters.
             ///
             /// # Errors
             /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks
@@ -92,7 +93,7 @@ macro_rules! common_methods {
 
             /// Trace spans of the operator's calls so far, one list per workgroup; empty if the
             /// plan has no [`Options::trace_spans`]. Synchronise the stream of the calls before
-            /// reading them.
+            /// reading the spans.
             ///
             /// # Errors
             /// Errors of the device.
@@ -117,8 +118,8 @@ macro_rules! common_methods {
 macro_rules! shared_workspace {
     ($op:ident) => {
         impl $op {
-            /// Makes the operator in a workspace that was made for plans like this one. Collective:
-            /// all ranks call it. The workspace outlives the operator.
+            /// Makes the operator in a workspace that was made for this plan or a plan of the same
+            /// needs. Collective: all ranks call it. The workspace outlives the operator.
             ///
             /// # Errors
             /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
@@ -140,19 +141,20 @@ macro_rules! beside_method {
     ($op:ident($args:ty)) => {
         impl $op {
             /// Describes the next call of this operator to a kernel of the caller that runs at the
-            /// same time and consumes tiles of C as they arrive. Pass the same `args` to
+            /// same time and reads tiles of C as they arrive. Pass the same `args` to
             /// [`run`](Self::run) afterwards. The result is the first argument of
             /// [`UserKernel::launch_concurrent`](iris_kernels::UserKernel::launch_concurrent);
             /// device code reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are
-            /// enqueued on `stream`, which must be the stream of the call, so graphs that contain
-            /// them can be replayed.
+            /// enqueued on `stream`, which must be the stream of the call, so that graphs which
+            /// contain them can be replayed.
             ///
             /// The plan needs `Options::beside` with the number of multiprocessors that the kernel
-            /// occupies. Tiles from peers have signals only if peers write C directly: C must lie
-            /// in the symmetric heap, be row-major, not overlap A, and have the same offset and
-            /// leading dimension on all ranks. Tiles of this rank have no signals: consume them in
-            /// a kernel queued after the call. Small messages between GPUs may use the LL protocol,
-            /// which has no signals; to consume their tiles, choose another variant by name.
+            /// occupies. Tiles from peers have signals only if peers write C directly. For this, C
+            /// must lie in the symmetric heap, be row-major, not overlap A, and have the same
+            /// offset and leading dimension on all ranks. Tiles of this rank have no signals: read
+            /// them in a kernel that is queued after the call. Small messages between GPUs may use
+            /// the LL protocol, which has no signals; to read their tiles as they arrive, choose
+            /// another variant by name.
             ///
             /// # Errors
             /// Errors of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) if the tiles of
@@ -168,23 +170,24 @@ macro_rules! beside_method {
     };
 }
 
-/// Defines the enum of one operator's variants. A variant may carry options that only this variant
-/// reads; they are written into the request for a plan.
+/// Defines the enum of one operator's variants. A variant may have options that only this variant
+/// reads. These options are written into the request for a plan.
 macro_rules! variants {
     ($row:expr; $($(#[$doc:meta])* $name:ident $(($own:ident => $field:ident))?,)*) => {
         /// Variants of the operator: ways to compute the same result.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub enum Variant {
-            /// Variant chosen by the plan, from measurements or else by predicted time, for each
-            /// size of call; [`Plan::choices`](crate::Plan::choices) lists what was chosen.
+            /// Variant that the plan chooses for each size of call, by measurements if there are
+            /// any, otherwise by predicted time. [`Plan::choices`](crate::Plan::choices) lists the
+            /// chosen variants.
             #[default]
             Auto,
             $($(#[$doc])* $name $(($own))?,)*
         }
 
         impl Variant {
-            /// Variant without its options; `None` for `Auto`, by which the plan chooses.
+            /// Variant without its options. `None` for `Auto`, because the plan then chooses.
             pub fn kind(self) -> Option<$crate::Variant> {
                 match self {
                     Variant::Auto => None,
@@ -192,7 +195,7 @@ macro_rules! variants {
                 }
             }
 
-            /// Writes the variant and its options into `request`, which a plan is made from.
+            /// Writes the variant and its options into `request`, from which a plan is made.
             pub(crate) fn write_to(self, request: &mut $crate::options::Request) {
                 request.variant = self.kind();
                 $($(if let Variant::$name($field) = self {
@@ -217,8 +220,8 @@ macro_rules! variants {
         impl std::str::FromStr for Variant {
             type Err = $crate::OpError;
 
-            /// Parses a name as [`Op::variant`](crate::Op::variant) does; the variant gets its
-            /// default options.
+            /// Parses a name like [`Op::variant`](crate::Op::variant); the variant gets its default
+            /// options.
             fn from_str(text: &str) -> $crate::OpResult<Self> {
                 Ok(match $row.variant(text)? {
                     $(Some($crate::Variant::$name) => Variant::$name $(($own::default()))?,)*

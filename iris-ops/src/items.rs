@@ -21,7 +21,7 @@ pub(crate) fn of(
 }
 
 /// Whether each row consists of whole items. Only an RMSNorm requires this; without an RMSNorm the
-/// function returns true.
+/// result is true.
 pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
     request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
 }

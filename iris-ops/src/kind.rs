@@ -7,11 +7,11 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} {value}: expected one of {expected}")]
 pub struct UnknownName {
-    /// Kind of thing that was named: `op`, `variant` or `device`.
+    /// Kind of object that the name should identify: `op`, `variant` or `device`.
     pub what: &'static str,
     /// Name that was not recognised.
     pub value: String,
-    /// Valid names in place of the given one, separated by commas.
+    /// Valid names, separated by commas.
     pub expected: String,
 }
 
@@ -30,7 +30,7 @@ macro_rules! named {
             /// All values, in the order of declaration.
             pub const ALL: [$type; [$($text),*].len()] = [$($type::$name,)*];
 
-            /// Name of the value. [`FromStr`] reads it, also with hyphens in place of underscores.
+            /// Name of the value. [`FromStr`] parses it, also with hyphens in place of underscores.
             pub const fn name(self) -> &'static str {
                 match self { $($type::$name => $text,)* }
             }
@@ -80,8 +80,8 @@ macro_rules! named {
 macro_rules! name_operators {
     ($($module:ident: $op:ident,)*) => {
         named! {
-            /// Operators of this crate. The enum is exhaustive on purpose: adding an operator
-            /// breaks every `match` that must handle it.
+            /// Operators of this crate. The enum is exhaustive on purpose: a new operator breaks
+            /// every `match` that must handle it.
             Op, "op" {
                 $(#[doc = concat!("[`", stringify!($op), "`](crate::", stringify!($op), ").")]
                 $op = stringify!($module),)*
@@ -94,13 +94,14 @@ macro_rules! name_operators {
 each_operator!(name_operators);
 
 named! {
-    /// Variants of operators: ways to compute the same result. [`Op::variants`] lists those of an
-    /// operator.
+    /// Variants of operators: ways to compute the same result. [`Op::variants`] lists the variants
+    /// of one operator.
     Variant, "variant" {
-        /// Every rank pushes its data to all ranks, and each rank adds up everything itself.
+        /// Every rank pushes its data to all ranks, and each rank itself adds the data of all
+        /// ranks.
         OneShot = "one_shot",
         /// The owner of a tile adds it up and sends the sum to all ranks. In a broadcast, one
-        /// receiver gets the tile from the root and passes it on to the others.
+        /// receiver gets the tile from the root and forwards it to the other ranks.
         TwoShot = "two_shot",
         /// Ranks add their data to the sum at the tile's owner while they hold a spinlock.
         Spinlock = "spinlock",
@@ -119,17 +120,17 @@ named! {
         /// Some workgroups fetch the peers' shards of A into a staging buffer while the others
         /// multiply.
         Staged = "staged",
-        /// Whole-matrix GEMM, and then the message (a sum is done as by `two_shot`). For an
+        /// Whole-matrix GEMM, and then the message; a sum uses the protocol of `two_shot`. For an
         /// all-gather of A, the message comes before the GEMM.
         Unfused = "unfused",
-        /// Whole-matrix GEMM, and then the sum over ranks as by `one_shot`.
+        /// Whole-matrix GEMM, and then the sum over ranks by the protocol of `one_shot`.
         UnfusedOneShot = "unfused_one_shot",
-        /// Whole-matrix GEMM, and then the sum over ranks by the LL protocol (`ll`).
+        /// Whole-matrix GEMM, and then the sum over ranks by the LL protocol of `ll`.
         UnfusedLl = "unfused_ll",
         /// Copies by the device's driver push parts of the message, and each part is multiplied
-        /// when it has arrived. On NVIDIA GPUs copy engines do the copies. AMD's runtime copies by
-        /// kernels, which take compute units from the product: always if rows have gaps, and for
-        /// contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
+        /// when it has arrived. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies by
+        /// kernels, which take compute units from the product. It always does so if rows have gaps,
+        /// and for contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",
         /// Whole-matrix GEMM whose epilogue stores each tile directly to the peers that own it.
         Epilogue = "epilogue",
@@ -141,8 +142,8 @@ named! {
 }
 
 impl Variant {
-    /// Whether the order in which ranks add varies between runs, and with it the last bits of a
-    /// sum.
+    /// Whether the order in which ranks add varies between runs. The last bits of a sum then vary
+    /// too.
     pub const fn order_varies(self) -> bool {
         matches!(self, Variant::Spinlock | Variant::Atomic)
     }
@@ -155,9 +156,9 @@ pub enum ChoiceReason {
     Requested,
     /// `iris tune` measured the variant as the fastest for such calls on this machine.
     Tuned,
-    /// The variant was measured as the fastest for such calls on this kind of device, as the
-    /// built-in tuning data says.
+    /// The built-in tuning data says that the variant was measured as the fastest for such calls on
+    /// this kind of device.
     Measured,
-    /// The variant has the shortest predicted time of all that have run on such devices.
+    /// The variant has the shortest predicted time of all variants that have run on such devices.
     Predicted,
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::kind::Op;
 use crate::options::Request;
 
-/// Name of an operator in an error message: its kind and shape, and its own name or, if it has
-/// none, the place in the program where it was made.
+/// Name of an operator in an error message: its kind and shape, and its own name. An operator
+/// without a name is identified by the place in the program where it was made.
 ///
-/// Comparing a label with an [`Op`] compares only the kind of operator, not the name.
+/// A comparison of a label with an [`Op`] compares only the kind of operator, not the name.
 #[derive(Clone, Debug)]
 pub struct OpLabel {
     op: Op,
@@ -53,8 +53,8 @@ impl fmt::Display for OpLabel {
 }
 
 impl Request {
-    /// Text for the operator with its shape; without a name of its own, also with the place where
-    /// the program makes it.
+    /// Text for the operator with its shape. If the operator has no name of its own, the text also
+    /// has the place where the program makes it.
     pub(crate) fn label(&self, place: Option<&Location<'_>>) -> Arc<str> {
         let what = self.shape();
         match (&self.name, place) {

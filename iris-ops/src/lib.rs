@@ -74,8 +74,8 @@
 //! expected. After a fault every further call fails at once; close the heap and its world and open
 //! new ones.
 //!
-//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and kernels of one's own, and has a
-//! section for each error that a user can meet.
+//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and users'
+//! kernels. It has a section for each error that a user can meet.
 //!
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
 //! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).
@@ -83,7 +83,7 @@
 #[doc = include_str!("../COMING_FROM_NCCL.md")]
 pub mod coming_from_nccl {}
 
-// This must be the first module: it defines the macro `each_operator!`, which the modules below
+// `ops` must be the first module: it defines the macro `each_operator!`, which the modules below
 // use.
 #[macro_use]
 mod ops;
@@ -127,8 +127,8 @@ pub use comm::Comm;
 pub use cost::{Machine, Network};
 pub use counters::Counters;
 pub use device::Device;
-// These are renamed because iris_heap also exports `Error`, `Result` and `Request`, and a program
-// may glob-import both crates.
+// These names are changed because iris_heap also exports `Error`, `Result` and `Request`, and a
+// program may glob-import both crates.
 pub use error::{Error as OpError, Result as OpResult};
 pub use iris_kernels::Library;
 #[doc(hidden)]

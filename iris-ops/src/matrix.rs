@@ -33,33 +33,33 @@ impl MatRef {
     /// Matrix of `rows` x `cols` elements, row-major and contiguous, in a slice of the symmetric
     /// heap.
     ///
-    /// The size is checked by the calls that use the matrix: the slice must have at least `rows *
-    /// cols` elements.
+    /// The calls that use the matrix check its size: the slice must have at least `rows * cols`
+    /// elements.
     pub fn sym<T: Element>(slice: SymSlice<T>, rows: usize, cols: usize) -> Self {
         let place = Place::Sym(slice.raw());
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// Matrix with one row, of all elements of a slice of the symmetric heap.
+    /// Matrix with a single row that contains all elements of a slice of the symmetric heap.
     pub fn vector<T: Element>(slice: SymSlice<T>) -> Self {
         Self::sym(slice, 1, slice.len())
     }
 
     /// Read-only matrix of `rows` x `cols` elements, row-major and contiguous, in memory outside
     /// the heap that the heap's device can address. `len` is the number of elements in that memory.
-    /// Use [`MatRef::external_mut`] for outputs; an op refuses to write this one.
-    /// [`Operand`](crate::Operand)s are safe, for memory of cudarc and, in a
+    /// Use [`MatRef::external_mut`] for outputs; an op refuses to write a read-only matrix.
+    /// [`Operand`](crate::Operand)s are a safe alternative, for memory of cudarc and, in a
     /// [`scope`](crate::scope), of the host.
     ///
-    /// The table shows the matrices of a call that may be external, on the CPU (host memory) and on
-    /// GPUs; an empty field is a matrix that the variant does not take. `auto` takes no variant that
-    /// refuses external memory.
+    /// The table shows which matrices of a call may be external, on the CPU (host memory) and on
+    /// GPUs. An empty field is a matrix that the variant does not have. `auto` chooses no variant
+    /// that refuses external memory.
     ///
     #[doc = include_str!("external.md")]
     ///
     /// # Safety
-    /// The memory must stay mapped for the heap's device, and nobody may write it, until the stream
-    /// has finished the calls that use the matrix.
+    /// The memory must stay mapped for the heap's device, and no other code may write it, until the
+    /// stream has finished the calls that use the matrix.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external<T: Element>(
         pointer: *const T,
@@ -75,8 +75,8 @@ impl MatRef {
     ///
     /// # Safety
     /// The memory must stay mapped for the heap's device until the stream has finished the calls
-    /// that use the matrix. Until then nobody else may write it, and nobody else may read it if it
-    /// is an output.
+    /// that use the matrix. Until then no other code may write the memory. If the matrix is an
+    /// output, no other code may read it either.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external_mut<T: Element>(
         pointer: *mut T,
@@ -99,9 +99,9 @@ impl MatRef {
     }
 
     /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A call
-    /// fails if the value is smaller than the length of a row. The memory needs
-    /// `(rows - 1) * ld + cols` elements (rows and columns as stored): the last row may be short of
-    /// `ld`.
+    /// fails if `ld` is smaller than the length of a row. The memory needs `(rows - 1) * ld + cols`
+    /// elements (rows and columns as stored), because the last row may have fewer than `ld`
+    /// elements.
     ///
     /// The left half of a matrix of 4 x 6 elements:
     ///
@@ -180,8 +180,8 @@ impl MatRef {
         self.ld
     }
 
-    /// Byte offset of the matrix in the data segment of the heap, which is also the offset at which
-    /// peers find theirs; `None` if the matrix lies elsewhere.
+    /// Byte offset of the matrix in the data segment of the heap; peers find their matrix at the
+    /// same offset. `None` if the matrix is not in the heap.
     pub(crate) fn sym_offset(&self) -> Option<u64> {
         match self.place {
             Place::Sym(slice) if slice.segment() == Segment::Data => Some(slice.offset()),
@@ -189,13 +189,13 @@ impl MatRef {
         }
     }
 
-    /// Whether an op may write the matrix: false for [`MatRef::external`].
+    /// Whether an op may write the matrix: false for a matrix made by [`MatRef::external`].
     pub(crate) fn is_writable(&self) -> bool {
         !matches!(self.place, Place::External { writable: false, .. })
     }
 
-    /// Returns a reference to the same matrix that only inputs may use: an operator refuses to
-    /// write it if the memory lies outside the heap.
+    /// Returns a reference to the same matrix for use as an input only. An operator refuses to
+    /// write such a matrix if its memory lies outside the heap.
     pub(crate) fn read_only(mut self) -> Self {
         if let Place::External { writable, .. } = &mut self.place {
             *writable = false;
@@ -207,7 +207,7 @@ impl MatRef {
         self.transposed
     }
 
-    /// Number of elements if the matrix has no gaps between its rows; `None` if it has gaps.
+    /// Number of elements; `None` if the matrix has gaps between its rows.
     pub(crate) fn elements(&self) -> Option<usize> {
         let (lines, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
@@ -231,8 +231,8 @@ impl MatRef {
         let step = if self.transposed { 1 } else { self.ld };
         let skipped = (rows.start * step * self.dtype.size()) as u64;
         let place = match self.place {
-            // If the rows begin past the end of the slice, there are none; their matrix then starts
-            // where the slice does.
+            // If the range begins past the end of the slice, the matrix has no rows. It then starts
+            // at the start of the slice.
             Place::Sym(slice) => {
                 let from = usize::try_from(skipped.min(slice.bytes())).unwrap_or(usize::MAX);
                 Place::Sym(slice.slice(from..).unwrap_or(slice))
@@ -257,8 +257,8 @@ impl MatRef {
         (elements as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Checks leading dimension, size, element type and alignment of the matrix, and computes the
-    /// kernel argument for it, with its address on this rank. `name` is the matrix's name in
+    /// Checks leading dimension, size, element type and alignment of the matrix. Returns the kernel
+    /// argument for the matrix, with its address on this rank. `name` is the matrix's name in
     /// errors.
     pub(crate) fn resolve(
         &self,

@@ -1,16 +1,16 @@
-//! Memory that operators need in a heap: for one choice of variant and tile, and the maximum over
-//! several choices.
+//! Memory that operators need in a heap: for one choice of variant and tile, and as the maximum
+//! over several choices.
 
 use iris_sync::{Channel, Shape, Words};
 
 /// Alignment of inbox slots (places for one tile), in bytes.
 pub(crate) const SLOT_ALIGNMENT: u64 = 128;
 
-/// Device-local words that hold an op's counters: two 32-bit words for each 64-bit counter.
+/// Number of device-local words for an op's counters: two 32-bit words for each 64-bit counter.
 pub(crate) const COUNTER_WORDS: usize = iris_kernels::args::counter::COUNT * 2;
 
-/// Number of device words that an operator shares with no other: its counters, and copies of the
-/// call number and of the sequence number for a kernel that runs at the same time as a call.
+/// Number of device words that an operator does not share: its counters, and copies of the call
+/// number and of the sequence number for a kernel that runs at the same time as a call.
 pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 
 /// Memory that one choice of a plan (a variant with a tile) needs in the workspace.
@@ -22,8 +22,8 @@ pub(crate) struct Needs {
     pub(crate) flags: u32,
     /// Whether each tile has a lock.
     pub(crate) locks: bool,
-    /// Number of items that one rank sends another by the LL protocol: pairs of words, each word
-    /// with data and flag.
+    /// Number of items that one rank sends to another by the LL protocol. An item is a pair of
+    /// words, each with data and flag.
     pub(crate) pairs: u32,
     /// Number of inbox slots (places for one tile) per source, for calls of one parity.
     pub(crate) places: u32,
@@ -55,7 +55,7 @@ impl Needs {
     }
 }
 
-/// Capacity of a workspace: the maximum of what its ops need.
+/// Capacity of a workspace: the maximum of the needs of its ops.
 ///
 /// Calls of different variants and sizes use the same inbox one after the other. The inbox has one
 /// half for each parity of the call number, and the boundary between the halves is at the same byte
@@ -75,13 +75,13 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Capacity for the words that an operator on `size` ranks needs even without tiles, flags or
-    /// items.
+    /// Capacity for an operator on `size` ranks without tiles, flags and items: only the words that
+    /// it always needs.
     pub(crate) fn new(size: u32) -> Self {
         Self { size, ..Self::default() }
     }
 
-    /// Smallest capacity that is enough for this one and for the needs of one more choice.
+    /// Smallest capacity that suffices for this capacity and for the needs of one more choice.
     pub(crate) fn with(self, needs: &Needs) -> Self {
         Self {
             size: self.size,
@@ -95,7 +95,7 @@ impl Extent {
         }
     }
 
-    /// Capacity that is in each field the maximum of two capacities.
+    /// Maximum of two capacities in each field.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             size: self.size.max(other.size),
@@ -114,8 +114,8 @@ impl Extent {
         self.max(other) == self
     }
 
-    /// Layout parameters of the signal words; `sequence` is the index of the device word that
-    /// counts calls.
+    /// Layout parameters of the signal words. `sequence` is the index of the device word with the
+    /// number of calls.
     pub(crate) fn shape(&self, sequence: u32) -> Shape {
         let Self { size, tiles, flags, locks, pairs, .. } = *self;
         Shape { op: 0, size, tiles, flags, locks, sequence, pairs }
@@ -157,8 +157,8 @@ impl Extent {
         self.inbox_half - needs.inbox_half()
     }
 
-    /// Byte offset at which the result inbox of a choice begins in its block, with the same
-    /// boundary between the halves for all choices.
+    /// Byte offset at which the result inbox of a choice begins in its block. It is chosen so that
+    /// the boundary between the two halves is the same for all choices.
     pub(crate) fn results_of(&self, needs: &Needs) -> u64 {
         self.results_half - needs.results_half()
     }
@@ -190,8 +190,8 @@ impl Area {
 mod tests {
     use super::*;
 
-    /// Tests that inbox halves of different parity share no byte, for any two choices with slots of
-    /// different sizes.
+    /// Tests that inbox halves of different parity share no byte, for any two choices whose slots
+    /// have different sizes.
     #[test]
     fn halves_of_different_choices_do_not_meet() {
         let inbox = |sources, places, slot| Needs { sources, places, slot, ..Needs::default() };

@@ -15,15 +15,17 @@ use crate::error::{Error, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
 
-/// A matrix of a call in memory that is borrowed for it. Arguments of a call are [`MatRef`]s or operands:
-/// `MatmulArgs::new(a, b, c)` takes three of either, and `Operand::from(mat_ref)` makes one of the other.
+/// Matrix of a call, in memory that is borrowed for the call. Arguments of a call are either
+/// [`MatRef`]s or operands: `MatmulArgs::new(a, b, c)` takes three of one kind, and
+/// `Operand::from(mat_ref)` makes an operand from a [`MatRef`].
 ///
-/// An operand of cudarc's memory (`Operand::read`, `Operand::write`, with the feature `cudarc-0-19`) is made for one
-/// stream. That stream waits for earlier work on the memory, as far as cudarc knows of it; and work on the memory that
-/// cudarc is given later, and its end, wait for the calls that took the operand. So the memory may be dropped as soon as
-/// [`run`](crate::MatmulAllReduce::run) has returned, also if an error follows.
+/// An operand in cudarc's memory (`Operand::read`, `Operand::write`, with the feature
+/// `cudarc-0-19`) is made for one stream. This stream waits for earlier work on the memory, as far
+/// as cudarc knows this work. Later work on the memory that goes through cudarc, and the release of
+/// the memory, wait for the calls that use the operand. So the memory may be dropped as soon as
+/// [`run`](crate::MatmulAllReduce::run) has returned, even if an error follows.
 ///
-/// An operand of memory of the host, on the CPU, is made in a [`scope`], which waits for the calls.
+/// An operand in host memory, on the CPU, is made in a [`scope`], which waits for the calls.
 ///
 /// ```no_run
 /// # #[cfg(feature = "cudarc-0-19")]
@@ -53,23 +55,24 @@ pub struct Operand<'a> {
     lent: Lent<'a>,
 }
 
-/// Calls that may use the memory of a matrix, determined by their stream.
+/// Calls that may use the memory of a matrix; their stream decides.
 enum Lent<'a> {
-    /// Calls on any stream: the memory is the heap's, or the maker of a `MatRef` vouches for it.
+    /// Calls on any stream: the memory belongs to the heap, or the maker of a `MatRef` vouches for
+    /// it.
     Always,
-    /// Calls on one cudarc stream; when the guard `until` is dropped, cudarc knows that later work
-    /// must wait for them.
+    /// Calls on one cudarc stream. When the guard `until` is dropped, cudarc learns that later work
+    /// must wait for these calls.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
-    /// Calls on the stream that a scope waits for: the memory is host memory.
+    /// Calls on the stream for which a scope waits: the memory is host memory.
     Host(&'a Stream),
-    /// Memory that belongs to another operand, from which this one borrows it; the calls that may
-    /// use that operand may use this one.
+    /// Memory that this operand borrows from another operand. Calls that may use the other operand
+    /// may use this one.
     Shared(&'a Lent<'a>),
 }
 
 impl<'a> Lent<'a> {
-    /// Follows [`Lent::Shared`] back to the operand that first got the memory.
+    /// Follows [`Lent::Shared`] back to the operand that first borrowed the memory.
     fn origin(&self) -> &Lent<'a> {
         match self {
             Lent::Shared(other) => other.origin(),
@@ -92,7 +95,7 @@ impl From<MatRef> for Operand<'_> {
 
 impl<'a> Operand<'a> {
     /// Makes an input of `rows` x `cols`, row-major without gaps, in memory of cudarc: a
-    /// `CudaSlice`, a `CudaView` or a `CudaViewMut`. It may be used by calls on `stream`.
+    /// `CudaSlice`, a `CudaView` or a `CudaViewMut`. Calls on `stream` may use the operand.
     #[cfg(feature = "cudarc-0-19")]
     #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
     pub fn read<T: Element>(
@@ -102,14 +105,15 @@ impl<'a> Operand<'a> {
         cols: usize,
     ) -> Self {
         let (address, until) = memory.device_ptr(stream);
-        // SAFETY: the memory is borrowed for `'a`; `enqueued` and the guard record the calls, for which cudarc waits
-        // before it writes the memory or gives it back.
+        // SAFETY: the memory is borrowed for `'a`. `enqueued` and the guard record the calls, and
+        // cudarc waits for these calls before it writes or frees the memory.
         let matrix = unsafe { MatRef::external(address as *const T, memory.len(), rows, cols) };
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
 
-    /// Makes a matrix of `rows` x `cols`, row-major without gaps, that may be an output, in memory
-    /// of cudarc: a `CudaSlice` or a `CudaViewMut`. It may be used by calls on `stream`.
+    /// Makes a matrix of `rows` x `cols`, row-major without gaps, in memory of cudarc: a
+    /// `CudaSlice` or a `CudaViewMut`. The matrix may be an output. Calls on `stream` may use the
+    /// operand.
     #[cfg(feature = "cudarc-0-19")]
     #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
     pub fn write<T: Element>(
@@ -120,21 +124,22 @@ impl<'a> Operand<'a> {
     ) -> Self {
         let len = memory.len();
         let (address, until) = memory.device_ptr_mut(stream);
-        // SAFETY: as in `read`; in addition, the memory is borrowed exclusively, so the call may
-        // write it.
+        // SAFETY: the conditions are those of `read`. In addition, the memory is borrowed
+        // exclusively, so the call may write it.
         let matrix = unsafe { MatRef::external_mut(address as *mut T, len, rows, cols) };
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
 
-    /// Sets the leading dimension: rows (columns, if transposed) are `ld` elements apart. The memory
-    /// needs `(rows - 1) * ld + cols` elements: the last row may be short of `ld`.
+    /// Sets the leading dimension: rows (columns, if transposed) are `ld` elements apart. The
+    /// memory needs `(rows - 1) * ld + cols` elements, because the last row may have fewer than
+    /// `ld` elements.
     #[must_use]
     pub fn with_ld(self, ld: usize) -> Self {
         Self { matrix: self.matrix.with_ld(ld), ..self }
     }
 
-    /// Input in the memory of this operand, for a later call on the same stream: the result of a layer
-    /// is A of the next one.
+    /// Input in the memory of this operand, for a later call on the same stream: for example, the
+    /// result of a layer is A of the next layer.
     ///
     /// ```
     /// # use iris_heap::World;
@@ -161,8 +166,8 @@ impl<'a> Operand<'a> {
         Operand { matrix: self.matrix.read_only(), lent: Lent::Shared(&self.lent) }
     }
 
-    /// Transpose of the operand: a matrix in the same memory, whose rows are the columns of this
-    /// one.
+    /// Transpose of the operand: a matrix in the same memory whose rows are the columns of this
+    /// operand.
     #[must_use]
     pub fn transposed(self) -> Self {
         Self { matrix: self.matrix.transposed(), ..self }
@@ -252,7 +257,7 @@ impl sealed::MatrixArg for Operand<'_> {
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } =
             self.lent.origin()
         {
-            // Record the event now. The guard would also record it when it is dropped, but a
+            // The event is recorded now. The guard would also record it when it is dropped, but a
             // program may leak the guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
@@ -262,8 +267,8 @@ impl sealed::MatrixArg for Operand<'_> {
     }
 }
 
-/// Scope for calls whose matrices lie in borrowed host memory; made by [`scope`], which waits for
-/// the calls.
+/// Scope for calls whose matrices lie in borrowed host memory. It is made by [`scope`], which waits
+/// for these calls.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     stream: Stream,
@@ -272,9 +277,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory: `memory` has at
-    /// least `rows * cols` elements. With [`Operand::with_ld`], `(rows - 1) * ld + cols` elements
-    /// suffice.
+    /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory. `memory` must have
+    /// at least `rows * cols` elements. With [`Operand::with_ld`], it must have at least
+    /// `(rows - 1) * ld + cols` elements.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,
@@ -282,13 +287,14 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         rows: usize,
         cols: usize,
     ) -> Operand<'scope> {
-        // SAFETY: the memory is borrowed until the scope has waited for its stream, on which alone the operand is taken.
+        // SAFETY: the memory is borrowed until the scope has waited for its stream. Only calls on
+        // this stream accept the operand.
         let matrix = unsafe { MatRef::external(memory.as_ptr(), memory.len(), rows, cols) };
         Operand { matrix, lent: Lent::Host(&self.stream) }
     }
 
-    /// Makes a matrix of `rows` x `cols`, row-major without gaps, in host memory, that may be an
-    /// output.
+    /// Makes a matrix of `rows` x `cols`, row-major without gaps, in host memory. The matrix may be
+    /// an output.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn write<T: Element>(
         &'scope self,
@@ -297,15 +303,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         cols: usize,
     ) -> Operand<'scope> {
         let (pointer, len) = (memory.as_mut_ptr(), memory.len());
-        // SAFETY: as in `read`; in addition, the memory is borrowed exclusively, so the call may
-        // write it.
+        // SAFETY: the conditions are those of `read`. In addition, the memory is borrowed
+        // exclusively, so the call may write it.
         let matrix = unsafe { MatRef::external_mut(pointer, len, rows, cols) };
         Operand { matrix, lent: Lent::Host(&self.stream) }
     }
 }
 
-/// Lends memory of the host to calls on `stream`, on the CPU, and returns when they are done, also if `f` fails or panics.
-/// The error of `f` comes before that of a call. What the stream had to do before is waited for first.
+/// Lends host memory to calls on `stream`, on the CPU, and returns when these calls have ended,
+/// even if `f` fails or panics. If both `f` and a call fail, the error of `f` is returned. Before
+/// `f` runs, `scope` waits for the work that is already enqueued on the stream.
 ///
 /// ```
 /// use iris_heap::World;
@@ -329,7 +336,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// # anyhow::Ok(())
 /// ```
 ///
-/// The memory cannot be given back before the calls are done:
+/// The memory cannot be freed before the calls have ended:
 /// ```compile_fail
 /// # fn f(heap: &iris_heap::SymmetricHeap, stream: &iris_heap::Stream) {
 /// let x = vec![1.0_f32; 3];
@@ -342,17 +349,18 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// ```
 ///
 /// # Errors
-/// Those of `f`; else those of the calls, as [`Stream::sync`] returns them, in [`Error::Scope`].
+/// Errors of `f`; otherwise errors of the calls, as [`Stream::sync`] returns them, in
+/// [`Error::Scope`].
 pub fn scope<'env, T, E: From<Error>>(
     heap: &SymmetricHeap,
     stream: &Stream,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
 ) -> Result<T, E> {
-    // This borrows the heap for the whole scope, because dropping the heap would leave a call
+    // The heap is borrowed for the whole scope: dropping the heap earlier would leave a call
     // running.
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    // Check that this thread may wait for the stream, so that an error comes before any memory is
-    // lent.
+    // This checks that the thread may wait for the stream, so that an error comes before any memory
+    // is lent.
     stream.sync().map_err(Error::scope)?;
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));

@@ -1,4 +1,4 @@
-//! Core of all operators: a plan, a workspace, and everything needed to launch a call.
+//! Core of all operators: a plan, a workspace, and all data needed to launch a call.
 
 mod beside;
 mod make;
@@ -22,22 +22,23 @@ use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
 
-/// Op of any kind on one rank: its memory in the heap and everything needed to launch its calls.
+/// Op of any kind on one rank: its memory in the heap, and all data needed to launch its calls.
 ///
-/// It is `Send` and `Sync`. The launches of a call are enqueued under the issue lock of the heap,
-/// so calls of several threads do not interleave. The program must make all ranks issue the calls
-/// of a heap in the same order. An op that is dropped without `free` keeps its memory until its
-/// heap closes.
+/// An op is `Send` and `Sync`. The launches of a call are enqueued under the issue lock of the
+/// heap, so calls of several threads do not interleave. The program must make all ranks issue the
+/// calls of a heap in the same order. An op that is dropped without `free` keeps its memory until
+/// its heap closes.
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
     /// Text that names the operator in errors.
     label: Arc<str>,
     workspace: Arc<Workspace>,
-    /// Whether `free` also frees the workspace, because the operator made it and no other uses it.
+    /// Whether `free` also frees the workspace: true if the operator made it and no other operator
+    /// uses it.
     owns: bool,
-    /// Device words of the operator: its counters, and the call number for a kernel that runs at
-    /// the same time as a call.
+    /// Device words of the operator: its counters, and the call number for a user kernel that runs
+    /// at the same time as a call.
     words: DevWords,
     trace: Option<RawSlice>,
     /// Executors and arguments, one for each choice of the plan.
@@ -55,7 +56,7 @@ struct Ready {
     last: Mutex<Option<Sizes>>,
 }
 
-/// Sizes of the launches of a call; they depend only on its choice and shape.
+/// Sizes of the launches of a call. They depend only on the call's choice and shape.
 #[derive(Clone, Copy)]
 struct Sizes {
     /// M and N of the call.
@@ -92,14 +93,14 @@ impl Operator {
         let mut args = self.ready(&call).args;
         self.complete(&mut args, &call, &sizes)?;
         // All ranks count every call, so that their call numbers agree. A barrier of only some
-        // ranks is not counted, because the other ranks do not run it.
+        // ranks is not counted, because the other ranks do not run this barrier.
         let counted = self.plan.request().members.is_none();
         if counted {
             issuing.announce(stream, args.channel.op).in_op(op)?;
         }
         let executor = &self.ready(&call).executor;
         // SAFETY: `complete` has checked every matrix against the heap, or the caller of
-        // `MatRef::external` has vouched for it; the workspace belongs to this op.
+        // `MatRef::external` has vouched for it. The workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
         let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, sizes.groups) };
         done.map_err(|failure| {
@@ -137,8 +138,8 @@ impl Operator {
         *last.insert(Sizes { shape, groups, dedicated })
     }
 
-    /// Number of workgroups for a call. On a GPU there are no workgroups without work, because they
-    /// would take time to launch and would poll.
+    /// Number of workgroups for a call. On a GPU there are no workgroups without work: their launch
+    /// would take time, and they would poll.
     fn groups_for(&self, call: &Call) -> u32 {
         let Ready { groups, args, .. } = self.ready(call);
         if self.plan.request().workgroups.is_some() || self.plan.on_cpu() {
@@ -149,8 +150,8 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Completes `args` for a call; they already hold the arguments of the call's choice. They are
-    /// changed in place because they are large. Returns an error if an earlier call has left a
+    /// Completes `args` for a call; `args` already contains the arguments of the call's choice. It
+    /// is changed in place because it is large. Returns an error if an earlier call has left a
     /// fault in the heap.
     fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
         let (op, row) = (self.plan.op(), self.plan.row());
@@ -178,8 +179,8 @@ impl Operator {
             ("weight", weight, &args.weight),
             (output, c, &args.c),
         ];
-        // The normalising step reads C again after the call has written it, but only this rank's C,
-        // so C may be an input of that step.
+        // The normalising step reads C again after the call has written C. It reads only this
+        // rank's C, so C may be an input of that step.
         let written =
             [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
@@ -187,7 +188,7 @@ impl Operator {
             for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
                 // A call may run in place if C is exactly the residual or the input: the thread
-                // that writes an element has read it before.
+                // that writes an element has read the element before.
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(own, other, theirs) {
@@ -219,8 +220,8 @@ impl Operator {
         Ok(())
     }
 
-    /// Leading dimension with which peers read this rank's A. It must be the same on all ranks, or
-    /// A must be contiguous, for which the result is 0; contiguous shards have rows of different
+    /// Leading dimension with which peers read this rank's A. It must be equal on all ranks, or A
+    /// must be contiguous, for which the result is 0. Contiguous shards have rows of different
     /// lengths if the columns of A are split unevenly.
     fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
         let Request { shard, k, .. } = *self.plan.request();
@@ -260,8 +261,8 @@ impl Operator {
 }
 
 /// Largest number of workgroups, at most `groups`, that has no factor in common with the number of
-/// ranks. A workgroup takes every `groups`-th tile and owners alternate from tile to tile, so with
-/// a common factor all tiles of a workgroup would belong to few owners.
+/// ranks. A workgroup processes every `groups`-th tile, and owners alternate from tile to tile.
+/// With a common factor, all tiles of a workgroup would belong to few owners.
 fn spread(groups: u32, size: u32) -> u32 {
     let common =
         |groups: u32| (2..=size).any(|f| size.is_multiple_of(f) && groups.is_multiple_of(f));

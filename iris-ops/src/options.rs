@@ -1,8 +1,8 @@
-//! Options with which operators are planned. Each operator has its own `Options` struct, which has
-//! the options that the operator reads.
+//! Options with which operators are planned. The `Options` struct of each operator has only the
+//! options that the operator reads.
 //!
-//! This file is long because each option and its documentation are defined here once, for all operators that
-//! read it.
+//! This file is long because each option and its documentation are defined here once, for all
+//! operators that read it.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub enum Shard {
     #[default]
     Rows,
     /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
-    /// before those of its peers.
+    /// before the parts of its peers.
     Columns,
 }
 
@@ -74,8 +74,8 @@ pub enum Epilogue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Staged {
-    /// Number of columns of A for which there is one flag (the last flag of a shard may cover
-    /// fewer). Default: 256 on a CPU, 2048 on a GPU, where short products have too much overhead.
+    /// Number of columns of A per flag (the last flag of a shard may cover fewer columns). Default:
+    /// 256 on a CPU, 2048 on a GPU, where short products have too much overhead.
     pub columns_per_flag: Option<usize>,
     /// Number of workgroups that only fetch peers' shards; default: a quarter of the launch's
     /// workgroups, at least one.
@@ -85,7 +85,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Default options: the plan chooses the columns per flag and the number of fetchers.
+    /// Default options: the plan chooses the number of columns per flag and the number of fetchers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -110,20 +110,21 @@ impl Staged {
 }
 
 /// Options of a plan of any operator. The `Options` of a single operator are translated into this
-/// struct, which [`Plan::request`](crate::Plan::request) returns. Programs that choose the operator
-/// at run time make this struct by [`Op::request`] and set its fields.
+/// struct, which [`Plan::request`](crate::Plan::request) returns. A program that chooses the
+/// operator at run time makes a request by [`Op::request`] and sets its fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     pub(crate) row: &'static Row,
-    /// Name of the operator in errors, the same on all ranks; `None` to name the place where the
-    /// program makes it.
+    /// Name of the operator in errors, equal on all ranks. If `None`, errors show the place where
+    /// the program makes the operator.
     pub name: Option<Arc<str>>,
-    /// Variant that the caller asks for; `None` if the plan chooses.
+    /// Variant that the caller requests; `None` if the plan chooses.
     pub variant: Option<Variant>,
-    /// Maximum number of rows of a call. For a message planned by elements: number of its parts.
+    /// Maximum number of rows of a call. If `elements` is set: number of parts of the message, such
+    /// as one for each rank.
     pub m: usize,
-    /// Number of columns. For a message planned by elements: maximum number of elements of a part.
+    /// Number of columns. If `elements` is set: maximum number of elements of each part.
     pub n: usize,
     /// Inner dimension K of the matrix product; 0 for an operator without a product.
     pub k: usize,
@@ -134,7 +135,7 @@ pub struct Request {
     pub dtype: DType,
     /// Element type of C; `None` for the type of A.
     pub output: Option<DType>,
-    /// Element type in which partial results travel between ranks; `None` for the type of C.
+    /// Element type in which partial results are sent between ranks; `None` for the type of C.
     pub wire: Option<DType>,
     /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
@@ -156,23 +157,23 @@ pub struct Request {
     /// same time; 0 if there is no such kernel.
     pub beside: usize,
     /// Maximum number of thread blocks of a step between nodes that may be in flight on the device
-    /// during a call; 0 if there is none. Launches that wait for peers leave one multiprocessor
-    /// free for each thread block.
+    /// during a call; 0 if there is no such step. Launches that wait for peers leave one
+    /// multiprocessor free for each of these thread blocks.
     pub step_blocks: u32,
-    /// GEMM implementation for whole-matrix products: the vendor's, iris's own, or the faster of
-    /// the two.
+    /// GEMM implementation for whole-matrix products: the vendor's, the built-in one, or the faster
+    /// of the two.
     pub library: Library,
-    /// Whether N and K are the same on all ranks, so that the plan may choose the variant by them.
+    /// Whether N and K are equal on all ranks, so that the plan may choose the variant by N and K.
     pub even: bool,
     /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes that they move, and the signals and flags that they use.
     pub counted: bool,
-    /// Number of blocks into which a call over several nodes is cut; `None` to derive it from the
-    /// bytes of the call.
+    /// Number of blocks into which a call over several nodes is cut. If `None`, it is derived from
+    /// the number of bytes of the call.
     #[doc(hidden)]
     pub blocks: Option<usize>,
-    /// Number that the first call gets, for tests of wrap-around; 1 otherwise.
+    /// Number of the first call: 1, except in tests of call numbers that wrap around.
     #[doc(hidden)]
     pub first_call: i32,
     /// Faults and delays that a test injects into the kernels.
@@ -181,7 +182,7 @@ pub struct Request {
 }
 
 impl Form {
-    /// Whether the variant can serve the request. The only feature that some variants lack is the
+    /// Whether the variant supports the request. The only feature that some variants lack is the
     /// RMSNorm.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         self.norm != Norm::None || request.rms_norm.is_none()
@@ -231,7 +232,7 @@ impl Request {
         self.counted || self.trace_spans > 0
     }
 
-    /// Element type of C: the type that the request sets, or else the type of A.
+    /// Element type of C: the type that the request sets, otherwise the type of A.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
@@ -242,8 +243,8 @@ impl Request {
         self.row.form(self.variant?)
     }
 
-    /// Element type in which partial results travel between ranks: the type that the request sets,
-    /// or else the type of C.
+    /// Element type in which partial results are sent between ranks: the type that the request
+    /// sets, otherwise the type of C.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
@@ -255,7 +256,7 @@ impl Request {
         self.staged.columns_per_flag.unwrap_or(default)
     }
 
-    /// Checks the range of each option by itself, so that no value that is computed from several
+    /// Checks the range of each option separately, so that no value that is computed from several
     /// options overflows.
     pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
         let op = self.op();
@@ -342,8 +343,8 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a form supports the requested RMSNorm, and a kernel of the caller at the same
-    /// time if one is requested.
+    /// Checks that a form supports the requested RMSNorm, and, if requested, a kernel of the caller
+    /// that runs at the same time.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
@@ -368,7 +369,7 @@ impl Request {
         })
     }
 
-    /// Checks those conditions on the requested RMSNorm that hold for every variant.
+    /// Checks the conditions on the requested RMSNorm that hold for every variant.
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
@@ -414,7 +415,8 @@ macro_rules! options {
             $crate::options::setter!(injected);
         }
 
-        /// Names of the options that the operator reads, except those that all operators read.
+        /// Names of the options that the operator reads, except the options that all operators
+        /// read.
         pub(crate) const READS: &[&str] = &[$(stringify!($setter)),*];
 
         impl AsRef<$crate::options::Request> for Options {
@@ -443,8 +445,9 @@ macro_rules! constructor {
         }
 
         /// Options for messages of at most `m` rows with `n` elements each. A message that is split
-        /// over the ranks is split by whole rows, as evenly as possible, with the remainder on the
-        /// first ranks. A call may have fewer rows, and its matrices may have leading dimensions.
+        /// over the ranks is split by whole rows, as evenly as possible; the first ranks get one
+        /// row more if there is a remainder. A call may have fewer rows, and its matrices may have
+        /// leading dimensions.
         pub fn rows(m: usize, n: usize) -> Self {
             Self { request: $crate::options::Request::new(&$row, (m, n, 0)) }
         }
@@ -476,7 +479,8 @@ macro_rules! setter {
     };
     (wire) => {
         /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
-        /// Default: the type of the result.
+        /// Default: the type of the result. Over several nodes, sums between nodes are rounded to
+        /// this type as well: by NCCL after each addition.
         #[must_use]
         pub fn wire(mut self, wire: iris_heap::DType) -> Self {
             self.request.wire = Some(wire);
@@ -484,8 +488,8 @@ macro_rules! setter {
         }
     };
     (tile) => {
-        /// Sets the shape of a tile. By default the plan chooses the shape by the call's shape and
-        /// the device.
+        /// Sets the shape of a tile. By default the plan chooses the tile by the shape of the call
+        /// and by the device.
         #[must_use]
         pub fn tile(mut self, tile: $crate::TileShape) -> Self {
             self.request.tile = Some(tile);
@@ -558,9 +562,9 @@ macro_rules! setter {
     };
     (beside) => {
         /// Leaves this number of multiprocessors free during a call, for a kernel of the caller
-        /// that runs at the same time and waits for its tiles. Default: 0, which allows no such
-        /// kernel. Planning fails if a variant has no signals for its tiles of C; if `auto` chooses
-        /// such a variant, name another one.
+        /// that runs at the same time and waits for the call's tiles. Default: 0, which allows no
+        /// such kernel. Planning fails if a variant has no signals for its tiles of C. If `auto`
+        /// chooses such a variant, choose another variant by name.
         #[must_use]
         pub fn beside(mut self, multiprocessors: usize) -> Self {
             self.request.beside = multiprocessors;
@@ -570,7 +574,7 @@ macro_rules! setter {
     (library) => {
         /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
         /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
-        /// vendor's library or iris's own GEMM, whichever was measured to be faster.
+        /// vendor's library or the built-in GEMM, whichever was measured to be faster.
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;
@@ -578,9 +582,9 @@ macro_rules! setter {
         }
     };
     (even) => {
-        /// Asserts that N and K are the same on all ranks, also if the operator allows them to
-        /// differ. The plan may then use measurements for that shape. Default: false, because each
-        /// rank plans by itself, and ranks with different shapes would choose differently. Making
+        /// Asserts that N and K are equal on all ranks, even if the operator allows different
+        /// values. The plan may then use measurements for that shape. Default: false, because each
+        /// rank plans by itself, and ranks with different shapes would choose differently. `new` of
         /// the operator fails if ranks pass different values.
         #[must_use]
         pub fn even(mut self, even: bool) -> Self {
@@ -599,9 +603,9 @@ macro_rules! setter {
         }
     };
     (trace_spans) => {
-        /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing
-        /// changes neither the variant nor whether workgroups or copy engines move the message. A
-        /// library GEMM, or a GEMM of iris that also communicates, is traced as one span of the
+        /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does
+        /// not change the variant, nor whether workgroups or copy engines move the message. A
+        /// library GEMM, or a built-in GEMM that also communicates, is traced as one span of the
         /// first workgroup.
         #[must_use]
         pub fn trace_spans(mut self, trace_spans: u32) -> Self {
@@ -610,9 +614,9 @@ macro_rules! setter {
         }
     };
     (counted) => {
-        /// Makes GPU kernels count the bytes that they move and the signals that they use, which
-        /// takes time; CPU kernels always count. The variant stays that of uncounted calls, but
-        /// workgroups replace copy engines and GEMMs that store to peers.
+        /// Makes GPU kernels count the bytes that they move and the signals that they use. Counting
+        /// takes time; CPU kernels always count. The variant is the same as without counting, but
+        /// workgroups do the work of copy engines and of GEMMs that store to peers.
         #[must_use]
         pub fn counted(mut self, counted: bool) -> Self {
             self.request.counted = counted;

@@ -1,6 +1,6 @@
-//! Plans: variants, tiles and memory of an operator's calls, computed by each rank for itself.
+//! Plans: variants, tiles and memory of an operator's calls. Each rank computes its plan by itself.
 //!
-//! This file is long because everything that a plan says about its calls and its memory is here.
+//! This file is long because everything that a plan states about its calls and its memory is here.
 
 pub(crate) mod composed;
 mod fingerprint;
@@ -35,17 +35,18 @@ use crate::tune::{self, GemmKind};
 /// Plan of an operator: the variant and tile for each size of call, and the memory that the
 /// operator needs. Making a plan is pure and does not communicate.
 ///
-/// A call takes the first [`Choice`] whose `max_size` is at least its number of rows (or elements
-/// of a part). The workspace is sized for the largest choice, so one operator serves calls of all
-/// sizes.
+/// A call uses the first [`Choice`] whose `max_size` is at least the call's number of rows (or of
+/// elements of a part). The workspace is sized for the largest choice, so one operator serves calls
+/// of all sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) ranks: Ranks,
     pub(crate) request: Request,
-    /// Choices of variant and tile, by ascending size of call; never empty. The last one is for the
-    /// largest call.
+    /// Choices of variant and tile, by ascending size of call; never empty. The last choice is for
+    /// the largest call.
     choices: Vec<Choice>,
-    /// Guard that makes the plan log its tuning data once, not for every operator made from it.
+    /// Guard that makes the plan log its tuning data once, not once for every operator made from
+    /// the plan.
     logged: Arc<Once>,
     /// Plans of the parts of which the operator consists if the ranks are on several nodes;
     /// otherwise `None`.
@@ -56,7 +57,7 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Choice {
-    /// Maximum number of rows of a call, or of elements of a part, for which the choice is made.
+    /// Maximum number of rows of a call (or of elements of a part) for which the choice is made.
     pub max_size: usize,
     /// Variant that these calls run.
     pub variant: Variant,
@@ -89,8 +90,8 @@ impl Plan {
         let mut plan = Self { ranks, request, choices: Vec::new(), logged, composed: None };
         for max_size in plan.sizes() {
             let choice = plan.choose(max_size)?;
-            // If two consecutive choices have the same variant and tile, keep only the one for the
-            // larger size: it covers both.
+            // If two consecutive choices have the same variant and tile, only the choice for the
+            // larger size is kept, because it covers both sizes.
             let alike =
                 |last: &mut Choice| (last.variant, last.tile) == (choice.variant, choice.tile);
             if plan.choices.last_mut().is_some_and(alike) {
@@ -98,8 +99,8 @@ impl Plan {
             }
             plan.choices.push(choice);
         }
-        // If all choices have the same variant, and none has a measured tile, then the tile of the
-        // largest size serves all sizes.
+        // If all choices have the same variant and no choice has a measured tile, the tile of the
+        // largest size is used for all sizes.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
                 && !matches!(choice.why, ChoiceReason::Measured | ChoiceReason::Tuned)
@@ -110,8 +111,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Sizes of calls at which the choice may change, ascending; the last is the size of the
-    /// largest call. If the caller asked for a variant, it holds for all sizes.
+    /// Sizes of calls at which the choice may change, ascending. The last one is the size of the
+    /// largest call. If the caller requested a variant, it is the only one, because the variant
+    /// holds for all sizes.
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
@@ -172,7 +174,7 @@ impl Plan {
         sizes.map_or(0, |sizes| Areas::of(&self.program_of(form)).bytes(&sizes))
     }
 
-    /// Sizes that the workspace needs for the largest call of a form.
+    /// Sizes of the parts of the workspace that the largest call of a form needs.
     fn needs(&self, form: &Form, tile: TileShape) -> Needs {
         let (request, size) = (&self.request, self.size());
         let grid = self.grid(form, tile);
@@ -184,7 +186,7 @@ impl Plan {
         let (all, part) = (grid.tiles(), split.part(0).tiles());
         let owned = all.div_ceil(size);
         let a_bytes = (request.m * request.k * request.dtype.size()) as u64;
-        // Needs of a variant whose tiles, as partial sums or as results, travel through slots of an
+        // Needs of a variant whose tiles (partial sums or results) are sent through slots of an
         // inbox.
         let places = |tiles, places, sources, slot| Needs {
             tiles,
@@ -227,9 +229,9 @@ impl Plan {
     }
 
     /// Returns the whole-matrix GEMM of a form for calls of up to `rows` rows; `None` if the form
-    /// has none. `tile` is the tile of the message. If a test delays or breaks the kernels of
-    /// messages, the tile GEMM replaces the whole-matrix GEMM, because the test can delay and break
-    /// that, too.
+    /// has none. `tile` is the tile of the message. If a test delays or breaks message kernels, the
+    /// tile GEMM replaces the whole-matrix GEMM, because the test can delay and break the tile GEMM
+    /// too.
     pub(crate) fn whole_gemm(
         &self,
         form: &Form,
@@ -300,7 +302,7 @@ impl Plan {
         self.ranks
     }
 
-    /// Request that the plan was made from, with the maximum sizes of a call.
+    /// Request from which the plan was made, with the maximum sizes of a call.
     pub fn request(&self) -> &Request {
         &self.request
     }
@@ -310,8 +312,8 @@ impl Plan {
         &self.choices
     }
 
-    /// Returns the choice for a call of `size` rows (for a message of elements: `size` elements of
-    /// a part).
+    /// Returns the choice for a call of `size` rows. For a message of elements, `size` is the
+    /// number of elements of a part.
     pub fn at(&self, size: usize) -> &Choice {
         &self.choices[self.index_at(size)]
     }
@@ -398,8 +400,9 @@ impl Plan {
         self.grid_of(form, tile, (self.request.m, self.request.n))
     }
 
-    /// Grid of tiles of a call's product or message. For an all-gather before a GEMM, the tiles are
-    /// those of A; if A is split by columns, those of its transpose, so that ranks always own rows.
+    /// Grid of tiles of a call's product or message. For an all-gather before a GEMM, the grid is
+    /// that of A. If A is split by columns, it is the grid of A's transpose, so that ranks always
+    /// own rows.
     fn grid_of(&self, form: &Form, tile: TileShape, (m, n): (usize, usize)) -> Grid {
         let Request { k, shard, .. } = self.request;
         let gathered = form.gemm == spec::GemmStage::Gathered && !self.alone();
@@ -433,21 +436,21 @@ impl Plan {
         }
     }
 
-    /// Whether the world has only one rank, in which case calls do not communicate.
+    /// Whether the world has only one rank; calls then do not communicate.
     pub(crate) fn alone(&self) -> bool {
         self.ranks.size == 1
     }
 
-    /// Whether the plan is for the CPU, not for a GPU.
+    /// Whether the plan is for the CPU; otherwise it is for a GPU.
     pub(crate) fn on_cpu(&self) -> bool {
         self.ranks.device.backend.traits().host_threads
     }
 }
 
 impl fmt::Display for Plan {
-    /// Formats the plan as one line: request, device, source of the tuning data if it is another
-    /// device, choices, memory. Example: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512
-    /// by tiles of 4 x 4096 (predicted); 8192 bytes of data, 20480 of signals`.
+    /// Formats the plan as one line: request, device, the device from which tuning data was taken
+    /// if it is another one, choices, memory. Example: `all_reduce of f32, rank 0 of 4 on cpu:
+    /// two_shot up to 512 by tiles of 4 x 4096 (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
         write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;

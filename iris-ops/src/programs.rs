@@ -13,8 +13,8 @@ use iris_kernels::program::{
 /// Program of a collective with a single rank: copies the input to the output.
 pub(crate) const LOCAL: &[Alternative] = &[always(&[kernel(Kernel::Local)])];
 
-/// Program of a product without communication: a GEMM of any implementation, or else the tile
-/// kernel.
+/// Program of a product without communication: a GEMM of any implementation, or the tile kernel if
+/// no GEMM can do the product.
 pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
     Work::Gemm(Gemm { source: Source::Input, rows: Rows::All, to: Target::C, core: Core::Any }),
     &[kernel(Kernel::Local)],
@@ -23,8 +23,8 @@ pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
 /// Program of the operator `barrier`: a single step.
 pub(crate) const BARRIER: &[Alternative] = &[always(&[step(Work::BarrierCall)])];
 
-/// All-reduce by additions under a lock: clear the sums, barrier, add, barrier, convert the sums to
-/// the type of C.
+/// All-reduce by additions under a lock: set the sums to zero, barrier, add, barrier, convert the
+/// sums to the type of C.
 pub(crate) const ADD_LOCKED: &[Alternative] = &[always(&[
     kernel(Kernel::Zero),
     step(Work::Barrier(0)),
@@ -46,19 +46,19 @@ pub(crate) const ADD_ATOMIC: &[Alternative] = &[always(&[
 pub(crate) const GATHER: &[Alternative] =
     &[always(&[kernel(Kernel::Gather), step(Work::Barrier(0)), kernel(Kernel::Gathered)])];
 
-/// Step that multiplies this rank's partial product, M x N, into the workspace.
+/// Step that computes this rank's partial product, M x N, in the workspace.
 const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Area(Area::Partial));
 
 /// Step that multiplies this rank's rows of A and writes this rank's rows of C.
 const OWN_ROWS: Item = gemm(Source::Shard, Rows::Own, Target::C);
 
-/// GEMM that in the same launch also does the all-reduce of `kernel`.
+/// GEMM that also does the all-reduce of `kernel`, in the same launch.
 const fn exchange(kernel: Kernel) -> Item {
     let (source, rows, to) = (Source::Input, Rows::All, Target::Area(Area::Partial));
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Exchanging(kernel) }))
 }
 
-/// Step in which `kernel` sends this rank's partial product, which lies in the workspace.
+/// Step in which `kernel` sends this rank's partial product from the workspace.
 const fn of_partial(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
 }
@@ -66,15 +66,15 @@ const fn of_partial(kernel: Kernel) -> Item {
 /// GEMM, then the all-reduce of the partial products by `two_shot`.
 pub(crate) const UNFUSED: &[Alternative] = &[always(&[PARTIAL, of_partial(Kernel::TwoShot)])];
 
-/// GEMM and the all-reduce of the partial products by `one_shot`: in one launch if that is
-/// possible, else one after the other.
+/// GEMM and the all-reduce of the partial products by `one_shot`: in one launch if possible,
+/// otherwise one after the other.
 pub(crate) const UNFUSED_ONE_SHOT: &[Alternative] = &[
     when(&[When::Exchanges], &[exchange(Kernel::OneShot)]),
     always(&[PARTIAL, of_partial(Kernel::OneShot)]),
 ];
 
-/// GEMM and the all-reduce of the partial products by the LL protocol: in one launch if that is
-/// possible, else one after the other.
+/// GEMM and the all-reduce of the partial products by the LL protocol: in one launch if possible,
+/// otherwise one after the other.
 pub(crate) const UNFUSED_LL: &[Alternative] = &[
     when(&[When::Exchanges], &[exchange(Kernel::OneShotLl)]),
     always(&[PARTIAL, of_partial(Kernel::OneShotLl)]),
@@ -101,8 +101,8 @@ macro_rules! arrive {
     };
 }
 
-/// Steps that, for each part, wait until the part has arrived from all peers, and then copy it to
-/// C.
+/// Steps that wait, for each part, until the part has arrived from all peers, and then copy the
+/// part to C.
 macro_rules! take_parts {
     ($transfer:ident) => {
         Item::Parts(&[Item::Peers(&[
@@ -112,7 +112,7 @@ macro_rules! take_parts {
     };
 }
 
-/// Step that copies all rows of a transfer to C; it must come after the wait for them.
+/// Step that copies all rows of a transfer to C. It must come after the wait for these rows.
 macro_rules! take_all {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Take(Transfer::$transfer))])
@@ -123,14 +123,14 @@ const OPEN_SHARDS: Item = step(Work::Open(Transfer::Shards));
 const CLOSE_SHARDS: Item = step(Work::Close(Transfer::Shards));
 const PUSH_SHARDS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
 
-/// Step in which copy engines send shards of A, or workgroups if the copy engines cannot.
+/// Step in which copy engines send shards of A; workgroups send them if copy engines cannot.
 const SHARDS: Item = or(Work::Copies(Transfer::Shards), &[PUSH_SHARDS]);
 
 /// All-gather of A by copies that overlap the product. This rank's own rows are multiplied while
-/// the other ranks' rows travel. Those are multiplied in one GEMM that waits for each part itself,
-/// in two GEMMs after all rows have arrived, or in one GEMM per part when the part has arrived. If
-/// A is split by columns, the product starts when all of A has arrived, because each element of C
-/// needs all columns.
+/// the other ranks' rows are sent. The other ranks' rows are multiplied in one of three ways: in
+/// one GEMM that itself waits for each part, in two GEMMs after all rows have arrived, or in one
+/// GEMM per part when the part has arrived. If A is split by columns, the product starts when all
+/// of A has arrived, because each element of C needs all columns.
 pub(crate) const GATHER_COPIED: &[Alternative] = &[
     when(
         &[When::Gated],
@@ -184,15 +184,15 @@ const OPEN_BLOCKS: Item = step(Work::Open(Transfer::Blocks));
 const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
 const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
 
-/// Step that multiplies one part of this rank's partial product into the workspace.
+/// Step that computes one part of this rank's partial product in the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
-/// Steps, for each part and peer: the GEMM of the rows that the peer owns, then their copy to the
-/// peer.
+/// Steps, for each part and peer: the GEMM of the rows that the peer owns, then the copy of the
+/// result to the peer.
 const SEND_BLOCKS: Item = Item::Peers(&[PART, step(Work::Copies(Transfer::Blocks))]);
 
-/// Step of the library's GEMM that multiplies one part of this rank's rows and also adds the rows
-/// that the only peer sent; `or_sum` replaces it if the library cannot do this.
+/// Step of the library's GEMM that multiplies one part of this rank's rows, and also adds the rows
+/// that the only peer has sent. `or_sum` replaces the step if the library cannot do this.
 const fn add(to: Target, or_sum: &'static [Item]) -> Item {
     let work = Gemm { source: Source::Input, rows: Rows::Part, to, core: Core::Adding };
     or(Work::Gemm(work), or_sum)
@@ -201,8 +201,8 @@ const fn add(to: Target, or_sum: &'static [Item]) -> Item {
 const SUMS: Item = step(Work::Sums { to: Target::Own });
 const SUMS_OF_C: Item = step(Work::Sums { to: Target::OwnOfC });
 
-/// Reduce-scatter in which workgroups send the partial products; each owner adds them when all have
-/// arrived.
+/// Reduce-scatter in which workgroups send the partial products. Each owner adds the partial
+/// products when all have arrived.
 macro_rules! scatter_by_workgroups {
     ($sums:expr, $($then:expr),*) => {
         &[OPEN_BLOCKS, PARTIAL, PUSH_BLOCKS, arrive!(Blocks), $sums, $($then,)* CLOSE_BLOCKS]
@@ -239,9 +239,9 @@ pub(crate) const SCATTER_COPIED: &[Alternative] = &[
 const COPY_SUMS: Item = step(Work::Copies(Transfer::Sums));
 const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, Operands::Of(Transfer::Sums)));
 
-/// All-reduce that starts as [`SCATTER_COPIED`], and then copies each part of the sums to all
+/// All-reduce that starts like [`SCATTER_COPIED`], and then copies each part of the sums to all
 /// ranks. A part that this rank owns is multiplied only after the next part has been sent to the
-/// peers, so that the peers' partial products have arrived by then; the copies of sums overlap
+/// peers, so that the peers' partial products have arrived by then. The copies of the sums overlap
 /// later parts.
 pub(crate) const SUM_COPIED: &[Alternative] = &[
     when(
@@ -303,8 +303,8 @@ const fn store(source: Source, to: Target, blocks: bool, results: Option<Transfe
     step(Work::Gemm(Gemm { source, rows: Rows::All, to, core }))
 }
 
-/// Reduce-scatter in one GEMM: its epilogue stores tiles to their owners, and adds the peers' tiles
-/// to this rank's own.
+/// Reduce-scatter in one GEMM. Its epilogue stores tiles at their owners, and adds the peers' tiles
+/// to this rank's own tiles.
 pub(crate) const SCATTER_STORED: &[Alternative] = &[
     when(
         &[When::Stores],
@@ -313,9 +313,9 @@ pub(crate) const SCATTER_STORED: &[Alternative] = &[
     always(scatter_by_workgroups!(SUMS,)).indirect(),
 ];
 
-/// All-reduce in one GEMM that works as in [`SCATTER_STORED`] and whose epilogue also stores each
-/// tile of the sums to all ranks. All parts have arrived when the GEMM ends, so a single step
-/// copies them to C.
+/// All-reduce in one GEMM that works like [`SCATTER_STORED`]; its epilogue also stores each tile of
+/// the sums to all ranks. All parts have arrived when the GEMM ends, so a single step copies them
+/// to C.
 pub(crate) const SUM_STORED: &[Alternative] = &[
     when(
         &[When::Stores],

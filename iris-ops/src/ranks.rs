@@ -30,9 +30,9 @@ impl Ranks {
         Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
     }
 
-    /// Moves the ranks to another backend. The device is the GPU that a heap would take for this
-    /// rank, as the driver describes it; without a driver it is assumed ([`Device::assumed`]).
-    /// Ranks that already are on this backend keep their device.
+    /// Moves the ranks to another backend. The device is the GPU that a heap would use for this
+    /// rank, as the driver describes it. Without a driver, the device is assumed
+    /// ([`Device::assumed`]). Ranks that already are on this backend keep their device.
     #[must_use]
     pub fn on(self, backend: BackendKind) -> Self {
         if self.device.backend == backend {
@@ -57,14 +57,14 @@ impl Ranks {
         self.nodes
     }
 
-    /// Returns this rank among the ranks of its node: `rank` is the index within the node, `size`
-    /// the number of the node's ranks.
+    /// Returns this rank among the ranks of its node: `rank` is the index within the node, and
+    /// `size` the number of ranks of the node.
     pub(crate) fn local(self) -> Self {
         let size = (self.size / self.nodes).max(1);
         Self { rank: self.rank % size, size, nodes: 1, ..self }
     }
 
-    /// Index of the node that this rank is on.
+    /// Index of the node on which this rank is.
     pub(crate) fn node(&self) -> usize {
         self.rank / self.local().size
     }
@@ -75,7 +75,7 @@ impl Ranks {
         Self { device, tuning: None, ..self }
     }
 
-    /// Makes plans use the built-in tuning data, not the measurements of `iris tune` on this
+    /// Makes plans use the built-in tuning data instead of the measurements of `iris tune` on this
     /// machine.
     #[must_use]
     pub fn untuned(self) -> Self {
@@ -87,16 +87,16 @@ impl Ranks {
         Self { tuning: Some(tuning), ..self }
     }
 
-    /// Tuning data by which plans are made: the data that was looked up, or else the built-in data
-    /// of the device.
+    /// Tuning data by which plans are made: the data that was looked up, otherwise the built-in
+    /// data of the device.
     pub(crate) fn tuning(&self) -> &'static Tuning {
         self.tuning.unwrap_or_else(|| Tuning::of(self.device))
     }
 }
 
 impl From<&World> for Ranks {
-    /// Ranks of a world, on the CPU, because a world has no devices. [`Ranks::on`] moves them to a
-    /// GPU.
+    /// Ranks of a world. They are on the CPU, because a world has no devices; [`Ranks::on`] moves
+    /// them to a GPU.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
         let nodes = world.nodes();

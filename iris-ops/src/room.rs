@@ -1,4 +1,4 @@
-//! [`Room`], the memory that a program wants in a heap in addition to the operators' memory, and
+//! [`Room`], the memory that a program needs in a heap in addition to the operators' memory; and
 //! heaps that are opened for plans.
 
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::plan::Plan;
 use crate::spec::Part;
 use crate::workspace::outcome;
 
-/// Memory that a program allocates from a heap, in addition to what its operators take; an argument
-/// of [`Plan::open_heap`].
+/// Memory that a program allocates from a heap, in addition to the memory of its operators. It is
+/// an argument of [`Plan::open_heap`].
 ///
 /// ```
 /// use iris_heap::Bytes;
@@ -29,14 +29,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// Makes a room of no memory: the heap holds only what the operators need, and matrices lie in
-    /// the program's own memory.
+    /// Makes a room of no memory: the heap has only the memory that the operators need. Matrices
+    /// are in the program's own memory.
     pub fn none() -> Self {
         Self { matrices: false, more: Bytes::ZERO }
     }
 
-    /// Room for the matrices of each plan (A, B, C, a bias, and those of an RMSNorm), each once, as
-    /// large as in the largest call on the rank where the matrix is largest.
+    /// Room for the matrices of each plan (A, B, C, a bias, and those of an RMSNorm). Each matrix
+    /// is counted once, with the size that it has in the largest call, on the rank where it is
+    /// largest.
     pub fn matrices() -> Self {
         Self { matrices: true, more: Bytes::ZERO }
     }
@@ -53,7 +54,7 @@ impl Room {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Number of bytes that this room takes in a heap for `plans`, which are the plans of one rank.
+    /// Number of bytes of this room in a heap for `plans`, which are the plans of one rank.
     pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
         matrices.sum::<Bytes>() + self.more
@@ -61,17 +62,17 @@ impl Room {
 }
 
 impl From<Bytes> for Room {
-    /// Room for one allocation of this size, and none for matrices of plans.
+    /// Room for one allocation of this size, and no room for matrices of plans.
     fn from(bytes: Bytes) -> Self {
         Self::none().and(bytes)
     }
 }
 
 impl Plan {
-    /// Options of a heap on the device that these plans are for, with room for the operators of all
-    /// plans (a shared workspace takes less) and for `room`, computed for this rank alone.
-    /// [`Plan::open_heap`] opens the heap in one step; these options are for programs that change
-    /// others, too. Opening the heap compares the plans of all ranks.
+    /// Options of a heap on the device of these plans. The heap has room for the operators of all
+    /// plans (a shared workspace needs less) and for `room`; both are computed for this rank alone.
+    /// [`Plan::open_heap`] opens such a heap in one step. These options are for programs that also
+    /// change other options. When the heap is opened, the plans of all ranks are compared.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
@@ -89,11 +90,11 @@ impl Plan {
         let sum = |of: fn(&Plan) -> u64| {
             plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
         };
-        // Plans are compared before the sizes of segments, because the sizes follow from the plans
-        // and would make a less helpful error.
+        // Plans are compared before the sizes of segments. The sizes follow from the plans, so a
+        // difference in sizes would make a less helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            // A difference between names is found by the item `name`, which comes before the items
-            // whose text contains the name.
+            // The item `name` finds a difference between names. It comes before the items whose
+            // text contains the name.
             let label = plan.request().name.as_deref();
             let label = label.map_or(String::new(), |name| format!(" ({name})"));
             let named = move |(item, value)| match item {
@@ -105,7 +106,7 @@ impl Plan {
         let options = HeapOptions::new().backend(backend).agreed(items);
         let (signal, words) = (options.signal_bytes, options.device_words);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
-        // The word that counts calls takes a whole cache line.
+        // The word with the number of calls occupies a whole cache line.
         let line = u64::from(LINE_WORDS);
         Ok(options
             .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
@@ -113,11 +114,12 @@ impl Plan {
             .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
 
-    /// Opens a heap for the operators of these plans on their device, with `room` for what the program allocates
-    /// besides: collective.
+    /// Opens a heap for the operators of these plans on their device, with `room` for the program's
+    /// own allocations: collective.
     ///
-    /// A heap that is opened for all plans of a program never runs full in `new`. Ranks may have different N and K,
-    /// where the operators allow that: the heap is as large as the rank needs it that needs most.
+    /// If a heap is opened for all plans of a program, `new` of these operators always finds enough
+    /// memory. Ranks may have different N and K if the operators allow this; the heap is then as
+    /// large as on the rank that needs most.
     ///
     /// ```
     /// use iris_heap::World;
@@ -140,8 +142,9 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the world's;
-    /// [`Error::NoPlan`]; those of [`SymmetricHeap::open`], which names what differs in the plans of two ranks.
+    /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the
+    /// world's; [`Error::NoPlan`]; errors of [`SymmetricHeap::open`], which name the differences
+    /// between the plans of two ranks.
     #[track_caller]
     pub fn open_heap(
         world: &World,
@@ -150,13 +153,14 @@ impl Plan {
     ) -> Result<Arc<SymmetricHeap>> {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let op = first.op();
-        // A rank that refuses its plans tells the other ranks, which would otherwise wait for it.
+        // A rank that refuses its plans tells the other ranks; otherwise they would wait for this
+        // rank.
         let options = options_for(world, plans, room.into());
         let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
         let options = options?;
         told?;
-        // The sizes may differ, because N and K may differ between ranks; but all ranks must open
-        // segments of the same size, so they take the maximum.
+        // The sizes may differ, because N and K may differ between ranks. But all ranks must open
+        // segments of the same size, so they use the maximum.
         let mine = [options.data_bytes, options.signal_bytes, options.device_words];
         let all = world.allgather(bytemuck::cast_slice(&mine)).in_op(op)?;
         let most = |index: usize| {
@@ -168,8 +172,8 @@ impl Plan {
         SymmetricHeap::open(world, options).in_op(op)
     }
 
-    /// Room that the matrices of the largest call take in a heap. Each is an allocation of its own,
-    /// with the size that it has on the rank where it is largest.
+    /// Room for the matrices of the largest call. Each matrix is a separate allocation, with the
+    /// size that it has on the rank where it is largest.
     fn matrix_bytes(&self) -> Bytes {
         let (request, row) = (self.request(), self.row());
         let (dtype, output) = (request.dtype, request.output_dtype());
@@ -226,8 +230,8 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::{AllReduce, MatmulAllReduce};
 
-    /// Tests that all matrices of both plans and both operators fit into a heap with this room,
-    /// which then has no byte left for another block.
+    /// Tests that all matrices of both plans, and both operators, fit into a heap with this room.
+    /// The heap then has no byte left for another block.
     #[test]
     fn room_for_matrices_is_what_they_take() {
         World::run_threads(2, |world| -> anyhow::Result<()> {

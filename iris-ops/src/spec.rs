@@ -1,7 +1,7 @@
-//! Description of an operator as one table row: the programs it launches, the memory it needs, and
-//! the parts of its matrices that a rank has. Plans, the automatic choice, workspaces, argument
-//! checks, records and launches read the row and never test for a specific operator. Each row is
-//! defined in the operator's file in `ops/`.
+//! Description of an operator as one table row: the programs that it launches, the memory that it
+//! needs, and the parts of its matrices that a rank has. Plans, the automatic choice, workspaces,
+//! argument checks, records and launches read the row, and never test for a specific operator. Each
+//! row is defined in the operator's file in `ops/`.
 
 use iris_kernels::program::Alternative;
 pub(crate) use iris_kernels::program::Norm;
@@ -15,10 +15,10 @@ use crate::programs::MATMUL;
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
-    /// Collective with which the product is combined; the operator itself if it has no product or
-    /// runs on one rank alone.
+    /// Collective with which the product is combined. It is the operator itself if the operator has
+    /// no product or runs on one rank alone.
     pub(crate) message: Op,
-    /// Whether N must be the same on all ranks, and whether K must.
+    /// Whether N must be equal on all ranks, and whether K must be equal on all ranks.
     pub(crate) common: Common,
     /// Rows of A (or of the input) that each rank passes.
     pub(crate) a: Part,
@@ -42,19 +42,19 @@ pub(crate) struct Common {
     pub(crate) k: bool,
 }
 
-/// Rows of a matrix that each rank has, out of M. The M of a call is the number of rows of a matrix
-/// that every rank has as a whole.
+/// Rows of a matrix that each rank has, out of M rows. The M of a call is the number of rows of a
+/// matrix that every rank has completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     /// All M rows, on every rank.
     All,
-    /// Rows of this rank, `split(m, size, rank)`.
+    /// Rows that this rank owns: `split(m, size, rank)`.
     Own,
-    /// One block from each rank, each with as many rows as `split(m, size, rank)` has.
+    /// One block from each rank; each block has as many rows as `split(m, size, rank)`.
     Blocks,
     /// All M rows on the root, no matrix on other ranks.
     Root,
-    /// Rows or columns of A of this rank, as the option `shard` says.
+    /// This rank's rows or columns of A, depending on the option `shard`.
     Shard,
     /// No matrix on any rank.
     None,
@@ -101,7 +101,7 @@ impl Dims {
 pub(crate) enum Tiles {
     /// All tiles of the whole matrix.
     All,
-    /// All tiles of the matrix, which are cut so that no tile crosses the boundary between two
+    /// All tiles of the matrix. They are cut so that no tile crosses the boundary between two
     /// ranks' rows.
     Split,
     /// Tiles of the rank's own rows only.
@@ -112,18 +112,18 @@ pub(crate) enum Tiles {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
-    /// Steps of a call, as a list of alternatives; a call takes the first one whose conditions it
-    /// meets.
+    /// Steps of a call, as a list of alternatives. A call uses the first alternative whose
+    /// conditions it meets.
     pub(crate) program: &'static [Alternative],
-    /// Memory that the variant needs, in the workspace and as words.
+    /// Memory that the variant needs in the workspace, and words that it needs.
     pub(crate) memory: Memory,
     /// Whether a rank sends every tile to each peer; otherwise each peer gets only the part that it
     /// owns.
     pub(crate) sends_all: bool,
     /// Whether peers read A directly in this rank's memory.
     pub(crate) pulls: bool,
-    /// Whether peers may write C directly in this rank's memory. If not, a rank pushes without
-    /// waiting until the peer has entered the call.
+    /// Whether peers may write C directly in this rank's memory. If false, a rank pushes to a peer
+    /// without waiting until the peer has entered the call.
     pub(crate) direct: bool,
     /// Words that signal the arrival of a peer's tile of C to a kernel that runs at the same time
     /// as the call: a value of [`arrival`](iris_kernels::args::arrival). `None` if C's tiles have
@@ -133,63 +133,63 @@ pub(crate) struct Form {
     pub(crate) fetches: bool,
     /// Position of a whole-matrix GEMM in the variant.
     pub(crate) gemm: GemmStage,
-    /// Whether the whole-matrix GEMM stores its tiles to the peers that own them, on devices that
-    /// have such a GEMM.
+    /// Whether the whole-matrix GEMM stores its tiles at the peers that own them, on devices for
+    /// which there is such a GEMM.
     pub(crate) stores: bool,
     /// Step in which the variant can apply an RMSNorm to rows of the result.
     pub(crate) norm: Norm,
 }
 
-/// Position that a whole-matrix GEMM has in a variant.
+/// Position of a whole-matrix GEMM in a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GemmStage {
     /// No whole-matrix GEMM: the operator's own kernel multiplies tile by tile.
     None,
     /// The variant consists of a GEMM only.
     All,
-    /// GEMM before the message, which sends this rank's partial.
+    /// GEMM before the message; the message then sends this rank's partial.
     Partial,
     /// GEMM before the message; the message then sends this rank's rows of C.
     Rows,
-    /// GEMM after the message, which gathers A.
+    /// GEMM after the message; the message gathers A.
     Gathered,
 }
 
 /// Memory that a variant needs in the workspace: inboxes, sums, staging buffers, signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
-    /// Nothing: the variant needs no workspace.
+    /// No memory: the variant needs no workspace.
     None,
     /// Inbox for all tiles from all sources.
     AllTiles,
     /// Inbox for the tiles that one rank owns, from all sources, and a result inbox for all tiles.
     OwnedAndResults,
-    /// Inbox for the tiles of the largest rank's part from all sources, in the type of partial
-    /// results; the owner adds the tiles up.
+    /// Inbox for the tiles of the largest part of any rank, from all sources, in the type of
+    /// partial results. The owner adds these tiles up.
     PartialParts,
-    /// Inbox for the tiles of the largest rank's part from all sources, in the output type; nothing
-    /// is added.
+    /// Inbox for the tiles of the largest part of any rank, from all sources, in the output type.
+    /// Nothing is added.
     Parts,
     /// Inbox for all tiles, from a single source.
     OneSource,
     /// Sums: one f32 tile for each tile that a rank owns.
     Sums {
-        /// Whether each tile has a lock; if not, ranks add by atomic operations.
+        /// Whether each tile has a lock; otherwise ranks add by atomic operations.
         locks: bool,
     },
     /// Words of the LL protocol (data and a flag in one word), for the items that each rank sends
-    /// each other rank.
+    /// to each other rank.
     Pairs(Collective),
     /// Inbox that holds all of A, M x K.
     Gathered,
     /// Staging buffer for all of A, M x K, outside the inbox, with a flag for each unit of A that
     /// is fetched at once.
     Staged,
-    /// One signal for each tile of the largest rank's part; the data is written to its final place,
-    /// without an inbox.
+    /// One signal for each tile of the largest part of any rank. The data is written to its final
+    /// place, without an inbox.
     Signals,
-    /// Signals for the tiles that copy engines move (one for each tile of the largest rank's part
-    /// in each round), and a flag. The field is the number of rounds of a call.
+    /// Signals for the tiles that copy engines move, and a flag. There is one signal for each tile
+    /// of the largest part of any rank, in each round. The field is the number of rounds of a call.
     Copied(u32),
 }
 
@@ -198,8 +198,8 @@ impl Form {
     pub(crate) const PRODUCT: Form =
         Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
 
-    /// Makes the form of a variant whose peers neither read A nor write C directly; methods such as
-    /// `direct` change its other properties.
+    /// Makes the form of a variant whose peers neither read A nor write C directly. Methods such as
+    /// `direct` change the other properties.
     pub(crate) const fn push(
         variant: Variant,
         program: &'static [Alternative],
@@ -220,23 +220,22 @@ impl Form {
         }
     }
 
-    /// Sets that the whole-matrix GEMM stores its tiles to the peers that own them.
+    /// Sets the property that the whole-matrix GEMM stores its tiles at the peers that own them.
     pub(crate) const fn stores(self) -> Form {
         Form { stores: true, ..self }
     }
 
-    /// Lets peers write C directly, and sets [`Form::arrival`].
+    /// Allows peers to write C directly, and sets [`Form::arrival`].
     pub(crate) const fn direct(self, arrival: Option<u32>) -> Form {
         Form { direct: true, arrival, ..self }
     }
 
-    /// Sets that a rank sends every tile to each peer.
+    /// Sets the property that a rank sends every tile to each peer.
     pub(crate) const fn sends_all(self) -> Form {
         Form { sends_all: true, ..self }
     }
 
-    /// Makes the form of another variant, which has the given program and the same other
-    /// properties.
+    /// Makes the form of another variant, with the given program and otherwise the same properties.
     pub(crate) const fn renamed(self, variant: Variant, program: &'static [Alternative]) -> Form {
         Form { variant, program, ..self }
     }
@@ -251,7 +250,8 @@ impl Form {
         Form { gemm, ..self }
     }
 
-    /// Whether the product is a GEMM before or after the message, not fused with it.
+    /// Whether the product is a separate GEMM before or after the message, instead of being fused
+    /// with it.
     pub(crate) fn is_unfused(&self) -> bool {
         matches!(self.gemm, GemmStage::Partial | GemmStage::Rows | GemmStage::Gathered)
     }
@@ -261,16 +261,16 @@ impl Form {
         matches!(self.memory, Memory::Copied(_))
     }
 
-    /// Sets that peers read A directly in this rank's memory.
+    /// Sets the property that peers read A directly in this rank's memory.
     pub(crate) const fn pulls(self) -> Form {
         Form { pulls: true, ..self }
     }
 }
 
 impl Row {
-    /// Returns the operator's variant with this name, in which hyphens count as underscores; `None`
-    /// for the name `auto`, which leaves the choice to the plan. A name that is no variant of the
-    /// operator is an error.
+    /// Returns the operator's variant with this name; in `name`, hyphens are read as underscores.
+    /// `None` for the name `auto`, which leaves the choice to the plan. It is an error if the
+    /// operator has no variant with this name.
     pub(crate) fn variant(&self, name: &str) -> Result<Option<Variant>> {
         if name == "auto" {
             return Ok(None);
@@ -295,7 +295,7 @@ impl Row {
         (self.dims)(1, 1).b.is_some()
     }
 
-    /// Whether the operator gathers A, before the product; otherwise it may gather C.
+    /// Whether the operator gathers A before the product. If false, it may gather C.
     pub(crate) fn gathers_a(&self) -> bool {
         self.a == Part::Shard
     }
@@ -305,8 +305,8 @@ impl Row {
         self.forms.iter().all(|form| form.variant == Variant::Local)
     }
 
-    /// Whether the choice of tile and variant may depend on N: true if all ranks have the same N,
-    /// or if only one rank is involved.
+    /// Whether the choice of tile and variant may depend on N. True if all ranks have the same N,
+    /// or if a call involves only one rank.
     pub(crate) fn n_decides(&self) -> bool {
         self.common.n || self.is_local()
     }

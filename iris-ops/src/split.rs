@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// Range of part number `part` if `total` items are split into `parts` contiguous parts, as evenly
-/// as possible. The first `total % parts` parts have one item more; with fewer items than parts the
-/// last parts are empty.
+/// Range of part number `part` when `total` items are split into `parts` contiguous parts, as
+/// evenly as possible. The first `total % parts` parts have one item more. If there are fewer items
+/// than parts, the last parts are empty.
 ///
 /// # Panics
 /// If `parts` is 0.

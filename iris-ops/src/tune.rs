@@ -1,6 +1,6 @@
-//! Choice of the variant of a call: by a measured row of the tuning table, or else by the shortest
-//! predicted time. Both depend only on values that are equal on all ranks, so all ranks choose the
-//! same variant.
+//! Choice of the variant of a call: by a measured row of the tuning table if there is one,
+//! otherwise by the shortest predicted time. Both depend only on values that are equal on all
+//! ranks, so all ranks choose the same variant.
 
 pub(crate) mod data;
 mod table;
@@ -22,30 +22,31 @@ use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
 use data::Senders;
 
-/// Maximum number of items (8 bytes of data each) that one rank sends another by the LL protocol: 2
-/// MiB. With two ranks such a message takes 16 MiB of the signal segment.
+/// Maximum number of items (8 bytes of data each) that one rank sends to another by the LL
+/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
 /// Maximum number of workgroups that a message by the LL protocol uses on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
-/// Maximum number of bytes of the signal segment that an operator's LL words take if the caller did
-/// not ask for the LL protocol: an eighth of a heap's default size (twice as much with an RMSNorm).
+/// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
+/// did not request the LL protocol. It is an eighth of the default size of a heap's signal segment;
+/// with an RMSNorm, twice as much is allowed.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
-/// Value that predictions use for N or K if these may differ between ranks, so that all ranks
-/// predict, and choose, the same.
+/// Value that predictions use for N or K if these may differ between ranks. So all ranks predict
+/// and choose the same.
 const COMMON: usize = 4096;
 
-/// Name of the GPU whose tuning data is used for a device that has none of its own: `H200` or
-/// `MI300X`; `None` if the device has its own data.
+/// Name of the GPU whose tuning data is used for a device without its own data: `H200` or `MI300X`.
+/// `None` if the device has its own data.
 pub(crate) fn figures_of(ranks: Ranks) -> Option<&'static str> {
     let tuning = ranks.tuning();
     tuning.stands_in_for(ranks.device).then_some(tuning.of.as_str())
 }
 
-/// Maximum number of workgroups of a message; odd on GPUs, for the reason given at
-/// [`data::Launches`].
+/// Maximum number of workgroups of a message. It is odd on GPUs; [`data::Launches`] gives the
+/// reason.
 pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     if ranks.device.backend.traits().host_threads {
         return u32::MAX;
@@ -60,11 +61,11 @@ pub(crate) struct Sizing {
     /// Maximum number of workgroups that a message uses.
     pub(crate) most_groups: u32,
     /// Threads of a workgroup by size of the message, ascending: pairs of maximum size and threads.
-    /// The size is a number of items for the LL protocol, and bytes for messages that are summed.
-    /// Larger messages use the number of threads that the kernel is built for, and so do other
-    /// messages and those with an RMSNorm, where a workgroup holds whole rows.
+    /// For the LL protocol the size is a number of items; for messages that are summed, it is a
+    /// number of bytes. Larger messages, other messages and messages with an RMSNorm (where a
+    /// workgroup processes whole rows) use the number of threads for which the kernel is built.
     threads: &'static [(usize, u32)],
-    /// Share of workgroups that only send, and the message sizes for which it holds; `None` if all
+    /// Share of workgroups that only send, and the message sizes to which it applies; `None` if all
     /// workgroups send and receive.
     senders: Option<Senders>,
 }
@@ -74,8 +75,8 @@ impl Sizing {
     pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
-        // Small messages use small workgroups, in which a workgroup barrier is faster and which
-        // spread the items over more multiprocessors.
+        // Small messages use small workgroups. A barrier of a small workgroup is faster, and more
+        // multiprocessors then share the items.
         let threads: &[_] = match form.memory {
             Memory::Pairs(_) if plain => &launches.threads_of_words,
             Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts if plain => {
@@ -93,21 +94,21 @@ impl Sizing {
         Sizing { most_groups: message_groups(ranks), threads, senders }
     }
 
-    /// Number of threads of a workgroup for a message of this size; `None` for the number that the
-    /// kernel is built for.
+    /// Number of threads of a workgroup for a message of this size; `None` for the number for which
+    /// the kernel is built.
     pub(crate) fn threads(&self, size: usize) -> Option<u32> {
         let step = self.threads.iter().find(|(most, _)| size <= *most);
         step.map(|&(_, threads)| threads)
     }
 
-    /// Eighths of the workgroups that only send in a message of `bytes` bytes; 0 if all workgroups
-    /// send and receive.
+    /// Number of eighths of the workgroups that only send in a message of `bytes` bytes; 0 if all
+    /// workgroups send and receive.
     pub(crate) fn sending_eighths(&self, bytes: usize) -> u32 {
         self.senders.filter(|it| it.bytes().contains(&bytes)).map_or(0, |it| it.eighths)
     }
 }
 
-/// Number of bytes of the whole message, in the element type that travels between ranks.
+/// Number of bytes of the whole message, in the element type that is sent between ranks.
 pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
@@ -118,12 +119,12 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// Variant for calls of the request's size, with the reason for choosing it.
+/// Variant for calls of the request's size, with the reason for the choice.
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    // Variants that pull are excluded because peers read A in place, so A must be in the heap, and
-    // a plan does not know where A will be.
+    // Variants that pull are excluded: peers read A in place, so A must be in the heap. A plan does
+    // not know where A will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
         Some(form) if table::is_own(ranks, request) => (form.variant, ChoiceReason::Tuned),
@@ -132,9 +133,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason
     }
 }
 
-/// Variant with the shortest predicted time of those that `auto` may take. The prediction uses only
-/// values that all ranks have in common. With one rank, or without any prediction, the result is
-/// the first variant that can serve the request.
+/// Variant with the shortest predicted time of all variants that `auto` may choose. The prediction
+/// uses only values that are equal on all ranks. With one rank, or without any prediction, the
+/// result is the first variant that supports the request.
 fn quickest(ranks: Ranks, request: &Request) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
@@ -180,17 +181,16 @@ impl Problem {
     }
 }
 
-/// Whether `auto` may take a form: it has run on such a device with this number of ranks, accepts
-/// any A, adds in a fixed order, and the device supports it.
+/// Whether `auto` may choose a form. The form must have run on such a device with this number of
+/// ranks, accept A in any memory, and add in a fixed order; and the device must support it.
 fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let ran = ranks.tuning().has_run(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
-    // If the caller chose a tile, it would change the parts of a message that is copied by engines
-    // or stored by a GEMM; for such parts there are no measurements.
+    // A tile that the caller chose would change the parts of a message that copy engines send or a
+    // GEMM stores. For such parts there are no measurements.
     let parts = by_workgroups || request.tile.is_none();
-    // Copy engines are excluded in two cases: if A is split by columns and no GEMM waits for the
-    // copies (they would not be faster), and if the call has an RMSNorm (this has not been
-    // measured).
+    // Copy engines are excluded in two cases. If A is split by columns and no GEMM waits for the
+    // copies, they would not be faster. If the call has an RMSNorm, they have not been measured.
     let copies = !form.is_copied()
         || form.stores
         || request.rms_norm.is_none()
@@ -200,14 +200,14 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     ran && in_order && parts && copies && stores && fits_words(ranks, request, form)
 }
 
-/// Whether the message is small enough for the LL words that the form may use; true for a form
+/// Whether the message is small enough for the LL words that the form may use. True for a form
 /// without LL words.
 fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let times = if request.rms_norm.is_some() { 2 } else { 1 };
-    // Each source has two slots, one for each parity of the call number, and LL words take twice
-    // the bytes of their data.
+    // Each source has two slots, one for each parity of the call number. LL words occupy twice the
+    // bytes of their data.
     let most = times * (LL_SIGNAL_BYTES / (4 * ranks.size));
     (items.most() as usize).saturating_mul(8) <= most
         && items.most() <= LL_ITEMS
@@ -215,8 +215,9 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
         && request.tile.is_none()
 }
 
-/// Whether iris's own GEMM of this kind may take part in the calls: the caller asked for iris's
-/// GEMMs, or left the choice open and the kind has run with this number of ranks.
+/// Whether the built-in GEMM of this kind may be used in the calls. Either the caller requested
+/// built-in GEMMs, or the caller left the choice open and the kind has run with this number of
+/// ranks.
 pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> bool {
     match request.library {
         Library::Ours => true,
@@ -225,15 +226,15 @@ pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> boo
     }
 }
 
-/// Whether iris's own GEMMs multiply operands of this type by wgmma instructions of the device.
+/// Whether the built-in GEMMs can multiply operands of this type by wgmma instructions of the
+/// device.
 fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
     ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether a call is like the calls for which table rows were measured. On GPUs these are plain
+/// Whether a call resembles the calls for which table rows were measured. On GPUs these are plain
 /// products and messages without epilogue, RMSNorm or chosen tile. Tracing, counting, test delays
-/// and the number of workgroups are ignored, so that a call gets the same variant with and without
-/// them.
+/// and the number of workgroups are ignored, so that they do not change the variant of a call.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     if ranks.device.backend.traits().host_threads {
         return true;
@@ -245,8 +246,8 @@ fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     alike && plain && by_rule && (!form.stores || has_stores(ranks, request))
 }
 
-/// Whether there is a whole-matrix GEMM for these operands that can wait for peers and store to
-/// them.
+/// Whether, for these operands, there is a whole-matrix GEMM that can wait for peers and store to
+/// peers.
 fn has_stores(ranks: Ranks, request: &Request) -> bool {
     let Request { dtype, n, epilogue, library, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;

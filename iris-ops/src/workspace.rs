@@ -1,5 +1,6 @@
-//! Workspace: the memory in which operators exchange tiles, and the words that synchronise this. A
-//! workspace belongs to one operator, or is shared by several whose calls run one after the other.
+//! Workspace: the memory in which operators exchange tiles, and the words that synchronise the
+//! exchange. A workspace belongs to one operator, or is shared by several operators whose calls run
+//! one after the other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use crate::needs::{Area, Extent};
 use crate::plan::Plan;
 use crate::plan::composed;
 
-/// Memory and words that several operators of a heap can share instead of each having its own. The
-/// workspace is as large as the largest operator needs.
+/// Memory and words that several operators of a heap can share, so that not each needs its own. The
+/// workspace is as large as the operator that needs most.
 ///
-/// Calls of the sharing operators are numbered together, as calls of one operator would be: all
-/// ranks issue them in the same order, and they run one after the other, on whatever streams. So
-/// the rules that protect a call from the previous one hold between operators, too.
+/// Calls of the sharing operators are numbered together, like calls of one operator. All ranks
+/// issue them in the same order, and they run one after the other, on whatever streams. So the
+/// rules that protect a call from the previous call also hold between operators.
 ///
 /// ```
 /// # use iris_heap::World;
@@ -40,12 +41,12 @@ use crate::plan::composed;
 #[derive(Debug)]
 pub struct Workspace {
     heap: Arc<SymmetricHeap>,
-    /// Operator of the first plan, which error messages name.
+    /// Operator of the first plan; error messages name this operator.
     op: Op,
     extent: Extent,
     first_call: i32,
-    /// Whether the workspace belongs to a barrier of only some ranks, whose calls are not counted
-    /// in the heap.
+    /// Whether the workspace belongs to a barrier of only some ranks. The heap does not count the
+    /// calls of such a barrier.
     private: bool,
     signal: RawSlice,
     data: Vec<(Area, RawSlice)>,
@@ -56,7 +57,7 @@ pub struct Workspace {
     between_nodes: BTreeMap<composed::Area, RawSlice>,
 }
 
-/// Error of [`Workspace::free`]; returns the workspace. `?` converts it into [`enum@Error`].
+/// Error of [`Workspace::free`], which returns the workspace. `?` converts it into [`enum@Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct WorkspaceNotFreed {
@@ -73,17 +74,17 @@ impl From<WorkspaceNotFreed> for Error {
 }
 
 impl Workspace {
-    /// Makes a workspace that fits an operator of each of these plans. Collective.
+    /// Makes a workspace for an operator of each of these plans. Collective.
     ///
     /// # Errors
     /// Errors of `new` of an operator; [`Error::NoPlan`] if `plans` is empty; [`Error::Invalid`]
-    /// for a barrier, which cannot share a workspace, and for plans with different numbers of the
-    /// first call.
+    /// for a barrier, which cannot share a workspace, and for plans whose first calls have
+    /// different numbers.
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
         let areas = composed::largest_areas(plans);
         // An operator over several nodes consists of several operators of this node, each with a
-        // plan of its own.
+        // separate plan.
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
@@ -97,7 +98,7 @@ impl Workspace {
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
         let mut workspace = Workspace::make(heap, plans, Workspace::prepare_words)?;
-        // A closure is avoided here, because a collective call reports the source location of its
+        // This code uses no closure, because a collective call reports the source location of its
         // caller.
         match composed::alloc_areas(heap, first.op(), &areas) {
             Ok(slices) => workspace.between_nodes = slices,
@@ -122,7 +123,7 @@ impl Workspace {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let (op, request) = (first.op(), first.request());
         let extent = plans.iter().fold(first.extent(), |all, plan| all.max(plan.extent()));
-        // Device words are allocated first: this can fail on one rank alone, which must not happen
+        // Device words are allocated first. This can fail on one rank alone, which must not happen
         // after a collective allocation.
         let taken = take_words(heap, op, extent.device_words());
         let all_ok = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
@@ -158,14 +159,14 @@ impl Workspace {
             workspace.channel = channel;
             prepare(&workspace)
         });
-        // `all_ok` returns when every rank has prepared its words. Before that, no rank may begin a
-        // call.
+        // `all_ok` returns when every rank has prepared its words. No rank may begin a call before
+        // that.
         let all_ok = heap.world().all_ok(op.name(), outcome(&prepared)).in_op(op);
         match prepared.and(all_ok) {
             Ok(()) => Ok(workspace),
             Err(error) => {
-                // The collective `give_back` is safe to call here: either every rank is on this
-                // path, or the world is broken and cannot be used any more.
+                // The collective `give_back` is safe to call here. Either every rank calls it here,
+                // or the world is broken and cannot be used any more.
                 if let Err(error) = workspace.give_back(&[]) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "the memory of a workspace could not be freed");
                 }
@@ -174,8 +175,8 @@ impl Workspace {
         }
     }
 
-    /// Computes the indices of the workspace's words. `sequence` is the device word that counts the
-    /// calls of the heap.
+    /// Computes the indices of the workspace's words. `sequence` is the device word with the number
+    /// of calls of the heap.
     fn lay_out(&self, sequence: &DevWords) -> Result<Channel> {
         let index = |what: &str, offset: u64, words: u32| {
             let first = u32::try_from(offset / 4).ok();
@@ -204,7 +205,7 @@ impl Workspace {
         let before = first_call.previous().number();
         let mut words = vec![before; (self.signal.bytes() / 4) as usize];
         let start = (self.signal.offset() / 4) as u32;
-        // The lock words are the last words of the layout; they are set to unlocked.
+        // Lock words are the last words of the layout. They are set to unlocked.
         words[(channel.locks - start) as usize..].fill(iris_sync::lock::FREE);
         heap.write(self.signal.cast::<i32>().in_op(op)?, &words).in_op(op)?;
         let first = (self.words.offset() / 4) as u32;
@@ -233,8 +234,8 @@ impl Workspace {
         &self.extent
     }
 
-    /// Checks that an operator of this plan fits into the workspace, and that its first call has
-    /// the same number.
+    /// Checks that an operator of this plan fits into the workspace, and that the number of the
+    /// plan's first call is that of the workspace.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(too_small(plan));
@@ -242,8 +243,8 @@ impl Workspace {
         can_share(plan, self.first_call)
     }
 
-    /// Memory for the steps between nodes of an operator of `plan`, which has the areas `needed`
-    /// with their sizes in bytes.
+    /// Memory for the steps between nodes of an operator of `plan`. `needed` has the sizes in bytes
+    /// of the areas that the operator needs.
     pub(crate) fn areas_for(
         &self,
         plan: &Plan,
@@ -257,11 +258,12 @@ impl Workspace {
     }
 
     /// Frees the workspace. Collective; waits for the streams of the heap. Free or drop the
-    /// operators that use it first.
+    /// operators that use the workspace first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] on all ranks if an operator still uses it on one; errors of
-    /// [`SymmetricHeap::free`]. [`WorkspaceNotFreed`] returns the workspace, for another attempt.
+    /// [`Error::Invalid`] on all ranks if, on any rank, an operator still uses the workspace;
+    /// errors of [`SymmetricHeap::free`]. [`WorkspaceNotFreed`] returns the workspace, for another
+    /// attempt.
     #[track_caller]
     pub fn free(self: Arc<Self>) -> Result<(), WorkspaceNotFreed> {
         let used = Arc::strong_count(&self) - 1;
@@ -276,8 +278,8 @@ impl Workspace {
             }),
         };
         let all_ok = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
-        // A closure would hide the caller's location from `#[track_caller]`, and collective calls
-        // of the ranks are matched by this location.
+        // A closure would hide the caller's location from `#[track_caller]`. Collective calls of
+        // the ranks are matched by this location.
         let freed = match unused.and(all_ok) {
             Ok(()) => self.give_back(&[]),
             Err(error) => Err(error),
@@ -307,8 +309,8 @@ fn too_small(plan: &Plan) -> Error {
     }
 }
 
-/// Checks that calls of this plan may be numbered together with those of other operators, whose
-/// first call is number `first_call`.
+/// Checks that calls of this plan may be numbered together with calls of other operators, whose
+/// first call has the number `first_call`.
 fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     let invalid = |what: &str, value: String, expected: String| {
         Err(Error::Invalid { op: plan.op().into(), what: what.into(), value, expected })
@@ -316,7 +318,7 @@ fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     let own = plan.request().first_call;
     if plan.op() == Op::Barrier {
         // A barrier writes no entry record, but the next operator in the workspace would wait for
-        // one.
+        // such a record.
         return invalid(
             "workspace",
             "shared".into(),
@@ -357,7 +359,8 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Allocates `words` device words; returns the heap's word that counts calls, and the new words.
+/// Allocates `words` device words. Returns the heap's word with the number of calls, and the new
+/// words.
 fn take_words(heap: &SymmetricHeap, op: Op, words: usize) -> Result<(DevWords, DevWords)> {
     let sequence = heap.sequence_word().in_op(op)?;
     Ok((sequence, heap.alloc_device_words(words).in_op(op)?))
@@ -368,8 +371,8 @@ pub(crate) fn outcome<T>(mine: &Result<T>) -> iris_heap::Result<()> {
     mine.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()))
 }
 
-/// Frees device words in a function that already returns an error: if freeing fails too, that error
-/// is only logged.
+/// Frees device words in a function that already returns an error. If they cannot be freed, the
+/// second error is only logged.
 pub(crate) fn give_words_back(heap: &SymmetricHeap, op: Op, words: DevWords) {
     if let Err(error) = heap.free_device_words(words) {
         tracing::warn!(%op, rank = heap.rank(), %error, "device words could not be freed");

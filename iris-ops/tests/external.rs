@@ -27,8 +27,8 @@ fn inputs_are_only_read_and_no_output() {
         let says = "memory of C is MatRef::external, which is only read, expected \
                     MatRef::external_mut or MatRef::sym";
         assert!(error.ends_with(says), "{error}");
-        // SAFETY: C lives until the call that writes it has been waited for, and nothing else
-        // writes it.
+        // SAFETY: C lives until the call that writes it has been waited for, and no other code
+        // writes C.
         let written = unsafe { MatRef::external_mut(c.as_mut_ptr(), 2, 1, 2) };
         op.run(&MatmulArgs::new(a, b, written), &stream)?;
         stream.sync()?;
@@ -40,7 +40,7 @@ fn inputs_are_only_read_and_no_output() {
     World::run_threads(1, rank).unwrap();
 }
 
-/// Tests that a scope in which host memory is lent to calls ends only after its calls are done,
+/// Tests that a scope in which host memory is lent to calls ends only after these calls have ended,
 /// whatever the program does.
 #[test]
 fn a_scope_waits_for_its_calls_also_when_it_fails() {
@@ -93,8 +93,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let message = panicked.expect_err("it panics").downcast::<&str>().ok();
         assert_eq!(message.as_deref(), Some(&"in a scope"));
         assert_eq!(c, [13.0, 16.0], "the call was waited for");
-        // Two uses must be refused: an input passed as an output, and a stream that the scope does
-        // not wait for.
+        // Two uses must be refused: an input that is passed as an output, and a stream for which
+        // the scope does not wait.
         let mut c = [0.0_f32; 2];
         let refused = scope(&heap, &stream, |scope| -> anyhow::Result<()> {
             let [x, y, z] = [scope.read(&a, 1, 2), scope.read(&b, 2, 2), scope.read(&a, 1, 2)];
@@ -108,8 +108,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
             );
             let error = op.run(&args, &other).unwrap_err().to_string();
             anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
-            // Operands made by `as_input` share the memory of another operand; the same two uses of
-            // them must be refused.
+            // Operands made by `as_input` share the memory of another operand. The same two uses of
+            // these operands must be refused.
             {
                 let [x, y, z] = [&args.a, &args.b, &args.c].map(Operand::as_input);
                 let only_read = MatmulArgs::new(x, y, z);
@@ -158,7 +158,7 @@ fn an_error_of_a_scope_names_the_operator() {
 
 const NAMES: [&str; 7] = ["A", "B", "C", "bias", "residual", "weight", "normed"];
 
-/// Tests a call with each of its matrices in caller-owned memory in turn. Returns "yes" for each
+/// Tests a call with each of its matrices in turn in memory of the caller. Returns "yes" for each
 /// matrix for which this works, the error if it is refused, or "" if the operator has no such
 /// matrix.
 fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
@@ -193,7 +193,8 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
             if op == Op::Barrier || given[which].is_none() {
                 continue;
             }
-            // The matrix under test lies in memory of the caller, all others in the heap.
+            // The matrix under test is in memory of the caller, and all other matrices are in the
+            // heap.
             let mut matrices = Vec::new();
             for (index, shape) in given.iter().enumerate() {
                 let (rows, cols) = shape.unwrap_or((0, 0));
@@ -236,8 +237,8 @@ fn mine(memory: &mut [f32], (rows, cols): (usize, usize)) -> MatRef {
     unsafe { MatRef::external_mut(memory.as_mut_ptr(), memory.len(), rows, cols) }
 }
 
-/// Tests the table of external memory in the documentation by calls of every operator and variant
-/// of the CPU, with each matrix in turn outside the heap.
+/// Tests the table of external memory in the documentation. Every operator and variant of the CPU
+/// is called with each matrix in turn outside the heap.
 #[test]
 fn the_table_of_external_memory_is_what_calls_take() {
     let mut table =
@@ -261,8 +262,8 @@ fn the_table_of_external_memory_is_what_calls_take() {
     assert_eq!(table.trim(), written.trim(), "external.md should be:\n{table}");
 }
 
-/// Tests that `auto` chooses no variant that needs A in the heap, so that a program need not tell
-/// the planner where A is.
+/// Tests that `auto` chooses no variant that needs A in the heap. So a program need not tell the
+/// planner where A is.
 #[test]
 fn auto_takes_no_variant_that_reads_a_where_it_lies() {
     for device in ["cpu", "a100", "h100", "h200", "b200", "mi300x"] {

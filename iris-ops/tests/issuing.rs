@@ -1,8 +1,8 @@
 //! Tests of issuing a call on the CPU, for every operator and variant: failures and allocations.
 //!
 //! Each launch of a call fails in turn. Then either no peer has seen the call, and a second attempt
-//! succeeds; or the heap is poisoned on all ranks, and the errors of all ranks say so. A second
-//! test checks that threads allocate no memory in calls after the first.
+//! succeeds; or the heap is poisoned on all ranks, and the errors of all ranks report this. A
+//! second test checks that threads allocate no memory in calls after the first call.
 
 use std::sync::Arc;
 
@@ -16,15 +16,17 @@ static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
-/// Number of elements that is allocated for each matrix: enough for the largest matrix of any case.
+/// Number of elements that are allocated for each matrix: enough for the largest matrix of any
+/// case.
 const ELEMENTS: usize = 16 * 16;
 
 /// Outcome of rank 0's call if one of its launches fails.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
-    /// All launches were enqueued, so the call succeeded; holds the elements of C.
+    /// All launches were enqueued, so the call succeeded. The field has the elements of C.
     Done(Vec<f32>),
-    /// The named step failed, and a second attempt at the call succeeded; holds the elements of C.
+    /// The named step failed, and a second attempt at the call succeeded. The second field has the
+    /// elements of C.
     Retried(String, Vec<f32>),
     /// The named step failed, and both ranks learned that their heap is poisoned.
     Poisoned(String),
@@ -60,8 +62,8 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
         let of = steps.iter().filter(|(name, ..)| name == what);
         of.map(|(_, step, then)| (step.as_str(), *then)).collect()
     };
-    // A call is visible to peers from its first communicating launch on. If that launch or a GEMM
-    // before it fails, the call can be retried.
+    // A call becomes visible to peers by its first communicating launch. If this launch or an
+    // earlier GEMM fails, the call can be retried.
     assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Recovery::Retry)]);
     assert_eq!(
         then("matmul_all_reduce unfused"),
@@ -116,8 +118,8 @@ fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<Symme
     Ok((heap, made))
 }
 
-/// Runs one call in which rank 0's launch number `launches` (from 0) fails; with `None` no launch
-/// fails.
+/// Runs one call in which rank 0's launch number `launches`, counted from 0, fails. If `launches`
+/// is `None`, no launch fails.
 fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     let outcomes = World::run_threads(RANKS, |world| {
         let (heap, made) = make(&world, op, variant)?;
@@ -174,19 +176,20 @@ fn call(
             let OpError::Step { step, .. } = error else { unreachable!() };
             Outcome::Poisoned(step)
         }
-        // The call of the peer has failed and has poisoned the heap for this rank too.
+        // The peer's call has failed and has poisoned the heap, for this rank too.
         Err(OpError::Poisoned { cause, .. }) if !fails => Outcome::Poisoned(cause.to_string()),
         Err(other) => panic!("{name}: {other}"),
     }
 }
 
-/// Operands of a call in new heap memory filled with ones, and the slice that holds C.
+/// Operands of a call in new heap memory that is filled with ones, and the slice with C.
 fn operands(
     heap: &Arc<SymmetricHeap>,
     plan: &Plan,
 ) -> iris_heap::Result<(Operands, SymSlice<f32>)> {
     let Shapes { a, b, c, .. } = plan.shapes(SHAPE[0]);
-    // Allocation is collective, so all ranks allocate the same size, of which a rank may use less.
+    // Allocation is collective, so all ranks allocate the same size. A rank may use only a part of
+    // it.
     let ones = |(rows, cols): (usize, usize)| {
         Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(ELEMENTS)?, rows, cols))
     };

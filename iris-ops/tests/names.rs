@@ -1,10 +1,10 @@
-//! Tests of names: those of two crates that a program glob-imports, and those of variants in text.
+//! Tests of names: names of two crates that a program glob-imports, and names of variants in text.
 
 use iris_heap::*;
 use iris_ops::*;
 
-/// Makes a plan by names from both crates. Each crate has an error, a result and a request; their
-/// names must not clash.
+/// Makes a plan by names from both crates. Each crate has an error, a result and a request, and
+/// their names must not clash.
 fn planned(world: &World) -> OpResult<Plan> {
     let request: OpRequest = Op::AllReduce.request(3, 4, 0);
     let plan: Result<Plan, OpError> = request.plan(world);

@@ -1,4 +1,4 @@
-//! Tests of sharing on the CPU: an operator shared by calls of all sizes and by threads, a
+//! Tests of sharing on the CPU: an operator that serves calls of all sizes and several threads, a
 //! workspace shared by operators, and messages of any number of elements.
 
 use std::sync::Arc;
@@ -20,9 +20,9 @@ fn value(rank: usize, call: usize, at: usize) -> f32 {
     ((at * 7 + rank * 13 + call * 5) % 64) as f32
 }
 
-/// Tests that small and large calls of one operator alternate without waits in between. Each call
-/// uses the choice for its size in the common memory; results are compared element by element, and
-/// counters with the traffic of the variant.
+/// Tests that small and large calls of one operator alternate without waits between them. Each call
+/// uses the choice for its size in the common memory. Results are compared element by element, and
+/// counters with the expected traffic of the variant.
 #[test]
 fn one_op_serves_small_and_large_calls() {
     for (op, size, m, n, k) in [
@@ -81,13 +81,14 @@ fn collectives_take_any_number_of_elements() {
                     request.root = root;
                 }
                 let plan = request.plan(&world)?;
-                // The reference result is computed on rows, so each part of the message is one row.
+                // The reference result is computed on rows, so each part of the message is treated
+                // as one row.
                 let meaning = Meaning::of(op);
                 let one = [meaning.gives, meaning.gets]
                     .iter()
                     .all(|it| matches!(it, Rows::All | Rows::Root));
                 let options = Options::new(MOST, 1, 0).root(root);
-                let task = Task { op, size, m: if one { 1 } else { size }, options };
+                let task = Task { op, size, nodes: 1, m: if one { 1 } else { size }, options };
                 let [(sent, _), _, (got, _)] = task.shapes(rank);
                 let (heap, input, output) = messages(&world, &plan, MOST)?;
                 let stream = heap.stream()?;
@@ -171,7 +172,7 @@ fn ops_share_a_workspace() {
             let small = AllReduce::in_workspace(&workspace, &small)?;
             let gather = AllGatherMatmul::in_workspace(&workspace, &gather)?;
 
-            // A workspace in use by an operator must not be freed, and an operator that does not
+            // A workspace that an operator uses must not be freed, and an operator that does not
             // fit must be refused.
             let refused = workspace.free().unwrap_err();
             let (error, workspace) = (refused.to_string(), refused.workspace);
@@ -199,7 +200,7 @@ fn ops_share_a_workspace() {
             let (seconds, wide) = (ones(m * n)?, heap.full::<f32>(m * size * n, f32::NAN)?);
             for (call, &c) in sums.iter().enumerate() {
                 // Successive calls have different numbers of rows and alternate between the
-                // streams; the all-reduce reads its result on the other stream.
+                // streams. The all-reduce reads its result on the other stream.
                 let rows = m - call % 5;
                 let stream = &streams[call % 2];
                 let matrices = [(a, rows, k), (b, k, n), (c, rows, n)];
@@ -237,8 +238,8 @@ fn ops_share_a_workspace() {
     }
 }
 
-/// Tests that threads can issue calls of one operator concurrently: the five launches of a call
-/// must not mix with those of another call.
+/// Tests that threads can issue calls of one operator concurrently. The five launches of a call
+/// must not mix with the launches of another call.
 #[test]
 fn threads_share_an_op() {
     const THREADS: usize = 4;

@@ -43,8 +43,8 @@ fn refused(outcome: Result<(), Error>) {
     assert!(error.to_string().contains("is one of another heap"), "{error}");
 }
 
-/// Tests that a call cannot be queued on a stream of another heap, where it might run after
-/// operator, workspace and heap are gone.
+/// Tests that a call cannot be queued on a stream of another heap. On such a stream, the call might
+/// run after its operator, workspace and heap are gone.
 #[test]
 fn no_op_is_left_on_a_stream_of_another_heap() {
     World::run_threads(1, |world| {
@@ -64,8 +64,8 @@ fn no_op_is_left_on_a_stream_of_another_heap() {
     .unwrap();
 }
 
-/// Tests that an operator refuses streams of another heap: streams of two heaps are not ordered, so
-/// a call could overtake the previous one.
+/// Tests that an operator refuses streams of another heap. Streams of two heaps are not ordered, so
+/// a call could overtake the previous call.
 #[test]
 fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     World::run_threads(2, |world| {
@@ -77,7 +77,8 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
             op.run(&args(x, y), &own).unwrap();
             refused(op.run(&args(x, y), &theirs));
         }
-        // Streams of the operator's own heap must be accepted, and calls on them ordered.
+        // Streams of the operator's own heap must be accepted, and calls on these streams must be
+        // ordered.
         op.run(&args(x, y), &mine.stream()?).unwrap();
         mine.finish()?;
         op.check().unwrap();
@@ -89,7 +90,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     .unwrap();
 }
 
-/// Tests that nothing writes to a freed block: `free` waits only for streams of its own heap, so
+/// Tests that nothing writes to a freed block. `free` waits only for streams of its own heap, so
 /// calls on other streams must have been refused.
 #[test]
 fn a_block_that_was_given_back_is_written_by_nobody() {
@@ -112,8 +113,8 @@ fn a_block_that_was_given_back_is_written_by_nobody() {
     .unwrap();
 }
 
-/// Tests a rank that skips a call and frees the operator: the kernel of the other rank must time
-/// out with an error that names the skipping rank, and the skipping rank, whose host waits longer,
+/// Tests a rank that skips a call and frees the operator. The kernel of the other rank must time
+/// out with an error that names the skipping rank. The host of the skipping rank waits longer and
 /// must get no timeout.
 #[test]
 fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
@@ -127,7 +128,7 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
         stream.sync()?;
         if world.rank() == 0 {
             op.run(&args(x, y), &stream).unwrap();
-            // This reads the fault directly: `check` would consume it, and `close` below must
+            // The fault is read directly: `check` would consume the fault, and `close` below must
             // return it.
             while heap.control().fault().is_none() {
                 heap.control().advance_test_clock(settings.entry_deadline() / 10);
@@ -149,9 +150,9 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     closed[1].as_ref().unwrap();
 }
 
-/// Tests that a copy of memory that a running call writes waits for the call, because CPU kernels
-/// make plain accesses; and that a copy of memory that the call only reads, or does not touch, does
-/// not wait.
+/// Tests that a copy of memory which a running call writes waits for the call, because CPU kernels
+/// make plain accesses. A copy of memory that the call only reads, or does not touch, must not
+/// wait.
 #[test]
 fn a_copy_of_a_result_waits_for_the_call() {
     let (go, gone) = mpsc::channel();
@@ -167,8 +168,8 @@ fn a_copy_of_a_result_waits_for_the_call() {
         }
         op.run(&args(x, y), &stream).unwrap();
         if world.rank() == 0 {
-            // A positive count of waits shows that the kernel is running; it cannot end before rank
-            // 1 is released.
+            // A positive number of waits shows that the kernel is running. The kernel cannot end
+            // before rank 1 is released.
             while op.counters().unwrap().waits == 0 {
                 std::thread::yield_now();
             }

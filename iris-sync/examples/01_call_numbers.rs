@@ -1,4 +1,4 @@
-//! Call numbers: how a wait tells that a signal is of this call or a later one, also where numbers wrap.
+//! Call numbers: a wait tests whether a signal is of its call or a later one, even across a wrap.
 //!
 //! ```sh
 //! cargo run --release -p iris-sync --example 01_call_numbers

@@ -1,5 +1,6 @@
-//! Device barrier over a group of ranks: every member stores the call number into a word at every
-//! other member, then waits until all words that the others store at its own rank hold that number.
+//! Device barrier over a group of ranks. Every member stores the call number into a word at every
+//! other member, then waits until all words that the other members store at its own rank hold that
+//! number.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
@@ -49,8 +50,9 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
         let own = channel.peers().skip(m.thread() as usize).step_by(m.threads() as usize);
         own.filter(|&peer| members.contains(peer))
     };
-    // All threads of a wave store before any of them waits: another member may wait for the store
-    // of one thread before it makes the store for which a second thread waits.
+    // All threads of a wave store before any of these threads waits. Otherwise one thread of the
+    // wave could wait for a peer that itself still waits for the store of another thread of the
+    // same wave.
     divergent(m, || {
         for peer in share() {
             m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);

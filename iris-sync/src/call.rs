@@ -14,10 +14,10 @@
 #[repr(transparent)]
 pub struct Call(i32);
 
-/// Number of calls from one refresh to the next: in every call whose number is a multiple of this
-/// period, writers store the number into all of their words. Otherwise a word that many calls leave
-/// unused could become 2^31 calls old, and its wrapping difference to the current call would change
-/// sign.
+/// Number of calls from one refresh to the next. In every call whose number is a multiple of this
+/// period, writers store the number into all of their words. Without the refresh, a word that many
+/// calls leave unused could become 2^31 calls old; the wrapping difference between its value and
+/// the current call's number would then change sign.
 pub const RESTAMP_PERIOD: i32 = 1 << 29;
 
 impl Call {
@@ -37,14 +37,14 @@ impl Call {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The call before this one. Before the first call of an op, the op's words hold the number of
-    /// the call before the first.
+    /// The call before this one. Words of an op that has not run yet hold the number of the call
+    /// before the op's first call.
     #[must_use]
     pub const fn previous(self) -> Self {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether a word that holds the call number `seen` was set by this call or a later one;
+    /// Whether the call that set a word to the call number `seen` is this call or a later one;
     /// correct also where call numbers wrap around.
     pub const fn reached_by(self, seen: i32) -> bool {
         seen.wrapping_sub(self.0) >= 0
@@ -55,14 +55,15 @@ impl Call {
         (self.0 & 1) as u32
     }
 
-    /// Last call before this one that used the same half of the inbox: two calls ago.
+    /// Last call before this one that used the same half of the inbox: this call's number minus
+    /// two.
     #[must_use]
     pub const fn of_same_slot_before(self) -> Self {
         Self(self.0.wrapping_sub(2))
     }
 
-    /// Whether this call refreshes the LL words of its parity that it did not use: true for one
-    /// call of each parity in every [`RESTAMP_PERIOD`].
+    /// Whether this call refreshes the LL words of its parity that it did not write itself. True
+    /// for one call of each parity in every [`RESTAMP_PERIOD`] calls.
     pub const fn restamps_slot(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) <= 1
     }

@@ -10,12 +10,12 @@ pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Index, among the device words of an op, of the word that counts the calls of an op in which not
-/// all ranks take part; other ops use the heap's common counter.
+/// Index, among the device words of an op, of the op's own call counter, which is used if not all
+/// ranks take part in the op. Ops of all ranks use the heap's common counter instead.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
-/// Layout of the synchronisation words of one op; the same on every rank, because the heap gives
-/// the same offsets on every rank.
+/// Layout of the synchronisation words of one op. The layout is the same on every rank, because the
+/// heap gives the same offsets on every rank.
 ///
 /// `repr(C)` with `u32` fields only, because kernels receive it by value. All positions are indices
 /// of 4-byte words: symmetric words count from the start of a rank's signal segment, device words
@@ -32,29 +32,29 @@ pub struct Channel {
     /// Number of tiles of the largest plan, rounded up to a multiple of [`LINE_WORDS`]: the stride
     /// of signals and results.
     pub tiles: u32,
-    /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`; in each record
-    /// a source rank describes the call that it has entered.
+    /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`. In each
+    /// record, a source rank describes the call that it has entered.
     pub entries: u32,
     /// Index of the first signal word, `[source][tiles]`; each signal is set by the rank that sends
     /// the tile.
     pub signals: u32,
-    /// Index of the first result word, `[owner][tiles]`; each is set by the owner of a tile when
-    /// the tile's result has arrived at this rank.
+    /// Index of the first result word, `[owner][tiles]`. The owner of a tile sets the word when the
+    /// tile's result has arrived at this rank.
     pub results: u32,
-    /// Index of the first done word, `[reader][LINE_WORDS]`; each is set by a rank when it has read
-    /// this rank's data.
+    /// Index of the first done word, `[reader][LINE_WORDS]`. Rank `reader` sets the word when it
+    /// has read this rank's data.
     pub done: u32,
     /// Index of the first barrier word, `[phase][source][LINE_WORDS]`; an op has two barrier
     /// phases.
     pub barriers: u32,
-    /// Index of the first lock word, `[tile]`; the lock of a tile is the word at the rank that owns
-    /// the tile.
+    /// Index of the first lock word, `[tile]`. The lock of a tile is the word with this index in
+    /// the memory of the rank that owns the tile.
     pub locks: u32,
-    /// Index of the device word that holds the number of the present call.
+    /// Index of the device word that holds the number of the op's current call.
     pub call: u32,
     /// Index of the device word that counts the workgroups that have finished a launch.
     pub finished: u32,
-    /// Index of the heap's device word that counts finished calls of all its ops.
+    /// Index of the heap's device word that counts finished calls of all ops of the heap.
     pub sequence: u32,
     /// Index of the first device word of the flags of a staged gather, `[unit]`: one flag for each
     /// unit of the staging buffer, set when the unit is filled.
@@ -76,11 +76,11 @@ pub struct Words {
 }
 
 impl Channel {
-    /// Lay out the words of an op as `shape` describes it, with the first symmetric word at
-    /// `signal` and the first device word at `device`.
+    /// Assign positions to the words of the op that `shape` describes: symmetric words start at
+    /// index `signal`, device words at index `device`.
     ///
-    /// `signal` must be a multiple of [`LINE_WORDS`]. Returns the channel of `rank` and the number
-    /// of words that it takes.
+    /// `signal` must be a multiple of [`LINE_WORDS`]. Returns the channel of `rank`, and the number
+    /// of words that the channel occupies.
     pub fn lay_out(shape: Shape, rank: u32, signal: u32, device: u32) -> (Self, Words) {
         let Shape { op, size, tiles, flags, locks, sequence, pairs } = shape;
         let tiles = tiles.next_multiple_of(LINE_WORDS);
@@ -123,13 +123,13 @@ impl Channel {
         (channel, Words { signal: next - signal, device })
     }
 
-    /// First word of the entry record at rank `at` in which rank `source` describes the call that
-    /// it has entered, for calls of this parity.
+    /// First word of the entry record that rank `source` writes at rank `at` for calls of this
+    /// parity. The record describes the call that `source` has entered.
     pub fn entry(&self, at: u32, source: u32, parity: u32) -> SymWord {
         SymWord { rank: at, index: self.entries + (source * 2 + parity) * LINE_WORDS }
     }
 
-    /// Word at rank `at` that rank `source` sets after its data of `tile` has arrived there.
+    /// Word at rank `at` that rank `source` sets when its data of `tile` has arrived at `at`.
     pub fn signal(&self, at: u32, source: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: at, index: self.signals + source * self.tiles + tile }
@@ -180,8 +180,8 @@ impl Channel {
     }
 
     /// All other ranks in ascending order with wrap-around, starting `turn` places later than
-    /// [`Channel::peers`]. Workgroups that move one tile each pass the tile's number, so that they
-    /// start with different peers and all links are busy.
+    /// [`Channel::peers`]. A workgroup that moves one tile passes the tile's number as `turn`. So
+    /// the workgroups start with different peers, and all links are busy.
     pub fn peers_in_turn(&self, turn: u32) -> impl Iterator<Item = u32> + use<> {
         let Self { rank, size, .. } = *self;
         let others = size - 1;
@@ -189,7 +189,7 @@ impl Channel {
     }
 }
 
-/// Input of [`Channel::lay_out`]: the id of the op, and the number of words of each kind that it
+/// Input of [`Channel::lay_out`]: the id of an op, and the number of words of each kind that the op
 /// needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shape {

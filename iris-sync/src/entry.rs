@@ -1,12 +1,12 @@
-//! Entry records and credits: together they guarantee that a slot (a place that a peer writes in a
-//! call) is overwritten only after its last reader has finished.
+//! Entry records and credits. Together they guarantee that a slot (memory of this rank that a peer
+//! writes in a call) is overwritten only after its last reader has finished.
 //!
 //! Each rank writes, at every peer, a record of the call that it is in. There are two records, one
 //! for each parity of the call number; the call number is stored last. The number also serves as
-//! credit, which is permission to overwrite slots: a rank that has entered call c has ended the
-//! call before it, so its slots of call c - 2, which have the parity of c, are free. A record is
-//! such a slot too and is written only with that credit, so no rank is ever more than one call ahead
-//! of another.
+//! credit, which is permission to overwrite slots. A rank that has entered call `c` has ended call
+//! `c - 1`, so its slots of call `c - 2`, which have the parity of `c`, are free. An entry record
+//! is a slot too and is written only with credit, so no rank is ever more than one call ahead of
+//! another.
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{
@@ -38,8 +38,8 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// Load, without waiting, the number of the last call with parity `parity` that `peer` has entered:
-/// its credit.
+/// Load, without waiting, the credit of `peer`: the number of the last call with parity `parity`
+/// that `peer` has entered.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
@@ -98,8 +98,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
     wait_for(m, channel, Access::EntryLoad, awaited, look)?;
-    // All loads are issued before the first comparison, because each load takes the latency of
-    // device memory.
+    // All fields are loaded before the first comparison, so that the loads are in flight together:
+    // each takes the latency of device memory.
     let all: [i32; Field::ALL.len()] = core::array::from_fn(|index| m.get(word(place, index)));
     for (index, field) in Field::ALL.into_iter().enumerate() {
         let (seen, wanted) = (all[index], record.fields[index]);
@@ -110,8 +110,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Give up because a field of the entry record of `peer` differs from this rank's; the tuple has
-/// the field, the peer's value and this rank's value.
+/// Record a fault and give up, because a field of the entry record of `peer` differs from this
+/// rank's record. The tuple has the field, the peer's value and this rank's value.
 pub(crate) fn mismatch<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -135,9 +135,9 @@ pub(crate) fn mismatch<M: Memory + ?Sized>(
 
 /// Whether this rank and `peer` may write results directly into each other's C.
 ///
-/// The result is true if both allow it and C has the same offset and leading dimension on both.
-/// Both ranks get the same answer, because each compares the same two records. Requires
-/// [`wait_entry`] for that peer.
+/// The result is true if both ranks allow direct writes and C has the same offset and leading
+/// dimension on both. Both ranks get the same answer, because each compares the same two records.
+/// Requires [`wait_entry`] for `peer` before.
 pub fn is_direct<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

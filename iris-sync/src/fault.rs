@@ -22,13 +22,14 @@ pub enum FaultKind {
     PeerLost = 5,
     /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,
-    /// The rank with this local rank on another node is in another step between nodes: `rank` is
-    /// the other node, `tile` the step, `field` the number of the differing value of the record.
+    /// The rank with the same local rank on another node is in another step between nodes. `rank`
+    /// is the other node, `tile` the step, and `field` the number of the record's value that
+    /// differs.
     StepDiffers = 7,
 }
 
 impl FaultKind {
-    /// The kind with this number in a fault record, or `None` if there is no such kind.
+    /// Returns the kind with this number in a fault record, or `None` if there is no such kind.
     pub fn from_number(number: i32) -> Option<Self> {
         use FaultKind::*;
         [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort, StepDiffers]
@@ -42,8 +43,7 @@ impl FaultKind {
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Field {
-    /// Id of the op in its heap: the ops of a heap are numbered in the order in which they are
-    /// made.
+    /// Id of the op in its heap. The ops of a heap are numbered in the order of their creation.
     Op = 0,
     /// Number of the call, counted over the calls of all ops of the heap.
     Sequence = 1,
@@ -57,11 +57,11 @@ pub enum Field {
     Dtypes = 5,
     /// Variant of the op, as a number.
     Variant = 6,
-    /// Hash of the tile shape and of other options.
+    /// Hash of the tile shape and of other options of the op.
     Config = 7,
-    /// Whether peers may write results directly into C. Calls do not compare this field between
-    /// ranks; only a kernel of the caller that runs at the same time as the op, and reads tiles of
-    /// C as they arrive, requires it.
+    /// Whether peers may write results directly into C. The ranks do not compare this field in
+    /// every call. It must be equal only if a kernel of the caller runs at the same time as the op
+    /// and reads tiles of C as they arrive.
     Direct = 8,
 }
 
@@ -79,8 +79,8 @@ impl Field {
     ];
 }
 
-/// Fault record of a rank that could not finish a call: integers only, so that a device can write
-/// it.
+/// Fault record of a rank that could not finish a call. All fields are integers, so that a device
+/// can write them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// Kind of the fault.
@@ -89,7 +89,7 @@ pub struct Fault {
     pub op: i32,
     /// Number of the call that could not be finished.
     pub call: i32,
-    /// Number of the awaited tile or unit; -1 if the wait was for no tile.
+    /// Number of the awaited tile or unit; -1 if the failed wait was not for a tile.
     pub tile: i32,
     /// Number of the rank that was awaited, that differs, or that is lost.
     pub rank: i32,
@@ -116,7 +116,7 @@ impl Fault {
         ]
     }
 
-    /// Decodes a record from its words; `None` if they hold no fault.
+    /// Decodes a record from its words; `None` if the words hold no fault.
     pub fn from_words(words: [i32; 8]) -> Option<Self> {
         let [kind, op, call, tile, rank, seen, wanted, field] = words;
         let kind = FaultKind::from_number(kind)?;
@@ -134,8 +134,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, field, .. } = self;
         match self.kind {
-            // The value found in the word is not printed: it may be the number of an older call and
-            // would tell the user nothing.
+            // The value found in the word is not printed, because the number of an older call would
+            // tell the user nothing.
             FaultKind::NotEntered => write!(
                 f,
                 "rank {rank} has not entered call {wanted} of operator {op}: it is late, has left out a call, \
@@ -174,8 +174,8 @@ impl fmt::Display for Fault {
                      call {call} of operator {op}"
                 )?;
                 if differing == Some(Field::Sequence) {
-                    // In a call that uses the LL protocol, a rank leaves the entry record of an
-                    // older call in place.
+                    // A rank in a call that uses the LL protocol does not overwrite its entry
+                    // record, so the peer may see the record of an older call.
                     f.write_str(
                         "; the two ranks have not issued the same operators before it, or this one with \
                          messages of different sizes",
@@ -211,7 +211,7 @@ mod tests {
         );
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
-        // Values that are no call numbers must not appear in the text.
+        // The message must not show `seen` and `wanted` if they are not call numbers.
         let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
         let absent = other(FaultKind::NotEntered);
         assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");

@@ -50,21 +50,21 @@ pub use memory::{
 pub use wait::{Awaited, stopped, wait_for};
 pub use workgroup::{End, Workgroup};
 
-/// Number of words at the start of every rank's signal segment that are reserved for the heap; the
-/// words of ops follow.
+/// Number of words at the start of every rank's signal segment that are reserved for the heap. The
+/// words of ops follow them.
 ///
-/// Word [`ABORT_WORD`] is the abort word, which peers may set and nobody resets; the other words
-/// are unused.
+/// Word [`ABORT_WORD`] is the abort word, which peers may set and nobody resets. The other reserved
+/// words are unused.
 pub const RESERVED_WORDS: u32 = 1024;
 
 /// Index of the abort word in every rank's signal segment. The word holds 0, or 1 + the rank that
-/// gave up, or [`PEER_LOST`] + the rank that was lost, and is never reset.
+/// gave up, or [`PEER_LOST`] + the rank that was lost. Once set, it is never reset.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value
 /// plus the number of the lost rank.
 pub const PEER_LOST: i32 = 1000;
 
-/// Version of the ranks' handshake and of the meaning of shared words. Ranks compare it when they
-/// open a heap together; opening fails if the versions differ.
+/// Version of the ranks' handshake and of the meaning of shared words. Ranks compare versions when
+/// they open a heap together; opening fails if the versions differ.
 pub const PROTOCOL_VERSION: u32 = 2;

@@ -2,10 +2,10 @@
 //! number of the call in the other four (known from NCCL as LL, low latency).
 //!
 //! A receiver that sees the flag has the data. So neither a signal nor a memory order is needed,
-//! and a message costs one one-way latency. The receiver's region `[parity][source][pair]` holds LL
-//! words only, from `new` to the end of the op. A flag is compared by `==`: a word holds data of
-//! this call or of an older call of the same parity, because no rank is more than one call ahead of
-//! another; and the word is refreshed long before an old number wraps around.
+//! and a message costs one one-way latency. The receiver's region `[parity][source][pair]` holds
+//! nothing but LL words while the op exists. A flag is compared by `==`: no rank is more than one
+//! call ahead of another, so a word holds data of this call or of an older call of the same parity.
+//! Words are refreshed long before an old call number could wrap around to the current one.
 //!
 //! The first [`HEAD`] pairs of a source are its header: the fields that ranks must agree on. An
 //! entry record would cost a round trip; the header arrives with the data. Words are stored and
@@ -19,20 +19,20 @@ use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
 pub use crate::channel::HEAD;
 
-/// Largest number of source ranks that one wait polls; bounded because the data of all of them is
-/// held in registers.
+/// Largest number of source ranks that one wait polls. The number is bounded because a thread holds
+/// the data of all these sources in registers.
 pub const SOURCES: usize = 8;
 
-/// Largest number of items per source that one wait polls; bounded because the data of all of them
-/// is held in registers.
+/// Largest number of items per source that one wait polls. The number is bounded because a thread
+/// holds the data of all these items in registers.
 pub const AT_ONCE: usize = 8;
 
-/// Number of source ranks whose headers [`wait_head`] polls together in exchanges of rows; small
-/// because a thread already holds part of a row in registers.
+/// Number of source ranks whose headers [`wait_head`] polls together in exchanges of rows. The
+/// number is small because a thread already holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Message that consists of rows of items, each of which one workgroup takes as a whole. Every rank
-/// sends all its items to every other rank.
+/// Message that consists of rows of items; one workgroup takes a whole row. Every rank sends all
+/// its items to every other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// Number of items in all rows together.
@@ -46,23 +46,23 @@ pub struct Rows {
     pub at_once: u32,
     /// Whether all workgroups share the pushes evenly; otherwise each workgroup pushes the rows
     /// that it will take. Several multiprocessors fill a link sooner than the one that takes a row.
-    /// If true, the pushed buffer must not be overwritten before the launch has ended.
+    /// If `spread` is true, the pushed buffer must not be overwritten before the launch has ended.
     pub spread: bool,
 }
 
-/// Items of one tile of a message: in each row of the message, a run of adjacent items.
+/// Items of one tile of a message: a run of adjacent items in each row of the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strip {
     /// Number of rows of the message.
     pub rows: u32,
     /// Number of items in a whole row of the message.
     pub across: u32,
-    /// Position in its row of the tile's first item.
+    /// Position of the tile's first item in its row of the message.
     pub first: u32,
     /// Number of items in a row of the tile. It must divide the number of threads, so that each
     /// thread stays in one column.
     pub line: u32,
-    /// Number of items in a row of the tile that the message has; less than `line` at the right
+    /// Number of items of the tile's rows that exist in the message; less than `line` at the right
     /// edge of the message.
     pub there: u32,
     /// Number of items that a thread waits for in one poll, at most [`AT_ONCE`].
@@ -70,8 +70,8 @@ pub struct Strip {
 }
 
 impl Strip {
-    /// Returns batch number `number` of the items of `thread`, out of `threads` threads; empty
-    /// after the last batch.
+    /// Returns batch number `number` of the items that `thread`, one of `threads` threads,
+    /// exchanges. The batch is empty after the last one.
     pub fn batch(&self, thread: u32, threads: u32, number: u32) -> Batch {
         let Self { rows, across, first, line, there, at_once } = *self;
         let (at, step) = (thread % line, threads / line);
@@ -90,8 +90,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes a batch of those items that are less than `end`; `items` must be in ascending order,
-    /// because they are read only up to the first one that is not less.
+    /// Makes a batch of the items that are less than `end`. `items` must be in ascending order,
+    /// because they are read only up to the first item that is not less than `end`.
     pub(crate) fn below(end: u32, items: impl Iterator<Item = u32>) -> Self {
         let mut batch = Self { items: [0; AT_ONCE], count: 0 };
         for item in items.take_while(|&item| item < end) {
@@ -107,9 +107,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair` of its receive region. This is allowed only after
-/// the credit of `peer` was seen: the peer has then entered the previous call, and no longer reads
-/// the pair of two calls ago, which this one replaces.
+/// Push `data` to `peer` as pair number `pair` of the peer's receive region. This is allowed only
+/// after the credit of `peer` was seen. The peer has then entered the previous call, and no longer
+/// reads the pair of two calls ago, which this push replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -126,10 +126,11 @@ pub fn push<M: Memory + ?Sized>(
 /// Data that one wait has received, `[source][pair][2]`: the four data bytes of each LL word.
 pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
 
-/// Wait for these pairs of LL words (at most [`AT_ONCE`]) from each of these sources (at most
-/// [`SOURCES`]) and put their data into `data`. Any thread may call this function.
+/// Wait for the LL words of these pairs (at most [`AT_ONCE`]) from each of these sources (at most
+/// [`SOURCES`]), and put their data into `data`. Any thread may call this function.
 ///
-/// Each round polls all words before it repeats one, so that their loads are in flight together.
+/// Each round polls all words once before the next round begins, so that their loads are in flight
+/// together.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -179,8 +180,8 @@ pub fn push_head<M: Memory + ?Sized>(
     }
 }
 
-/// Wait for the headers of these sources, `together` of them at a time (at most [`SOURCES`]), and
-/// compare them with this rank's record.
+/// Wait for the headers of these sources and compare them with this rank's record. Each wait polls
+/// `together` sources, at most [`SOURCES`].
 ///
 /// Fails with a fault that names the first differing field and both values.
 pub fn wait_head<M: Memory + ?Sized>(
@@ -219,8 +220,8 @@ pub fn each<M: Memory + ?Sized>(
     in_groups(m, channel, call, SOURCES, &[pair], sources, |source, data| take(source, data[0]))
 }
 
-/// Wait for the items of `batch` from one source after the other, in ascending order, and pass the
-/// data of each source to `take`. Any thread may call this function.
+/// Wait for the items of `batch` from one source after the other, in ascending order of sources,
+/// and pass the data of each source to `take`. Any thread may call this function.
 pub fn each_of<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -263,10 +264,10 @@ fn in_groups<M: Memory + ?Sized>(
 }
 
 /// Refresh the LL pairs of this call's parity that the call did not use, so that no flag becomes
-/// too old. The first `used(peer)` pairs for a peer are left alone, because the peer may not have
-/// read them yet. The others get the number of the previous call of this parity, for which no rank
-/// waits any more. One thread of the last workgroup calls this in one call of each parity per
-/// refresh period, in every variant.
+/// too old. The first `used(peer)` pairs for a peer are not refreshed, because the peer may not
+/// have read them yet. The other pairs get the number of the previous call of this parity, for
+/// which no rank waits any more. In every variant, one thread of the last workgroup calls this
+/// function, in one call of each parity per refresh period.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -3,7 +3,7 @@
 use crate::wait::Awaited;
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
-/// Value of a spinlock that no rank holds; otherwise the value is 1 + the rank that holds it.
+/// Value of a spinlock that no rank holds. The value of a held lock is 1 + the rank that holds it.
 pub const FREE: i32 = 0;
 
 /// Take a spinlock. Only one thread of the workgroup calls this.

@@ -11,8 +11,8 @@ pub struct SymWord {
     pub index: u32,
 }
 
-/// Two adjacent 64-bit LL words of symmetric memory, each with data and flag: any rank may load
-/// them, one rank writes them. Each word is loaded and stored as a whole, but the pair is not
+/// Two adjacent 64-bit LL words of symmetric memory, each with data and flag. Any rank may load
+/// them; one rank writes them. Each word is loaded and stored as a whole, but the pair is not
 /// atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SymPair {
@@ -112,8 +112,8 @@ accesses! {
     /// A rank that enters a call stores the call number at a peer, after the other fields of its
     /// entry record.
     EntryStore: Release, System;
-    /// A writer polls whether a peer has entered the previous call: then the place that the writer
-    /// overwrites at that peer is free.
+    /// A writer polls whether a peer has entered the previous call. If so, the slot at that peer
+    /// may be overwritten.
     CreditLoad: Acquire, System;
     /// A reader polls whether a peer has entered this call.
     EntryLoad: Acquire, System;
@@ -138,9 +138,9 @@ accesses! {
     /// A rank releases a spinlock that it holds.
     LockGive: Release, System;
     /// The last workgroup of a launch stores the call number into all words that its rank writes,
-    /// so that none becomes too old, after all its workgroups have finished.
+    /// so that no word becomes too old. All other workgroups have finished before.
     StampStore: Release, System;
-    /// A rank that gives up sets the abort word of its peers.
+    /// A rank that gives up sets the abort word of each of its peers.
     AbortStore: Relaxed, System;
     /// A waiting rank polls whether a peer or its own host gave up.
     AbortLoad: Relaxed, System;
@@ -148,10 +148,10 @@ accesses! {
     AbortCheck: Relaxed, System;
     /// A workgroup reads the number of the call at its start.
     CallLoad: Relaxed, Device;
-    /// The last workgroup advances the call number, after all workgroups have read it.
+    /// The last workgroup advances the call number, after all workgroups have read the old number.
     CallStore: Relaxed, Device;
-    /// A workgroup adds itself to the count of finished workgroups; the last one ends the launch
-    /// for all workgroups.
+    /// A workgroup adds itself to the count of finished workgroups. The last workgroup then ends
+    /// the launch on behalf of all workgroups.
     FinishAdd: AcqRel, Device;
     /// The last workgroup resets the count of finished workgroups for the next launch.
     FinishStore: Relaxed, Device;
@@ -161,14 +161,14 @@ accesses! {
     /// A workgroup that multiplies polls whether another workgroup of this device has filled a unit
     /// of the staging buffer.
     FlagLoad: Acquire, Device;
-    /// The last workgroup refreshes the staging flags, so that none becomes too old for later
+    /// The last workgroup refreshes the staging flags, so that no flag becomes too old for later
     /// launches.
     FlagStamp: Relaxed, Device;
     /// A source stores LL words (data and flag in one word).
     LlStore: Relaxed, System;
     /// A receiver polls LL words (data and flag in one word).
     LlLoad: Relaxed, System;
-    /// The last workgroup refreshes the LL words that its call did not use, so that none becomes
+    /// The last workgroup refreshes the LL words that its call did not use, so that no word becomes
     /// too old.
     LlStamp: Relaxed, System;
 }
@@ -198,14 +198,14 @@ pub enum Span {
     Reduce,
 }
 
-/// Memory operations of the protocols, as one thread of one workgroup of one rank performs them.
+/// Memory operations of the protocols, performed by one thread of one workgroup of one rank.
 ///
 /// On the CPU a workgroup is one thread. On a device, and in the models of a device, every thread
-/// of a workgroup runs the same code: thread 0 accesses the words, or each thread accesses the
-/// words of its share of the peers. [`Memory::vote`] is the workgroup's barrier.
+/// of a workgroup runs the same code. Either thread 0 accesses the words, or each thread accesses
+/// the words of its share of the peers. [`Memory::vote`] is the workgroup's barrier.
 ///
-/// An implementation takes order and scope of an access from [`Access::order`] and
-/// [`Access::scope`]; the models take them from a table in which a mutant has weakened one row.
+/// An implementation takes the order and the scope of an access from [`Access::order`] and
+/// [`Access::scope`]. The models take them from a table in which a mutant has weakened one row.
 pub trait Memory {
     /// Index of this thread in its workgroup.
     fn thread(&self) -> u32 {
@@ -267,9 +267,9 @@ pub trait Memory {
     /// Back off between two polls of a word; `spins` is the number of polls in this wait so far.
     fn pause(&self, spins: u32);
 
-    /// Whether this wait has passed its deadline after `spins` polls.
+    /// Whether the current wait has passed its deadline after `spins` polls.
     ///
-    /// The implementation records the start time of a wait when `spins` is 0, the first poll.
+    /// The implementation records the start time of a wait when `spins` is 0, at the first poll.
     fn expired(&self, limit: Limit, spins: u32) -> bool;
 
     /// Abort code that this rank's host has set for its kernels: 0 to continue,
@@ -279,18 +279,18 @@ pub trait Memory {
         0
     }
 
-    /// Store this fault where the host reads it. If there is a fault already, this one is dropped.
+    /// Store `fault` where the host reads it. If a fault is already stored, `fault` is dropped.
     fn record(&self, fault: &Fault);
 
     /// Whether a word that holds `seen` was set by call `want` or a later one. The models override
-    /// it to inject a faulty comparison.
+    /// this method to inject a faulty comparison.
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
         let _ = access;
         want.reached_by(seen)
     }
 
-    /// Whether an LL word with flag `seen` carries data of call `want`. The models override it to
-    /// inject a faulty comparison.
+    /// Whether an LL word with flag `seen` carries data of call `want`. The models override this
+    /// method to inject a faulty comparison.
     fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
         let _ = access;
         seen == want.number()
@@ -311,10 +311,10 @@ pub trait Memory {
 /// Run `steps`, in which threads take branches independently, and then reconverge the threads of
 /// the wave.
 ///
-/// If a wave runs in lockstep, one side of a branch runs to its end before the other side begins,
-/// in unspecified order. So inside `steps` no thread may wait for anything that depends on a store
-/// that another thread of its wave has yet to make inside the same `steps`. Store in one
-/// `divergent` block and wait in the next.
+/// In a wave that runs in lockstep, one side of a branch runs to its end before the other side
+/// begins, in unspecified order. So inside `steps` no thread may wait for the effect of a store
+/// that another thread of its wave makes later inside the same `steps`. Store in one `divergent`
+/// block and wait in the next.
 pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {
     m.diverge();
     let result = steps();

@@ -1,16 +1,17 @@
 //! Layout of the `repr(C)` structures that the host passes to kernels.
 //!
-//! The device header `kernels/iris/sym.h` mirrors them. Compile-time asserts below check the
-//! offsets, so a change here without a change of the header does not build.
+//! The device header `kernels/iris/sym.h` mirrors these structures. Compile-time asserts below
+//! check the offsets of the fields, so a change here without a change of the header does not build.
 
 use std::mem::offset_of;
 
 /// Largest number of ranks of a world: the length of the tables in [`HeapView`].
 pub const MAX_RANKS: usize = 64;
 
-/// Bytes at the start of each rank's signal segment that are never allocated.
+/// Number of bytes at the start of each rank's signal segment that are never allocated.
 ///
-/// Word [`ABORT_WORD`] is the abort word, which is never reset; the others are for the heap itself.
+/// Word [`ABORT_WORD`] is the abort word, which is never reset. The heap reserves the other words
+/// for itself.
 pub const SIGNAL_RESERVED: u64 = 4 * crate::RESERVED_WORDS as u64;
 
 /// Index of the abort word in a signal segment. Peers may set this word; it is never reset.
@@ -37,8 +38,8 @@ pub mod abort {
     pub const USER: i32 = 3;
     /// The process that forwards the messages between the ranks of this world has ended.
     pub const HUB_LOST: i32 = 4;
-    /// A call was enqueued only in part: one of its launches failed after another had been
-    /// enqueued.
+    /// A call was enqueued only in part, because one of its launches failed after an earlier one
+    /// had been enqueued.
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issued the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
@@ -49,8 +50,8 @@ pub mod abort {
     pub const PEER_LOST: i32 = 1000;
 }
 
-/// Addresses that a kernel needs to reach symmetric memory; each rank has its own copy, with
-/// addresses of its address space.
+/// Addresses that a kernel needs to reach symmetric memory. Each rank has a copy of its own, with
+/// addresses that are valid in its address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {
@@ -82,8 +83,8 @@ pub struct SliceView {
     pub len: u64,
 }
 
-/// Words shared by the host and the kernels of one rank, for aborts and fault reports. They lie in
-/// memory that the host can read.
+/// Words shared by the host and the kernels of one rank, for aborts and fault reports. The block
+/// lies in memory that the host can read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct ControlBlock {
@@ -115,8 +116,8 @@ const _: () = {
 mod tests {
     use super::*;
 
-    /// Tests the offsets against numbers written here; `sym.h` asserts the same numbers, so a
-    /// change on either side is noticed.
+    /// Tests the offsets of the fields against literal numbers. `sym.h` asserts the same numbers,
+    /// so a change on either side fails a check.
     #[test]
     fn offsets_are_those_of_the_header() {
         assert_eq!(offset_of!(HeapView, rank), 0);

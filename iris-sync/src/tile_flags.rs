@@ -1,12 +1,12 @@
-//! Flags of the staged all-gather: a workgroup tells others on the same device that a unit of the
-//! staging buffer is filled. A flag holds the number of the call that filled the unit and is never
-//! reset.
+//! Flags of the staged all-gather, by which a workgroup tells others on the same device that a unit
+//! of the staging buffer is filled. A flag holds the number of the call that filled the unit and is
+//! never reset.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
 /// Raise the flag of unit `unit` of the staging buffer, which is now filled with data of its source
-/// rank. One thread calls this, after a barrier of the workgroup that filled the unit.
+/// rank. One thread calls this function, after a barrier of the workgroup that filled the unit.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
@@ -27,7 +27,7 @@ pub fn wait<M: Memory + ?Sized>(
 }
 
 /// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. One thread
-/// of the last workgroup calls this, in every [`crate::RESTAMP_PERIOD`]-th call.
+/// of the last workgroup calls this function, in every [`crate::RESTAMP_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in 0..channel.flag_count {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

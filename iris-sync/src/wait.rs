@@ -9,11 +9,11 @@ use crate::{
 pub struct Awaited {
     /// Call that this workgroup is in.
     pub call: Call,
-    /// Call whose number the word must hold, or that of a later call.
+    /// Call whose number the wait is for. The number of a later call also ends the wait.
     pub want: Call,
     /// Rank that has to set the word.
     pub rank: u32,
-    /// Number of the tile waited for; -1 if the wait is for no tile.
+    /// Number of the tile waited for; -1 if the wait is not for a tile.
     pub tile: i32,
     /// Choice of the deadline after which the wait fails.
     pub limit: Limit,
@@ -36,15 +36,15 @@ impl Awaited {
 
 /// Whether this rank's host has aborted its kernels, or a peer has given up.
 ///
-/// If so, this function records a fault that names the rank, unless this rank has a fault already,
-/// and tells all peers.
+/// If so, this function tells all peers to give up, and records a fault that names the rank. An
+/// earlier fault of this rank is kept.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
         (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
-        // The abort word may hold any value here; the fault record shows this value.
+        // The abort word may hold any value here. The fault record has this value as `seen`.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
@@ -66,8 +66,9 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
 /// gone.
 ///
 /// A rank that gives up because of its host or of a peer cannot know whether the other ranks know.
-/// It tells them before it leaves the call, because later work on its stream may overwrite memory
-/// that they still read: the shard that they read from it, or data that a copy engine sends them.
+/// It tells all peers before it leaves the call, because later work on its stream may overwrite
+/// memory that a peer still reads: the shard that the peer reads from this rank, or data that a
+/// copy engine sends to the peer.
 fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
     let lost = code.checked_sub(PEER_LOST);
     for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
@@ -94,13 +95,13 @@ fn abort_word(rank: u32) -> SymWord {
     SymWord { rank, index: ABORT_WORD }
 }
 
-/// Poll the value that `look` returns until it was set by the wanted call or a later one; returns
-/// that value.
+/// Poll the value that `look` returns until the wanted call or a later one has set it. Returns the
+/// value.
 ///
-/// One thread calls this. Fails if the deadline passes (the fault is recorded and all ranks are
-/// told) or if a rank or the host gave up. The progress deadline runs only while all ranks are in
-/// the call: if the awaited rank itself waits for a third rank that has not entered, the third rank
-/// is blamed, and only after the longer entry deadline.
+/// One thread calls this function. It fails if the deadline passes, or if a rank or the host gave
+/// up. A missed deadline is recorded as a fault, and all ranks are told. The progress deadline runs
+/// only while all ranks are in the call. If the awaited rank itself waits for a third rank that has
+/// not entered the call, the fault names the third rank, and only after the longer entry deadline.
 pub fn wait_for<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -131,8 +132,8 @@ pub(crate) fn wait_signal<M: Memory + ?Sized>(
     wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop)
 }
 
-/// Store this call's number into `word`, as a signal for everything that this thread has stored or
-/// has acquired from others (release).
+/// Store this call's number into `word` (release). It is the signal for everything that this thread
+/// has stored, or has acquired from other threads.
 pub(crate) fn raise_signal<M: Memory + ?Sized>(m: &M, call: Call, word: SymWord) {
     m.store(word, call.number(), Access::SignalStore);
 }
@@ -144,8 +145,8 @@ pub(crate) struct Missing {
     pub(crate) seen: i32,
 }
 
-/// Poll until `look` reports nothing missing. It fails in the same cases as [`wait_for`], which
-/// waits for a single word.
+/// Poll until `look` reports nothing missing. `poll` fails in the same cases as [`wait_for`], which
+/// is the version for a single word.
 pub(crate) fn poll<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -179,8 +180,8 @@ pub(crate) fn poll<M: Memory + ?Sized>(
                 return Err(Stop);
             }
             if absent.is_none() {
-                // The late rank has entered the call: this wait goes on, with the full deadline for
-                // progress.
+                // The late rank has now entered the call. This wait goes on, with the full deadline
+                // for progress.
                 (late, spins) = (false, 0);
                 continue;
             }
@@ -202,7 +203,7 @@ fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u
     })
 }
 
-/// Give up, with a fault that says that the awaited rank makes no progress.
+/// Give up, with a fault which says that the awaited rank makes no progress.
 pub(crate) fn no_progress<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -263,8 +264,8 @@ mod tests {
         }
     }
 
-    /// Tests that an abort word that names no valid rank still ends the wait, and that the fault
-    /// record shows its value.
+    /// Tests that an abort word whose value names no valid rank still ends the wait, and that the
+    /// fault record shows the value.
     #[test]
     fn whatever_an_abort_word_holds_is_recorded() {
         let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };

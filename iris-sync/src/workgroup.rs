@@ -1,7 +1,7 @@
 //! Protocol functions of a workgroup.
 //!
-//! This file is long because the functions share one type, which records what the workgroup has already seen of
-//! its peers.
+//! This file is long because the functions share one type, which records what the workgroup has
+//! already seen of its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
@@ -17,13 +17,14 @@ pub enum End {
     Keep,
     /// The call number advances by one, because the call is over.
     Advance,
-    /// The call number advances after an exchange of done words: this rank tells its peers that it
-    /// has read what it pulls from them, and waits until they have read what they pull from it.
+    /// The call number advances after an exchange of done words. This rank tells its peers that it
+    /// has read the data that it pulls from them, and waits until the peers have read the data that
+    /// they pull from this rank.
     Pulled,
 }
 
-/// Workgroup in one call, as one of its threads sees it, with the protocol functions of which ops
-/// consist.
+/// State and protocol functions of one workgroup in one call, as one of its threads sees them. Ops
+/// are composed of these functions.
 ///
 /// Unless a function says otherwise, all threads of the workgroup call it together, and an error is
 /// returned to all of them.
@@ -38,9 +39,9 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     pub count: u32,
     call: Call,
     record: Record,
-    /// Sets of peers, as bits: peers that were seen to have entered the previous call (their
-    /// credit), peers that were seen to have entered this call, peers whose permission to write
-    /// their matrix C was read, and peers that gave this permission.
+    /// Sets of peers, bit r for rank r. `credited`: peers seen to have entered the previous call
+    /// (their credit). `entered`: peers seen to have entered this call. `asked`: peers whose
+    /// permission to write their matrix C was read. `directs`: peers that gave this permission.
     credited: u64,
     entered: u64,
     asked: u64,
@@ -93,13 +94,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Items of 0..`count` on which this workgroup works: item `index`, then every `self.count`-th
-    /// one.
+    /// item after it.
     pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         (self.index..count).step_by(self.count as usize)
     }
 
     /// Check at the start of a later launch of a call that the rank has not given up; fail if it
-    /// has. Launches that begin with [`Workgroup::credit`] or [`Workgroup::barrier`] need no such
+    /// has. A launch that begins with [`Workgroup::credit`] or [`Workgroup::barrier`] needs no such
     /// check.
     pub fn check_not_aborted(&self) -> Result<(), Stop> {
         if self.m.vote(!self.given_up) {
@@ -111,8 +112,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Err(Stop)
     }
 
-    /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
-    /// else and even if the rank has nothing to send, because peers wait for the entry.
+    /// Publish this rank's entry record at every peer. Only workgroup 0 publishes, and it does so
+    /// before anything else. It publishes even if the rank has nothing to send, because peers wait
+    /// for the entry.
     pub fn enter(&mut self) -> Result<(), Stop> {
         if self.index != 0 {
             return Ok(());
@@ -127,14 +129,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them:
-    /// they then no longer read the words of two calls ago. Workgroup 0 waits for the credit of all
-    /// peers, since it announces this rank's entry to all of them.
+    /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them. A
+    /// peer that gave credit no longer reads the words of two calls ago. Workgroup 0 waits for the
+    /// credit of all peers, because it announces this rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
-        // If there are two threads per peer, each loads the credit word of one parity from one
-        // peer, before the call number is known. So these loads overlap with the load of the call
-        // number.
+        // If there are two threads per peer, each thread loads the credit word of one parity from
+        // one peer, before the call number is known. So these loads overlap with the load of the
+        // call number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Stop);
@@ -146,14 +148,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup as finished before it pushes its items, as soon as all of its threads
-    /// have read the call number and passed a barrier.
+    /// Count this workgroup as finished before it pushes its items. All of its threads have then
+    /// read the call number and passed a barrier.
     ///
     /// If the workgroup were counted at its end, the release of the counting thread would wait
-    /// until the thread's pushes have arrived at the peers. The counting is done by the last
-    /// thread, which pushes no items; in workgroup 0, where the last thread pushes the header, by
-    /// the thread before it. Nothing is counted here in calls that refresh words: there the last
-    /// workgroup refreshes, after all others are done.
+    /// until the thread's pushes have arrived at the peers. So the last thread counts, because it
+    /// pushes no items. In workgroup 0, the last thread pushes the header, so the thread before it
+    /// counts. In calls that refresh words, this function does nothing: the last workgroup
+    /// refreshes the words after all others have finished, so workgroups are counted at their end.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
@@ -165,13 +167,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Push this rank's header to `peers` and announce its entry to every peer; only the last
+    /// Push this rank's header to `peers` and announce its entry to every peer. Only the last
     /// thread of workgroup 0 acts.
     ///
-    /// The headers go first: peers wait for them in this call, but for the entry only in the next
-    /// call, and the entry's release takes a round trip. No entry record is written, since its
-    /// release would wait for the arrival of the data: a rank that enters the next call without LL
-    /// words finds the record of an older call here.
+    /// The headers go first. Peers wait for them in this call, but for the entry only in the next
+    /// call, and the entry's release takes a round trip. No entry record is written, because the
+    /// release of a record would wait for the arrival of the data. If a peer makes a call without LL
+    /// words in place of this one, it compares its record with that of an older call of this rank, and
+    /// reports the difference.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside() {
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
@@ -184,7 +187,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait for the headers of these peers, `together` of them at a time, and compare them with
-    /// this rank's record; only the last thread of workgroup 0 acts. An error is returned on that
+    /// this rank's record. Only the last thread of workgroup 0 acts. An error is returned on that
     /// thread alone, so [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
         if !self.is_beside() {
@@ -193,7 +196,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
     }
 
-    /// Combine the results of the workgroup's threads: all threads fail if one of them failed.
+    /// Combine the results of the workgroup's threads: all threads fail if one thread failed.
     pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
@@ -202,8 +205,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     ///
     /// The last thread (in device code, the last wave) gets no items if there are other threads. It
     /// pushes the header and announces the entry, so that the other threads need not wait for the
-    /// entry, whose release takes a round trip. A single thread, as on the CPU, does the header
-    /// first and then the items.
+    /// release of the entry, which takes a round trip. On the CPU, the single thread pushes the
+    /// header first and then the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
         let thread = self.m.thread();
@@ -222,14 +225,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: row `index`, then every `self.count`-th one.
+    /// Rows that this workgroup takes as a whole: every `self.count`-th row. Workgroups get their
+    /// first rows in descending order of `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let count = rows.items.div_ceil(rows.len.max(1));
         (self.count - 1 - self.index..count).step_by(self.count as usize)
     }
 
-    /// Batch number `number` of this thread's items in row `row` of this workgroup; empty after the
-    /// last batch. On a device the last thread gets no items, as in
+    /// Batch number `number` of this thread's items in row `row`, which this workgroup takes; empty
+    /// after the last batch. On a device the last thread gets no items; see
     /// [`Workgroup::share_of_threads`].
     pub fn batch_of_row(&self, rows: &Rows, row: u32, number: u32) -> Batch {
         let Rows { items, len, piece, at_once, .. } = *rows;
@@ -240,9 +244,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Batch::below(end, (number * at_once..(number + 1) * at_once).map(item))
     }
 
-    /// Wait for the credit of `peers` before this rank writes to their inboxes: they then no longer
-    /// read the data of two calls ago there. If this rank allows peers to write its matrix C
-    /// directly, wait also until they have entered this call.
+    /// Wait for the credit of `peers` before this rank writes to their inboxes. A peer that gave
+    /// credit no longer reads the data of two calls ago in its inbox. If this rank allows peers to
+    /// write its matrix C directly, wait also until `peers` have entered this call.
     pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
@@ -264,8 +268,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `peer` has entered the previous call, so that it no longer reads the places that
-    /// this call writes there.
+    /// Wait until `peer` has entered the previous call. The peer then no longer reads the slots
+    /// that this call writes in its memory.
     pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
@@ -284,7 +288,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait for the entries of all peers in `peers`, as [`Workgroup::wait_entry`] does for one.
+    /// Wait for the entries of all peers in `peers`; see [`Workgroup::wait_entry`], which waits for
+    /// one peer.
     pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others() & !self.entered;
         self.for_peers(peers, |wg, peer| wg.entry_of(peer))?;
@@ -293,7 +298,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Whether this rank and `peer` write results directly into each other's result matrix C. If
-    /// this rank allows that, waits until the peer has entered the call.
+    /// this rank allows direct writes, waits until the peer has entered the call.
     pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
         if self.record.direct == 0 {
             return Ok(false);
@@ -307,8 +312,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(self.directs >> peer & 1 == 1)
     }
 
-    /// Raise the signal of `tile` at `peer`, after the stores of all threads to that peer's inbox
-    /// (barrier, then release).
+    /// Raise the signal of `tile` at `peer`, after the stores of all threads of this workgroup to
+    /// that peer's inbox (barrier, then release).
     pub fn push_signal(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -317,8 +322,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Only
-    /// workgroups that copy in place of a copy engine use this; they know no other state of the
-    /// call.
+    /// workgroups that copy in place of a copy engine use this function, because they know no other
+    /// state of the call.
     pub fn push_copied(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -348,16 +353,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and until its data of `tile`
-    /// has arrived.
+    /// Wait until `source` has entered this call with equal arguments, and until the data of `tile`
+    /// from `source` has arrived.
     pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let word = self.channel.signal(self.channel.rank, source, tile);
         self.waiting(|wg| wg.signal_of(word, source, tile))
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and until parts
-    /// `first..first + parts` of its data have arrived. Each thread waits for some of the parts.
+    /// Wait until `source` has entered this call with equal arguments, and until the parts
+    /// `first..first + parts` from `source` have arrived. Each thread waits for some of the parts.
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
@@ -386,7 +391,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait until `owner` has entered this call with equal arguments, and until the finished `tile`
-    /// that it sends has arrived.
+    /// from `owner` has arrived.
     pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(owner)?;
         let word = self.channel.result(self.channel.rank, owner, tile);
@@ -428,23 +433,23 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.check_not_aborted()?;
         let Self { m, channel, call, .. } = *self;
-        // All threads make the same call: if it were in separate branches, a lockstep wave could
-        // let one thread wait before the others have stored.
+        // All threads make the same function call. If the calls were in separate branches, a
+        // lockstep wave could let one thread wait before the other threads have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         let passed = self.timed(phase, |_| wait());
         if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
     /// Count this workgroup as finished, whether `result` is an error or not. The last workgroup of
-    /// the launch then does what `end` requires: it waits for peers that pull, refreshes words if
-    /// that is due, and advances the call number.
+    /// the launch then does what `end` requires. It waits for peers that pull, refreshes words if a
+    /// refresh is due, and advances the call number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
         self.finish_push(end, result, |_| 0)
     }
 
-    /// End the workgroup's part of a call that used LL words, as [`Workgroup::finish`] does:
-    /// `used(peer)` is the number of pairs used for `peer`, from the first on. The other pairs are
-    /// refreshed if that is due.
+    /// End the workgroup's part of a call that used LL words; otherwise like [`Workgroup::finish`].
+    /// `used(peer)` is the number of pairs that the call used for `peer`, counted from pair 0. The
+    /// other pairs are refreshed if a refresh is due.
     pub fn finish_push(
         self,
         end: End,
@@ -463,8 +468,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
-        // If the rank has given up, not all signals of the call were raised, so the words must not
-        // be refreshed: that would raise the missing signals.
+        // If the rank has given up, not all signals of the call were raised. The words must then
+        // not be refreshed, because a refresh would raise the missing signals.
         if call.restamps_slot() && !has_given_up(m, channel) {
             ll::stamp(m, channel, call, used);
             if call.restamps() {
@@ -491,7 +496,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
-    /// number. No other workgroup has written them since this one read them.
+    /// number. No other workgroup has written these two words since this workgroup read them.
     fn advance(&self) {
         let word = |index| crate::DevWord { index };
         let sequence = self.record.fields[crate::Field::Sequence as usize];
@@ -500,9 +505,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// Load a credit word: threads 2i and 2i + 1 load the two words of the i-th peer, one for each
-    /// parity of call numbers, since the call number may not be known yet. The thread whose parity
-    /// is that of the previous call then waits for the credit. Returns false if that fails.
+    /// Load a credit word. Threads 2i and 2i + 1 load the two words of the i-th peer, one word for
+    /// each parity of call numbers, because the call number may not be known yet. The thread that
+    /// loaded the word of the previous call's parity then waits for the credit. Returns false if
+    /// that wait fails.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
             let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
@@ -523,8 +529,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does the work other than items: it pushes the header and announces the
-    /// rank's entry.
+    /// Whether this thread does the work other than items: push the header and announce the rank's
+    /// entry.
     fn is_beside(&self) -> bool {
         self.index == 0 && self.m.thread() == self.m.threads() - 1
     }
@@ -572,7 +578,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         passed
     }
 
-    /// Let thread 0 wait, then pass a barrier with all threads, so that all of them see the data
+    /// Let thread 0 wait, then pass a barrier with all threads, so that all threads see the data
     /// that thread 0 acquired.
     fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         let passed = self.m.thread() != 0 || wait(self).is_ok();
@@ -580,7 +586,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Let each thread process its share of these peers until the first failure, then pass a
-    /// barrier with all threads, so that all see the data that any of them acquired.
+    /// barrier with all threads, so that all threads see the data that any thread acquired.
     fn for_peers(
         &self,
         peers: u64,
@@ -591,8 +597,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 }
 
-/// Tell all peers that this rank has read the data that it reads in their memory, and wait until
-/// they have told it the same about its own: a later launch on this stream may overwrite that data.
+/// Tell all peers that this rank has finished reading their memory, and wait until all peers have
+/// told the same to this rank. A later launch on this stream may overwrite the data that peers
+/// read.
 fn settle<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -609,21 +616,22 @@ fn settle<M: Memory + ?Sized>(
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
     if has_given_up(m, channel) {
-        // A peer that gave up may have overwritten its shard before this rank read the shard.
+        // A peer that gave up may have overwritten its shard before this rank had read the shard.
         keep_leaving(m, channel, call);
         return Err(Stop);
     }
     Ok(())
 }
 
-/// Record the fault that this rank or a peer has given up, unless the record already holds a fault.
+/// Record a fault which says that this rank or a peer has given up, unless a fault is already
+/// recorded.
 fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     let awaited =
         Awaited { call, want: call, rank: channel.rank, tile: -1, limit: Limit::Progress };
     stopped(m, channel, &awaited);
 }
 
-/// Store this call's number into every word that this rank writes, so that none becomes too old.
+/// Store this call's number into every word that this rank writes, so that no word becomes too old.
 /// All workgroups of the rank have finished, and the acquire of the last count orders their tiles
 /// before these release stores. So a peer that sees a refreshed word instead of a signal still sees
 /// the tiles.
@@ -636,8 +644,8 @@ fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
                 m.store(word, call.number(), Access::StampStore);
             }
         }
-        // Done words are refreshed in every variant, because only some calls of an op may read the
-        // peers' memory.
+        // Done words are refreshed in every variant, because an op may read the peers' memory in
+        // some of its calls only.
         m.store(channel.done(peer, channel.rank), call.number(), Access::StampStore);
         for phase in 0..2 {
             m.store(channel.barrier(peer, channel.rank, phase), call.number(), Access::StampStore);
@@ -659,7 +667,7 @@ mod tests {
         ABORT_WORD, DevWord, Fault, FaultKind, LlWord, PEER_LOST, RESERVED_WORDS, Shape, SymPair,
     };
 
-    /// Test memory: the symmetric words of all ranks as one rank uses them, with a log of the
+    /// Test memory: the symmetric words of all ranks, as one rank accesses them, with a log of the
     /// stores.
     #[derive(Default)]
     struct Words {
@@ -719,17 +727,17 @@ mod tests {
         }
     }
 
-    /// Tests that a rank that is told to leave a call, by its host or by the abort word, first
-    /// tells all peers except a lost one. It must do so before the call number advances: from then
-    /// on its stream may overwrite data that they read.
+    /// Tests a rank that its host or the abort word tells to leave a call: before it leaves, it
+    /// tells all peers except a lost one. It must tell them before the call number advances,
+    /// because afterwards its stream may overwrite data that peers read.
     #[test]
     fn whoever_leaves_a_call_tells_the_peers_first() {
         const LOST: i32 = PEER_LOST + 2;
         let shape = Shape { op: 0, size: 4, tiles: 1, ..Shape::default() };
         let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
         let cases = [
-            // Each case has: the host's code, this rank's abort word, the abort words of ranks 1 to
-            // 3, and the fault.
+            // Columns: the host's code, this rank's abort word, the abort words of ranks 1 to 3,
+            // and the fault.
             (7, 0, [1, 1, 1], FaultKind::HostAbort),
             (LOST, 0, [LOST, 0, LOST], FaultKind::PeerLost),
             (0, 3, [3, 3, 3], FaultKind::PeerGaveUp),
@@ -755,7 +763,7 @@ mod tests {
         }
     }
 
-    /// Tests that a rank that ends a call without error, after reading the peers' memory, sets no
+    /// Tests that a rank that has read its peers' memory and ends the call without error sets no
     /// abort word.
     #[test]
     fn a_pulled_call_that_ends_well_tells_nobody() {

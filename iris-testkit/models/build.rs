@@ -1,6 +1,6 @@
 //! Compiles `cxx/*.cpp`: the device headers with the hooks of a model, and programs over them.
 //!
-//! Without a C++ compiler the crate builds all the same, without `cfg(iris_cxx)`; the checks of the
+//! If no C++ compiler is found, the crate is built without `cfg(iris_cxx)`. The checks of the
 //! headers then report that they were skipped, and which compiler was looked for. If a compiler
 //! exists but rejects the headers, the build fails.
 

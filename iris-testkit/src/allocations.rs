@@ -16,7 +16,7 @@ pub struct Counting;
 
 impl Counting {
     /// Runs `call`; returns the number of allocations and reallocations that this thread made
-    /// during it, and its result.
+    /// during the call, and the call's result.
     pub fn during<T>(call: impl FnOnce() -> T) -> (u64, T) {
         let before = COUNT.get();
         let result = call();

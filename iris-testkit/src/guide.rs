@@ -1,11 +1,11 @@
-//! Checks of error texts: every variant of an error enum has an example whose text gives the value,
-//! what was expected and what to do, and a section of the guide for users.
+//! Checks of error texts. Every variant of an error enum must have an example and a section in the
+//! guide for users; the example's text must give the value, what was expected and what to do.
 
 use std::collections::BTreeSet;
 
 /// Lists the variants of an enum of errors in `NAMES`, and defines `name`, which returns the name
-/// of a value's variant. Its match has no wildcard, so the compiler demands that each new variant
-/// is listed.
+/// of a value's variant. The match in `name` has no wildcard, so the compiler demands that each new
+/// variant is listed.
 #[macro_export]
 macro_rules! variants {
     ($enum:ident: $($name:ident),* $(,)?) => {

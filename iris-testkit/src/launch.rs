@@ -7,11 +7,11 @@
 //!
 //! When a rank ends, a file `lost-RANK` in the job's folder tells ranks that still wait to meet it.
 //! When a rank fails, the others have a grace period to notice and report it; then they are killed.
-//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed: all
-//! ranks are in the process group of a small shell, the keeper, which reads from a pipe that only
-//! the launcher holds open, and the kernel closes that pipe with the launcher. If the keeper is
-//! killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher removes
-//! the folder.
+//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed. To this
+//! end all ranks are in the process group of a small shell, the keeper. It reads from a pipe that
+//! only the launcher holds open, and the kernel closes the pipe when the launcher ends. If the
+//! keeper is killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher
+//! removes the folder.
 //!
 //! This file is long because the start of a job and its end, whatever happens, are one concern.
 //!
@@ -52,9 +52,9 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Delay between the end of a rank and its announcement to the other ranks. If that rank ended
-/// because another one did, the system reports the other end within this time, and it is announced
-/// first.
+/// Delay between the end of a rank and its announcement to the other ranks. If the rank ended
+/// because another rank had ended, the system reports the end of that other rank within this delay,
+/// so that the other rank is announced first.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
@@ -64,7 +64,7 @@ const KEPT: usize = 64 << 10;
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Environment variables for AMD's runtime: hardware queues for streams, and no kernels for copies
-/// by the host, because a kernel would need compute units while other kernels wait on the device.
+/// by the host. A copy kernel would need compute units, which waiting kernels may not leave.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
 /// Environment variable that passes the launcher's process id to the rank processes.
@@ -92,7 +92,7 @@ pub fn end_with_launcher() {
 }
 
 /// Ensures that these environment variables have these values. If a value differs, this program
-/// executes itself again with all of them, because libraries may read variables only at their
+/// executes itself again with all of the values, because libraries may read variables only at their
 /// start.
 pub fn with_environment(variables: &[(&str, &str)]) {
     if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
@@ -238,8 +238,9 @@ impl Outcome {
     }
 
     /// Rank that failed first; `None` if none failed. Of ranks that failed within half a second of
-    /// each other, one that was ended by a signal comes first: the system closes a dead process's
-    /// sockets before it reports the death, so other ranks may already have failed because of it.
+    /// each other, a rank that was ended by a signal comes first. The system closes a dead
+    /// process's sockets before it reports the death, so other ranks may fail before the death is
+    /// known.
     pub fn first_failure(&self) -> Option<usize> {
         const TOGETHER: Duration = Duration::from_millis(500);
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
@@ -248,8 +249,9 @@ impl Outcome {
         together.min_by_key(|(_, it)| (it.end.follows(), it.after)).map(|(rank, _)| rank)
     }
 
-    /// Exit code for the whole job, as a shell would report it: the code of the rank that failed
-    /// first, 128 + the signal that ended it, or 124 for the deadline; 0 if all ranks succeeded.
+    /// Exit code for the whole job, as a shell would report it; 0 if all ranks succeeded. For the
+    /// rank that failed first, it is the rank's exit code, 128 + the signal that ended the rank, or
+    /// 124 if the rank ran until the deadline.
     pub fn exit_code(&self) -> i32 {
         match self.first_failure().map(|rank| self.ranks[rank].end) {
             None => 0,
@@ -281,7 +283,8 @@ impl Outcome {
 
 /// Runs `program` with `arguments` as `ranks` processes, and waits until all have ended.
 ///
-/// The ranks have no standard input. A failed rank is not an error here, but in the [`Outcome`].
+/// The ranks have no standard input. A failed rank is not an error of this function; the
+/// [`Outcome`] reports it.
 ///
 /// # Errors
 /// `ranks` is 0, or a folder or process cannot be created; processes already started are killed.
@@ -324,8 +327,8 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Dropping the job kills what the ranks started and left running. Such processes hold the
-    // output pipes open, and the threads joined below read these to their end.
+    // Dropping the job kills processes that the ranks started and left running. Such processes hold
+    // the output pipes open, and the threads joined below read the pipes to their end.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -337,8 +340,8 @@ pub fn launch(
     Ok(Outcome { ranks: ranks.collect() })
 }
 
-/// Environment variables that make a rank one of node `node` of `nodes` simulated ones. They keep NCCL
-/// from finding out that the nodes are one host: it then uses its sockets, over loopback.
+/// Environment variables that make a rank a rank of node `node` of `nodes` simulated nodes. NCCL
+/// must not find out that the nodes are one host, so that it uses its sockets, over loopback.
 fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
     if nodes <= 1 {
         return Vec::new();
@@ -455,7 +458,7 @@ impl Job {
             }
             // Announces ended ranks to the ranks that wait for them. A waiting rank blames the rank
             // whose end is announced first. The announcement is delayed because the system may
-            // report the end of a rank before the end of the rank that caused it.
+            // report the end of a rank before the end of the rank whose end was the cause.
             if !together.is_empty() {
                 let until = *settled.get_or_insert(now + SETTLE);
                 if now >= until || together.iter().any(|(follows, _)| *follows == 0) {
@@ -477,8 +480,9 @@ impl Job {
         }
     }
 
-    /// Writes a file that announces the end of `rank` to the other ranks, and how many ended before
-    /// it. If the file cannot be written, the other ranks wait until their deadline.
+    /// Writes a file that announces the end of `rank` to the other ranks. The file contains
+    /// `order`, the number of ranks that ended before. If it cannot be written, the other ranks
+    /// wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // The file is written under another name and then renamed, so that readers see complete

@@ -32,13 +32,13 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-/// Bytes of the heap that a matrix of `elements` elements takes.
+/// Number of bytes that a matrix of `elements` elements takes in the heap.
 pub fn room(dtype: DType, elements: usize) -> u64 {
     let bytes = (elements.max(1) as u64).saturating_mul(dtype.size() as u64);
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
-/// Encodes f64 values as elements of type `dtype`, rounded to it.
+/// Encodes f64 values as elements of type `dtype`, rounded to that type.
 ///
 /// # Errors
 /// `dtype` is not f32, f16 or bf16.
@@ -116,8 +116,8 @@ impl Matrix {
         (0..self.rows).try_for_each(|row| Ok(heap.write(self.line(row)?, &bytes)?))
     }
 
-    /// Reads the bytes of a row of `rank`'s matrix. The caller must know that its owner has written
-    /// it.
+    /// Reads the bytes of row `row` of `rank`'s matrix. The caller must know that `rank` has
+    /// written the row.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::read_from`].

@@ -12,9 +12,9 @@ use iris_heap::{DType, Element};
 pub enum Allowed<'a> {
     /// Equal values; +0 and -0 are equal.
     Exact,
-    /// Bounds of rounding errors: each element has a bound, and the Frobenius norm of all errors
-    /// must be at most the norm of `typical`, which is smaller than that of the bounds because
-    /// errors of different sign cancel.
+    /// Bounds of rounding errors. The error of each element must be at most its bound. The
+    /// Frobenius norm of all errors must be at most the norm of `typical`, which is smaller than
+    /// the norm of the bounds, because errors of different sign cancel.
     Within {
         /// Largest possible rounding error of each element.
         bound: &'a [f64],
@@ -36,7 +36,7 @@ pub struct Measured {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// Elements exceed their bounds; describes the first of them.
+    /// Some elements exceed their bounds; the fields describe the first such element.
     #[error(
         "{what}: element ({row}, {col}) of {rows} x {cols} is {seen}, expected {wanted} within \
          {allowed:e}; {count} elements are wrong"
@@ -133,8 +133,8 @@ pub fn compare(
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
 }
 
-/// Relative error: `errors` divided by `wanted`, both Frobenius norms. If `wanted` is 0, `errors`
-/// itself, because the quotient would be infinite or NaN.
+/// Relative error: `errors` divided by `wanted`, both Frobenius norms. Returns `errors` itself if
+/// `wanted` is 0, because the quotient would be infinite or NaN.
 pub fn relative(errors: f64, wanted: f64) -> f64 {
     if wanted == 0.0 { errors } else { errors / wanted }
 }

@@ -8,8 +8,9 @@ use iris_ops::{
     Variant,
 };
 
-/// Shapes, types and choices of any operator's plan. Fields up to `members` cause an error if the
-/// op does not have such an option; later fields are then ignored.
+/// Shapes, types and choices of any operator's plan. Fields up to `members` are always passed to
+/// the plan, which returns an error if the op does not have the option. Later fields are ignored if
+/// the op does not have the option.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Maximum number of rows of a call, M.
@@ -45,7 +46,7 @@ pub struct Options {
     pub fetchers: Option<usize>,
     /// Number of workgroups of a launch; `None` if the plan chooses.
     pub workgroups: Option<usize>,
-    /// Number of multiprocessors that calls leave free for a kernel that runs beside them.
+    /// Number of multiprocessors that calls leave free for a kernel that runs at the same time.
     pub beside: usize,
     /// Implementation of whole-matrix GEMMs: a vendor's library or our own.
     pub library: Library,
@@ -60,7 +61,7 @@ pub struct Options {
     pub counted: bool,
     /// Number of blocks into which a call over several nodes is cut; `None` if the plan chooses.
     pub blocks: Option<usize>,
-    /// Call number of the first call; tests let it begin near the ends of its range.
+    /// Number of the first call; tests choose numbers near the ends of the range of call numbers.
     pub first_call: i32,
     /// Delays and faults that a test injects into the kernels.
     pub injected: FaultInjection,

@@ -99,6 +99,8 @@ pub struct Task {
     pub op: Op,
     /// Number of ranks that take part in the call.
     pub size: usize,
+    /// Number of nodes that the ranks are on; sums between nodes are rounded to the wire type.
+    pub nodes: usize,
     /// Number of rows of the call.
     pub m: usize,
     /// Options of the plan, with the largest `k` of all ranks.
@@ -115,7 +117,8 @@ pub struct Expected {
     /// Elements of the result without any rounding, row-major.
     pub value: Vec<f64>,
     /// Result with partials rounded to the wire type and the sum rounded to the output type: the
-    /// only right result if all f32 sums are exact. `None` if there is an epilogue.
+    /// only right result if all f32 sums are exact. `None` if there is an epilogue, or if sums
+    /// between nodes are of another type than f32.
     pub exact: Option<Vec<f64>>,
     /// Largest error of each element, for any order of additions.
     pub bound: Vec<f64>,
@@ -148,9 +151,9 @@ pub fn gelu(x: f64) -> f64 {
 /// Expected RMSNorm, in type `output`, of `rows`, which are already rounded to that type.
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
-    // Number of f32 roundings of an element, worst case and typical. Those of squares and sums
-    // count half, because a square root halves a relative error; mean, root, quotient and two
-    // products follow.
+    // Number of f32 roundings of an element, worst case and typical. Roundings of squares and of
+    // their sum count half, because a square root halves a relative error. The roundings of mean,
+    // root, quotient and two products follow.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -196,7 +199,7 @@ impl Task {
     }
 
     /// Shapes (rows, columns) of A (or the message), B and C on `rank`; 0 x 0 for a matrix that the
-    /// rank does not have. `self` must be the task of that rank.
+    /// rank does not have. `self.options` must be the options of that rank.
     pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
         let Meaning { product, gives, gets, .. } = self.meaning();
         let Options { n, k, shard, .. } = self.options;
@@ -211,8 +214,8 @@ impl Task {
         }
     }
 
-    /// Origin of row `row` of C on `rank`: the rank that contributes it (`None` if it is a sum over
-    /// all ranks), and the index of the row in that contribution.
+    /// Origin of row `row` of C on `rank`: the rank that contributes the row, and the index of the
+    /// row in that contribution. The rank is `None` if the row is a sum over all ranks.
     pub fn source(&self, rank: usize, row: usize) -> (Option<usize>, usize) {
         let Self { m, size, .. } = *self;
         let own = split(m, size, rank);
@@ -260,9 +263,9 @@ impl Task {
         }
     }
 
-    /// Expected output of `rank`, from the contributions of all ranks, its own B (used if the
-    /// product comes after the message), the bias, and the residual, which is added after the
-    /// epilogue.
+    /// Expected output of `rank`, computed from the contributions of all ranks, `rank`'s B, the
+    /// bias and the residual. B is used only if the product comes after the message. The residual
+    /// is added after the epilogue.
     pub fn expected(
         &self,
         rank: usize,
@@ -327,12 +330,16 @@ impl Task {
         // rounding.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
+        // Number of times that a partial sum is rounded to the wire type: once by its rank, and over
+        // several nodes also after the sum of its node and after each addition of a node's sum.
+        let roundings = if self.nodes > 1 { 1 + self.nodes } else { 1 };
         let single = unit_roundoff(DType::F32);
         let mut all = Expected {
             rows: rows.len(),
             cols,
             value: Vec::with_capacity(len),
-            exact: (epilogue == Epilogue::None).then(|| Vec::with_capacity(len)),
+            exact: (epilogue == Epilogue::None && (self.nodes == 1 || wire == DType::F32))
+                .then(|| Vec::with_capacity(len)),
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
@@ -347,15 +354,16 @@ impl Task {
                 parts.iter().map(|part| part.magnitude.at(row, col)).sum::<f64>() + bias.abs();
             let onto_wire = if travels {
                 let sizes: f64 = values.clone().map(f64::abs).sum();
-                unit_roundoff(wire) * sizes + parts.len() as f64 * underflow(wire)
+                roundings as f64 * unit_roundoff(wire) * sizes
+                    + parts.len() as f64 * underflow(wire)
             } else {
                 0.0
             };
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // The factor 1.01 covers products of several rounding errors, which the sum above
-                // leaves out.
+                // The factor 1.01 covers products of several rounding errors, which are missing in
+                // the sum above.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
                     // The slope of GELU is below 1.13; for negative arguments 1 + erf loses digits
@@ -401,7 +409,7 @@ mod tests {
     }
 
     fn task(op: Op, size: usize, m: usize, options: Options) -> Task {
-        Task { op, size, m, options }
+        Task { op, size, nodes: 1, m, options }
     }
 
     #[test]
@@ -457,8 +465,8 @@ mod tests {
         assert_eq!(at(Op::Broadcast, 0), [10.0, 11.0, 12.0]);
     }
 
-    /// Tests that the bounds refuse sums accumulated in the output type, and accept those
-    /// accumulated in f32.
+    /// Tests that the bounds refuse sums that are accumulated in the output type, and accept sums
+    /// that are accumulated in f32.
     #[test]
     fn the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32() {
         let (m, n, k) = (16, 16, 256);

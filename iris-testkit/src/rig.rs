@@ -139,7 +139,7 @@ impl Rig {
 }
 
 /// Test of barriers: data that every member writes on its stream before a barrier must be visible
-/// to all members after it.
+/// to all members after the barrier.
 pub struct Crossing {
     word: SymSlice<i32>,
     calls: i32,
@@ -148,7 +148,7 @@ pub struct Crossing {
     arrived: u64,
 }
 
-/// Reads the monotonic clock, in nanoseconds; all processes of a host have the same.
+/// Reads the monotonic clock, in nanoseconds; all processes of a host share this clock.
 fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -177,9 +177,9 @@ impl Crossing {
     }
 
     /// Checks that no rank has left the barrier before the last rank arrived. Call it on every rank
-    /// of every node when the barrier has completed. Unlike [`Crossing::after`], it covers ranks of
-    /// other nodes, whose memory cannot be read; all nodes must be simulated on one host, because
-    /// times of one clock are compared.
+    /// of every node when the barrier has completed. Unlike [`Crossing::after`], this check covers
+    /// ranks of other nodes, whose memory cannot be read. It compares times of one clock, so all
+    /// nodes must be simulated on one host.
     ///
     /// # Errors
     /// The two times, if a rank left too early; errors of the exchange.
@@ -203,8 +203,8 @@ impl Crossing {
         Ok(())
     }
 
-    /// Checks that the numbers which all members, ranks of this node, wrote before the barrier are
-    /// visible. Call it after the barrier has completed.
+    /// Checks that the numbers that all `members`, which are ranks of this node, wrote before the
+    /// barrier are visible. Call it after the barrier has completed.
     ///
     /// # Errors
     /// A member whose write is not visible, and the number read instead.
@@ -216,7 +216,7 @@ impl Crossing {
         let calls = self.calls;
         for member in members {
             let seen = heap.read_from(self.word, member)?[0];
-            // A member that has already gone on may have written the number of the next barrier.
+            // A member that has already continued may have written the number of the next barrier.
             ensure!(
                 (calls..=calls + 1).contains(&seen),
                 "after barrier {calls}, rank {member} was seen before barrier {seen}"

@@ -13,11 +13,11 @@
 //!
 //! **Running.** `iris stress`, or [`run`] for one [`Subject`].
 //!
-//! **Checks of the test itself.** Kernels built without one of the waits ([`FaultInjection::without`])
-//! must be found wrong within [`HELD_CALLS`] calls. [`WAITS`] has a subject for each wait, and a
-//! place where workgroups are stalled so that the failure is certain. With the wait and the same
-//! stall, results must be right. [`MORE_WAITS`] does the same for the waits of gates and of
-//! whole-matrix GEMMs.
+//! **Checks of the test itself.** Results of kernels built without one of the waits
+//! ([`FaultInjection::without`]) must be found wrong within [`HELD_CALLS`] calls. [`WAITS`] has a
+//! subject for each wait, and a place where workgroups are stalled so that the failure is certain.
+//! If the kernels have the wait, results must be right in spite of the stall. [`MORE_WAITS`] does
+//! the same for the waits of gates and of whole-matrix GEMMs.
 //!
 //! **Limits.** GPUs only; on the CPU, `IRIS_DELAY` and the tests of counters do the same.
 
@@ -135,7 +135,7 @@ impl Setting {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value says which kernels
-        // leave out a wait; if none does, any value will do.
+        // leave out a wait; if no wait is left out, every value has the same effect.
         let whole = injected.whole.or(Some(OmittedWait::Others));
         let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
@@ -235,7 +235,7 @@ fn run_as<T: Element>(
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
         let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
         // If issuing and synchronising both failed, the fault of the kernels is reported, because
-        // it says more than the error of issuing later calls.
+        // it explains more than the error of issuing later calls.
         let done = synced.and(issued);
         outcome.calls += calls;
         outcome.fault = done.err().map(|error| error.to_string());
@@ -250,8 +250,8 @@ fn run_as<T: Element>(
         }
     }
     outcome.time = begun.elapsed();
-    // A heap with a fault is dropped without `close`. Closing is collective, so all ranks drop it
-    // if one of them has a fault.
+    // A heap with a fault is dropped without `close`. Closing is collective, so all ranks drop
+    // their heaps if one of them has a fault.
     let faulty = outcome.fault.is_some() || bench.rig.heap.check().is_err();
     if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
@@ -323,8 +323,8 @@ impl<T: Element> Bench<T> {
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
             // Every rank allocates C for the rank with the most rows. On a rank with fewer rows,
-            // the comparison then covers memory behind C and shows if peers write more than its
-            // rows.
+            // the comparison then also covers memory after C, and shows if peers write more rows
+            // than C has.
             let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
@@ -386,7 +386,7 @@ impl<T: Element> Bench<T> {
         launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
             // A second barrier follows the comparison: no rank may write the words for the next
-            // call before all ranks have compared those of this call.
+            // call before all ranks have compared the words of this call.
             op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! Test suite for every op and backend: a [`Case`] describes calls, and [`run_case`] runs them on a
 //! heap and checks everything that the op promises.
 //!
-//! All ranks of the heap's world run the same case. Each rank makes its own inputs, fills its
-//! outputs with NaN, and runs several calls with changing inputs and numbers of rows, without
-//! synchronising with the others in between. Afterwards the ranks exchange their contributions, and
-//! each compares every element that it has, and the gaps between rows, with [`crate::oracle`].
+//! All ranks of the heap's world run the same case. Each rank makes its own inputs and fills its
+//! outputs with NaN. Then it runs several calls with changing inputs and numbers of rows, without
+//! synchronising with the other ranks. Afterwards the ranks exchange their contributions, and each
+//! rank compares every element that it has, and the gaps between rows, with [`crate::oracle`].
 
 mod buffer;
 mod run;
@@ -151,7 +151,13 @@ impl Case {
 
     /// Task for the oracle: a call of `m` rows, with the options of a rank.
     pub fn task(&self, ranks: Ranks, m: usize) -> Task {
-        Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
+        Task {
+            op: self.op,
+            size: ranks.size,
+            nodes: ranks.nodes(),
+            m,
+            options: self.options_of(ranks.rank),
+        }
     }
 
     /// Whether all ranks must get results with the same bits.

@@ -53,8 +53,8 @@ fn reports(size: usize, case: &Case) -> Vec<Report> {
 }
 
 /// Tests that the numbers of bytes that variants move have the ratios that the variants'
-/// definitions imply. (Every case besides compares the bytes of each rank with the expected
-/// number.)
+/// definitions imply. In addition, every case compares the bytes of each rank with the expected
+/// number.
 #[test]
 fn variants_move_what_their_names_say() {
     const SIZE: usize = 4;
@@ -107,8 +107,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     let results = World::run_threads(2, |world| -> anyhow::Result<_> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
         let (m, n, k) = (256, 64, 256);
-        // The block that the trace will use is first filled with other data, which must not be
-        // taken for a trace.
+        // Fills the block that the trace will use with other data, which must not appear as trace
+        // spans.
         let used = heap.full::<f32>(1 << 20, f32::NAN)?;
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
@@ -135,7 +135,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
 }
 
 /// Tests that the staged variant multiplies while it fetches. The system's scheduler decides which
-/// workgroup runs, so one of ten calls must show the overlap; in the baseline none may.
+/// workgroup runs, so it is enough if one of ten calls shows the overlap. No call of the baseline
+/// may show it.
 #[test]
 fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     let overlaps = |trace: &Vec<Vec<TraceSpan>>| {
@@ -157,8 +158,8 @@ fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     assert!(!traces("baseline", 10).iter().any(overlaps));
 }
 
-/// Tests that an operator without room for spans has no trace, and that one with too little room
-/// has a truncated trace.
+/// Tests that an operator without room for spans has no trace, and that an operator with too little
+/// room has a truncated trace.
 #[test]
 fn traces_take_the_room_they_are_given() {
     let trace_of = |spans: u32| {

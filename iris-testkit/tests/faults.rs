@@ -60,8 +60,8 @@ fn everywhere<T: Send>(
     });
 }
 
-/// Whether `rank`, one of three ranks, waits for `other` in each call. If not, because `other`
-/// sends `rank` nothing, `rank` first waits for `other` two calls later.
+/// Whether `rank`, one of three ranks, waits for `other` in each call. If `other` sends `rank`
+/// nothing, the result is false: `rank` first waits for `other` two calls later.
 fn waits(case: &Case, rank: usize, other: usize) -> bool {
     let needed = || case.task(Ranks::new(rank, 3), case.options.m).sent(other, rank) > 0;
     rank != other && (case.op == Op::Barrier || needed())
@@ -224,7 +224,7 @@ fn a_late_shard_is_waited_for() {
 }
 
 /// Tests that ranks with different numbers of rows get a fault that names both numbers, before any
-/// of them uses data of the other.
+/// rank uses data of another.
 #[test]
 fn ranks_with_different_m_are_named() {
     let cases = all_cases().into_iter();
@@ -392,8 +392,8 @@ fn a_rank_that_panics_is_named_at_once() {
     for error in &errors {
         let kind = error.downcast_ref::<Error>().map(Error::kind);
         let kind = kind.or(error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind));
-        // One of the two ranks may get the fault that the other rank gave up, because that rank
-        // noticed the loss first.
+        // One of the two ranks may get the fault that the other rank gave up, because the other
+        // rank noticed the loss first.
         let told =
             matches!(fault_of(error), Some((_, fault)) if fault.kind == FaultKind::PeerGaveUp);
         assert!(told || kind == Some(ErrorKind::PeerLost), "{error:?}");

@@ -1,6 +1,6 @@
 //! Thousands of calls in which each rank runs as far ahead as the protocol allows.
 //!
-//! `IRIS_TEST_BACKEND=cuda` runs them on a GPU; without a GPU they are then ignored.
+//! `IRIS_TEST_BACKEND=cuda` runs the tests on a GPU; they are ignored if there is no GPU.
 
 mod common;
 

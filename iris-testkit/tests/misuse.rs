@@ -1,5 +1,5 @@
-//! Tests of wrong calls, which are refused before any launch, so that the next call is right; and
-//! of resources that calls must leave alone: memory, the host, and other operators.
+//! Tests of wrong calls: they are refused before any launch, and the next call is right. Also tests
+//! that calls allocate no memory, do not make the host wait, and do not disturb other operators.
 
 mod common;
 
@@ -205,8 +205,8 @@ fn wrong_messages_and_shards_are_refused() {
     });
 }
 
-/// Tests that an op that one rank cannot make fails to be made on all ranks, that nothing leaks,
-/// and that the next op works.
+/// Tests an op that only one rank cannot make: making it fails on all ranks, nothing leaks, and the
+/// next op works.
 #[test]
 fn an_op_that_one_rank_cannot_make_is_made_by_none() {
     World::run_threads(3, |world| -> anyhow::Result<()> {
@@ -318,8 +318,8 @@ fn plans_that_differ_are_refused_and_named() {
 }
 
 /// Tests operands in any memory. A plan does not know where operands will be, so a variant that the
-/// plan chooses must accept all places. A variant that does not accept a place fails with an error
-/// that names variants that do.
+/// plan chooses must accept all places. A variant that was named, and that does not accept a place,
+/// fails with an error that names variants that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
     on_ranks(2, |_, heap| {

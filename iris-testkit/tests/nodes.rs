@@ -276,8 +276,8 @@ fn operators_over_sockets() {
     }
 }
 
-/// Tests that plans that differ between nodes are an error on all ranks when the operator is made,
-/// and that the error names the difference.
+/// Tests plans that differ between nodes: making the operator fails on all ranks, with an error
+/// that names the difference.
 #[test]
 fn plans_that_differ_between_nodes_are_named() {
     let results = World::run_nodes(2, 2, |world| -> anyhow::Result<String> {
@@ -293,7 +293,7 @@ fn plans_that_differ_between_nodes_are_named() {
     }
 }
 
-/// Tests that calls that differ between nodes fail on all ranks, with an error that names both
+/// Tests calls that differ between nodes: they fail on all ranks, with an error that names both
 /// ranks and the difference.
 #[test]
 fn calls_that_differ_between_nodes_are_named() {
@@ -335,8 +335,8 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
     }
 }
 
-/// Tests that a deadline that passes within a node is blamed on the late node, and not on the
-/// healthy rank of the same node, which itself waits for the late node.
+/// Tests that a late node is blamed by all ranks of the other nodes. A healthy rank that itself
+/// waits for the late node delays the other rank of its node, but must not be blamed.
 #[test]
 fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
     let late = 2;

@@ -1,8 +1,9 @@
 //! Tests of ranks that issue the operators of a heap in different orders, leave out a call or
-//! disagree on a plan: the error that a program gets, and the lines that its user sees meanwhile.
+//! disagree on a plan. They check the error that the program gets, and the lines that its user sees
+//! during the wait.
 //!
-//! The test program starts itself if a test reads stderr: [`program`] does nothing unless it was
-//! started by a test.
+//! If a test reads stderr, the test program starts itself: [`program`] does nothing unless a test
+//! has started it.
 
 #![cfg(target_os = "linux")]
 
@@ -64,7 +65,7 @@ fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tests that all runs return the same error, which names the first differing call and the operator
+/// Tests that the error is the same in all runs: it names the first differing call and the operator
 /// that each rank issues.
 #[test]
 fn another_order_is_the_error_of_every_run() {
@@ -153,8 +154,8 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
     });
 }
 
-/// Tests that all runs return the error of the rank that found the difference, and not the error of
-/// a rank that learned of it from another.
+/// Tests that all runs return the error of the rank that found the difference. Other ranks learn of
+/// the difference from that rank; their errors must not be returned.
 #[test]
 fn a_difference_is_the_error_of_every_run() {
     let run = |world: World| -> anyhow::Result<()> {
@@ -171,8 +172,8 @@ fn a_difference_is_the_error_of_every_run() {
     assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
 }
 
-/// Tests that a rank's own error is what the program returns, even if other ranks, which learn of
-/// that error at once, fail earlier.
+/// Tests that the program returns a rank's own error. The other ranks learn of that error at once
+/// and may fail earlier; their errors must not be returned.
 #[test]
 fn an_error_of_the_program_is_returned() {
     let failed = AtomicUsize::new(0);
@@ -194,8 +195,8 @@ fn an_error_of_the_program_is_returned() {
     assert_eq!(error.to_string(), "out of paper");
 }
 
-/// Tests that an error names the option that differs, not a consequence of it, such as the variant
-/// that a type implies or the size of a heap for the plans.
+/// Tests that an error names the option that differs, and not a consequence of the difference. Such
+/// consequences are the variant that a type implies, or the size of a heap for the plans.
 #[test]
 fn what_a_program_says_is_compared_before_what_follows() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -289,8 +290,8 @@ fn elsewhere(world: World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tests that a waiting rank prints which rank it waits for, in which call of which operator, as
-/// one write; then the peer comes and the call succeeds.
+/// Tests that a waiting rank prints, as one write, which rank it waits for, in which call of which
+/// operator. Then the peer comes and the call succeeds.
 #[test]
 fn a_stream_that_waits_says_for_whom() {
     let said = said_while_waiting("late");

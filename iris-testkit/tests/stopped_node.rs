@@ -50,8 +50,8 @@ fn rank() -> anyhow::Result<()> {
     }
     barrier.run(&stream)?;
     let outcome = stream.sync();
-    // The rank waits before it returns, so that the other rank of its node ends by its own
-    // deadline, and not because this rank is lost.
+    // The rank waits before it returns. Otherwise the other rank of its node might end because this
+    // rank is lost, and not by its own deadline.
     std::thread::sleep(Duration::from_secs(3));
     Ok(outcome?)
 }

@@ -11,8 +11,8 @@ use crate::program::cargo;
 /// Features of cudarc that the crate candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// Oldest and newest CUDA version that programs choose for cudarc's bindings, in the format of the
-/// variable that cudarc's build script reads before it asks nvcc.
+/// Oldest and newest CUDA version that programs choose for cudarc's bindings, as values of the
+/// variable CUDARC_CUDA_VERSION. If it is set, cudarc's build script does not ask nvcc.
 const VERSIONS: [&str; 2] = ["12000", "13000"];
 
 /// Source of the checked program: it uses every function that takes or returns cudarc's types, and
@@ -81,7 +81,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");
-        // In the workspace's target folder, where clippy leaves most dependencies.
+        // Clippy leaves most dependencies in the workspace's target folder, so that folder is used
+        // here.
         let mut command = cargo(&folder, &["check", "--release", "--target-dir"]);
         command.arg(root.join("target")).env("CUDARC_CUDA_VERSION", version);
         let status = command.status();

@@ -31,8 +31,8 @@ fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()>
 }
 
 /// Steps that start `check-protocols` and wait for its end; it runs at the same time as other steps
-/// of `cargo xtask test`. A missing compiler is skipped on a developer's machine, but is an error
-/// in CI.
+/// of `cargo xtask test`. If a compiler is missing, a developer's machine skips the checks that
+/// need it, but in CI this is an error.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
     let mut command = program::cargo(root, &run);

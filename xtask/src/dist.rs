@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::program;
 
-/// Largest size of the archive in bytes, because it is copied between machines. The folder is about
-/// three times as large.
+/// Largest size of the archive in bytes. The size is limited because the archive is copied between
+/// machines. The folder is about three times as large.
 const LIMIT: u64 = 60 << 20;
 
 /// Options of `cargo xtask dist`.

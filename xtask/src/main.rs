@@ -87,8 +87,8 @@ enum Task {
     /// The operators' suite with steps between nodes over MPI, started by mpirun. Needs
     /// libopenmpi-dev, openmpi-bin and libclang.
     Mpi,
-    /// The library crates as files for a registry, and a program outside of the workspace that builds from these alone
-    /// and runs.
+    /// Packs the library crates as files for a registry, and runs a program outside of the
+    /// workspace that depends on these files alone.
     Package(package::Options),
     /// Makes the folder dist/ with everything for a GPU host without Rust and without this
     /// repository.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// Packages to be published, in an order in which each package follows those that it depends on.
+/// Packages to be published. Each package follows the packages that it depends on.
 const PACKAGES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
 
 /// Oldest Rust toolchain that the workspace supports: `rust-version` of its manifest.
@@ -34,8 +34,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     write_program(&folder, &crates)?;
     // The program is built with the dependency versions of the workspace's lock file.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
-    // The program is tiny, so it is built without optimisation, which takes most of a build's time.
-    // The candle example is built like that, too, so that one target folder serves both.
+    // The program is tiny, so it is built without optimisation, because optimising takes most of a
+    // build's time. The candle example is also built so, and one target folder serves both.
     let mut command = match options.oldest {
         false => cargo(&folder, &["run"]),
         true => oldest(&folder, &["run"]),
@@ -61,8 +61,8 @@ pub(crate) fn oldest_probe(root: &Path) -> Command {
     oldest(root, &["--version"])
 }
 
-/// Makes the `.crate` files of the packages, without building each: the program below builds them
-/// all.
+/// Makes the `.crate` files of the packages without building them. The program that uses the crates
+/// builds them all.
 fn pack(root: &Path, folder: &Path) -> Result<()> {
     let target = folder.join("target/packages");
     let _ = fs::remove_dir_all(target.join("package"));

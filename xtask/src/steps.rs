@@ -33,8 +33,8 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // This runs if the program has ended, or if another step has failed, so that its result is
-        // not needed: kill it in any case.
+        // This destructor runs if the program has ended, or if another step has failed. In the
+        // second case the program's result is not needed. So the program is killed in both cases.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -99,8 +99,8 @@ impl Step {
 
     /// Skips the step, with a notice, if `program` is not installed, that is, if `probe` fails.
     ///
-    /// A program on PATH is not enough, because rustup has stand-ins there for components that are
-    /// not installed.
+    /// It is not enough that PATH has a program of this name, because rustup puts stand-ins on PATH
+    /// for components that are not installed.
     pub(crate) fn needs(mut self, program: &'static str, probe: Command) -> Step {
         self.needs = Some((program, probe));
         self

@@ -22,18 +22,19 @@ use crate::level::Level;
 /// Device files whose presence means that the machine has a GPU.
 const GPUS: [&str; 2] = ["/dev/nvidiactl", "/dev/kfd"];
 
-/// Folder of the package whose tests only compute. They run beside all others, at a priority so low
-/// that ranks that wait for each other in other tests hardly notice.
+/// Folder of the package whose tests only compute. These tests run at the same time as all others,
+/// at a low priority, so that they hardly delay other tests, whose ranks wait for each other.
 const COMPUTES: &str = "models";
 
-/// Priority of these tests, as `nice` takes it: above that of `check-protocols`.
+/// Priority of the tests of [`COMPUTES`], as an argument of `nice`; `check-protocols` has a lower
+/// one.
 const NICE: &str = "10";
 
 /// Job of the test step: a test program, or the tests in the documentation.
 struct Job {
     name: String,
     command: Command,
-    /// Whether it only computes, at low priority.
+    /// Whether the job has no deadlines or waits between processes; such a job runs at low priority.
     computes: bool,
 }
 
@@ -43,9 +44,10 @@ type Queue = Mutex<VecDeque<Job>>;
 /// Environment variables that a command sets.
 type Environment = Vec<(OsString, OsString)>;
 
-/// Builds the tests that `build` asks cargo for, runs the programs with the variables that `build`
-/// sets, and `doc`, which runs the tests in the documentation; prints the result of each when it
-/// ends. At [`Level::Full`] the programs run ignored tests too.
+/// Builds the tests that the cargo command `build` names, and runs their programs with the
+/// environment variables of `build`. Also runs `doc`, which tests the documentation's examples.
+/// Prints the result of each program when it ends. At [`Level::Full`] the programs also run ignored
+/// tests.
 ///
 /// # Errors
 /// Names of the programs with failed tests, after their output has been printed.
@@ -67,16 +69,16 @@ pub(crate) fn run(root: &Path, mut build: Command, doc: Command, level: Level) -
     run_jobs(jobs, at_once(), &root.join("target/test-output"))
 }
 
-/// Number of programs that run at once, beside one that computes: one on a machine with a GPU,
-/// because tests there compare the free memory of the device, and elsewhere as many as the machine
-/// has cores.
+/// Number of programs that run at once, in addition to one that only computes. It is 1 on a machine
+/// with a GPU, because tests there compare the free memory of the device; elsewhere it is the
+/// number of cores.
 fn at_once() -> usize {
     let has_gpu = GPUS.iter().any(|file| Path::new(file).exists());
     let cores = thread::available_parallelism().map_or(1, usize::from);
     if has_gpu { 1 } else { cores }
 }
 
-/// Test programs that cargo's messages, one line each, name.
+/// Jobs for the test programs that cargo names in `messages`, one JSON message per line.
 fn programs(messages: &str, environment: &Environment, level: Level) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for line in messages.lines() {
@@ -110,8 +112,8 @@ fn programs(messages: &str, environment: &Environment, level: Level) -> Result<V
     Ok(jobs)
 }
 
-/// Runs all jobs in their order: `at_once` of those that wait at the same time, and beside them one
-/// of those that compute. Their output goes to files in `folder`.
+/// Runs all jobs in their order: one job at a time of the jobs that only compute, and at the same
+/// time up to `at_once` of the others. The output of each job goes to a file in `folder`.
 fn run_jobs(jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let (compute, wait): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.computes);
@@ -132,15 +134,15 @@ fn run_jobs(jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the jobs of a queue until it is empty, prints their results and adds the names of failed
-/// ones.
+/// Runs the jobs of a queue until it is empty, prints the result of each, and adds the names of
+/// failed jobs to `failed`.
 fn run_queue(queue: &Queue, folder: &Path, failed: &Mutex<Vec<String>>) {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     while let Some(Job { name, command, .. }) = next() {
         let start = Instant::now();
         let log = folder.join(name.replace(' ', "-")).with_extension("log");
         let outcome = run_to_file(command, &log);
-        // Held while the result is printed, so that results are not mixed.
+        // The lock is held while the result is printed, so that results are not mixed.
         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
         if !print_result(&name, outcome, start.elapsed()) {
             failed.push(name);
@@ -148,8 +150,8 @@ fn run_queue(queue: &Queue, folder: &Path, failed: &Mutex<Vec<String>>) {
     }
 }
 
-/// Runs a command whose output goes to the file `log`; returns its status and output. In place of a
-/// pipe, whose end would come only after that of every process that the command leaves behind.
+/// Runs a command whose output goes to the file `log`; returns its status and output. The output
+/// does not go to a pipe, because processes that the command leaves running would keep a pipe open.
 fn run_to_file(mut command: Command, log: &Path) -> Result<(ExitStatus, String)> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -171,8 +173,8 @@ fn print_result(name: &str, outcome: Result<(ExitStatus, String)>, took: Duratio
     passed
 }
 
-/// Numbers of passed and ignored tests in the output of a program that has passed, and a line for
-/// each test that was ignored for a reason.
+/// Summary of the output of a program that has passed: the numbers of passed and ignored tests, and
+/// a line for each test that was ignored for a reason.
 fn summary(output: &str) -> String {
     let results = output.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
     let count = |what: &str| -> usize {

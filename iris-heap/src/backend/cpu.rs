@@ -1,9 +1,9 @@
 //! CPU backend: shared memory of the host, one worker thread per stream, and per heap a fixed set
 //! of threads for workgroups.
 //!
-//! The worker of the stream whose launch runs executes workgroup 0, and the pool's threads execute
-//! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`
-//! threads.
+//! The worker thread of a launch's stream executes workgroup 0 of the launch, and the pool's
+//! threads execute the other workgroups. So a heap of one thread has no pool, and a heap of `n`
+//! threads computes on `n` threads.
 //!
 //! No lock is held while waiting for enqueued work, because that work may ask the heap for streams.
 //!
@@ -134,8 +134,8 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
-/// Descriptions of all ranks' memory, read from the messages that the ranks, which are processes,
-/// have exchanged.
+/// Descriptions of all ranks' memory, for ranks that are processes: read from the messages that the
+/// ranks have exchanged.
 struct Parts {
     /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
@@ -268,8 +268,8 @@ impl Backend for CpuBackend {
     }
 
     fn opened(&self, memory: Memory) {
-        // `set` fails only on a second call, which would be a bug of the heap; the first memory
-        // then stays, so the result is ignored.
+        // `set` fails only on a second call, which would be a bug of the heap and would keep the
+        // first memory. So the result is ignored.
         let _ = self.shared.memory.set(memory);
     }
 
@@ -310,7 +310,7 @@ impl Backend for CpuBackend {
     fn finish(&self) {
         let end = |worker: &Worker| match worker.stream.upgrade() {
             // `record` fails only if the queue is closed, which happens only after `shutdown` has
-            // waited for it.
+            // waited for the queue.
             Some(queue) => queue.record().ok(),
             // The stream's queue is gone, so no work can be added, and the end of its worker thread
             // is awaited instead.
@@ -366,7 +366,7 @@ impl Drop for CpuBackend {
     }
 }
 
-/// Joins a worker or pool thread; must not be called from one.
+/// Joins a worker or pool thread; must not be called from such a thread.
 fn join(thread: JoinHandle<()>) {
     if thread.join().is_err() {
         // Workers catch panics of the work that they run, so a panic of the thread itself is a bug.
@@ -630,7 +630,8 @@ struct Pool {
 
 #[derive(Default)]
 struct PoolState {
-    /// Number of launches so far; by it, a pool thread takes part in each launch at most once.
+    /// Number of launches so far. Each pool thread keeps the number of the last launch that it saw,
+    /// so it takes part in each launch at most once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
     /// Number of pool threads that have not begun their workgroup of this launch (`starting`), and
@@ -783,8 +784,8 @@ impl Shared {
         })
     }
 
-    /// Runs `f`, which is code of the program. If it panics, sets the abort words of this rank and
-    /// of its peers, so that no rank waits for this one.
+    /// Runs `f`, which is code of the program. If `f` panics, sets the abort words of this rank and
+    /// of its peers, so that no rank waits for this rank.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => outcome,
@@ -794,8 +795,8 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // The abort word is stored with release order, as every signal is; a reason
-                        // that it already has stays.
+                        // The abort word is stored with release order, like every signal. An
+                        // earlier reason in the word is kept.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

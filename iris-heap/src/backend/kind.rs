@@ -30,9 +30,9 @@ pub struct DeviceTraits {
     pub host_threads: bool,
     /// Whether the heap lies in host memory.
     pub host_memory: bool,
-    /// Whether a copy on a stream becomes visible to peers before the next copy on that stream
-    /// does, so that a signal may be copied directly after its data. If not, an event must be
-    /// recorded between the two.
+    /// Whether copies on a stream become visible to peers in the order of the stream. If so, a
+    /// signal may be copied directly after its data; if not, an event must be recorded between the
+    /// two.
     pub copies_in_order: bool,
 }
 
@@ -55,9 +55,9 @@ impl BackendKind {
         DeviceTraits {
             host_threads: cpu,
             host_memory: cpu,
-            // AMD's runtime copies between devices by kernels. The kernels of a 2D copy release at
-            // agent scope only and leave lines in L2, which the kernel of a later copy, releasing
-            // at system scope, can overtake.
+            // AMD's runtime copies between devices by kernels. The kernel of a 2D copy releases at
+            // agent scope only and leaves lines in L2. The kernel of a later copy, which releases
+            // at system scope, can overtake these lines.
             copies_in_order: !matches!(self, BackendKind::Hip),
         }
     }

@@ -160,16 +160,17 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// offset.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; those of the device.
+    /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; errors of
+    /// the device.
     fn read(&self, from: (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>>;
 
     /// Enqueues a copy of `bytes` bytes between two addresses of the stream's device.
     ///
     /// # Errors
-    /// [`Error::Closed`]; those of the device.
+    /// [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// As for [`crate::SymmetricHeap::copy_raw_on`].
+    /// Contract of [`crate::SymmetricHeap::copy_raw_on`].
     unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()>;
 
     /// See [`crate::Stream::launch_cpu`].
@@ -226,8 +227,8 @@ pub(crate) trait StreamBackend: Send + Sync {
         Ok(false)
     }
 
-    /// Control block of the stream's heap. It identifies the heap, because a heap has exactly one
-    /// on each rank.
+    /// Control block of the stream's heap. The block identifies the heap, because each heap has
+    /// exactly one control block on each rank.
     fn control(&self) -> &Arc<Control>;
 
     /// This object as `Any`, to downcast it to the backend's own type.
@@ -269,9 +270,9 @@ pub struct LaunchShape {
     /// Bytes of dynamic shared memory per workgroup.
     pub shared_bytes: u32,
     /// Whether the launch may begin before the previous launch on the stream has ended, on devices
-    /// that support it (programmatic stream serialization). The kernel itself must then wait for
-    /// the previous launch before it accesses memory, and on every path before it ends, because the
-    /// next launch waits only for this one.
+    /// that support it (programmatic stream serialization). The kernel must then itself wait for
+    /// the previous launch before it accesses memory. It must also do so on every path before it
+    /// ends, because the next launch waits only for this launch.
     pub early: bool,
 }
 
@@ -347,9 +348,9 @@ pub(crate) trait Backend: Send + Sync {
         1
     }
 
-    /// Makes the device current on this thread until the guard is dropped, which saves the driver
-    /// calls that follow from doing so. `None` on the CPU or if the driver refuses; each later call
-    /// then makes the device current itself and reports the error.
+    /// Makes the device current on this thread until the guard is dropped, so that later driver
+    /// calls need not do so. `None` on the CPU or if the driver refuses; each later call then makes
+    /// the device current itself and reports the error.
     fn current(&self) -> Option<Current<'_>> {
         None
     }
@@ -361,7 +362,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Allocates zeroed memory of this rank.
     ///
     /// # Errors
-    /// [`Error::System`] if there is not enough.
+    /// [`Error::System`] if there is not enough memory.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
     /// Describes a mapping of this rank for other processes that shall map it.
@@ -404,7 +405,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Maps `bytes` bytes of the caller's memory, given as a descriptor.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] or [`Error::Invalid`] if it cannot be mapped.
+    /// [`Error::Unsupported`] or [`Error::Invalid`] if the memory cannot be mapped.
     fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
     /// Makes a mapping of the caller's memory at `address`, for ranks of the same process.

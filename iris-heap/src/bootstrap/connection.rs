@@ -21,7 +21,7 @@ use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Time that the control thread has after a failed send to read the reason from the hub's messages.
+/// Time limit after a failed send for reading the hub's message that gives the reason.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
 /// Messages that the hub has sent to this process for one group (a world or split world).
@@ -56,17 +56,17 @@ pub(super) struct Mail {
 /// Connection of one process to the hub.
 pub(super) struct Connection {
     pub(super) socket: Socket,
-    /// Frames to be written to the socket; the lock is held while one is written.
+    /// Frames to be written to the socket; the lock is held while a frame is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
-    /// Process of each launched rank, set once all ranks have reported theirs.
+    /// Process of each launched rank, set once all ranks have reported their processes.
     pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
 /// Deadline of a wait, with a grace period. If this process was stopped during the wait, messages
-/// may have arrived meanwhile; the control thread reads them before any rank is blamed.
+/// may have arrived during the stop; the control thread reads them before any rank is blamed.
 pub(super) struct LastChance {
     pub(super) until: Instant,
     rounds: u32,
@@ -124,7 +124,7 @@ impl Connection {
         }))
     }
 
-    /// Sends a frame. While the system has no room for it, tries again until `until`.
+    /// Sends a frame. While the system has no room for the frame, retries until the time `until`.
     pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
         let mut outbox = lock(&self.outbox);
         outbox.push(frame.pack());
@@ -188,8 +188,8 @@ impl Connection {
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         let (mail, changed) = &*self.mail;
-        // If the hello could not be sent, this waits only for a message with the reason, which may
-        // still have to be read.
+        // If the hello could not be sent, the hub's message with the reason may be unread; wait
+        // only for that message.
         let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
         let mut chance = LastChance::new(deadline);
         let mut mail = lock(mail);
@@ -304,8 +304,8 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
 }
 
 impl Letters {
-    /// Marks the group as broken; the first reason stays. Returns the watchers to call if `error`
-    /// is a loss; an absence (timeout) is not a loss.
+    /// Marks the group as broken by `error`; if it is broken already, the earlier error is kept.
+    /// Returns the watchers to call if `error` is a loss of a peer, and none for a timeout.
     fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
         if matches!(error, Error::Absent { .. }) {

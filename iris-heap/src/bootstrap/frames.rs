@@ -108,7 +108,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
     })
 }
 
-/// Encodes an error as bytes, for a note in a file, which a process reads without a connection.
+/// Encodes an error as bytes for a note file, which a process can read without a connection.
 pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
     let mut w = Writer::default();
     put_error(&mut w, error);

@@ -13,8 +13,8 @@ use super::rendezvous::{Door, LOOK, Place, check_user};
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Largest number of connections that have not said hello. It also bounds their memory in rank 0:
-/// 64 times 8 KiB.
+/// Largest number of connections that have not said hello. This limit also bounds the memory of
+/// these connections in rank 0: 64 times 8 KiB.
 const STRANGERS: usize = 64;
 /// Time after which a connection that has sent no hello may be dropped to make room for another.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -69,8 +69,8 @@ impl Gathering {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
         // Rank 0 gets the reason last, because its process may end after reading it. The other
-        // connections are closed before the note is written, because writing may need their
-        // descriptors.
+        // connections are closed before the note is written, because writing may need the
+        // descriptors of these connections.
         let own = self.peers[0].take();
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());

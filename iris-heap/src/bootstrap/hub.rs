@@ -144,7 +144,7 @@ impl Hub {
                 }
             }
             // A stop of this process may have lasted past a deadline. So first read all messages
-            // that other ranks have sent meanwhile, and only then decide which ranks are late.
+            // that other ranks sent during the stop, and only then decide which ranks are late.
             if !self.peers.iter().any(Peer::is_ready) {
                 for late in std::mem::take(&mut self.late) {
                     self.judge(late);
@@ -230,8 +230,9 @@ impl Hub {
         }
     }
 
-    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed. If
-    /// all ranks have, the reason is that the system had no room to send the answer.
+    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed to
+    /// the exchange. If all ranks have contributed, the cause is that the system had no room to
+    /// send the answer.
     fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
         let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
             return;
@@ -240,7 +241,7 @@ impl Hub {
         let error = match crowded {
             _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
-            // The exchange has completed meanwhile, and its answer has been sent.
+            // The exchange has completed since the rank's deadline, and its answer has been sent.
             None => return,
         };
         group.broken = true;

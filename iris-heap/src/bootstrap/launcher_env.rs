@@ -49,8 +49,8 @@ impl FromStr for UniqueId {
     }
 }
 
-/// Position of a rank: index of its host, number of the rank on the host, and number of ranks
-/// there.
+/// Position of a rank: index of its host, number of the rank on that host, and number of ranks on
+/// that host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) node: usize,
@@ -66,8 +66,8 @@ pub(crate) struct Launch {
     pub(crate) place: Place,
     /// Identity of the job, equal on all processes of the job and different for other jobs.
     pub(crate) job: String,
-    /// Text of the variables that say that the ranks are on several hosts; `None` if there are
-    /// none.
+    /// Text of the variables that say that the ranks are on several hosts; `None` if no variable
+    /// says so.
     pub(crate) several_hosts: Option<String>,
     /// Name and value of the variable that says on which host rank 0 is.
     pub(super) master: Option<(&'static str, String)>,
@@ -123,7 +123,8 @@ const PMI: Names = Names {
     restart: "",
 };
 
-/// Variables of PMIx launchers. PMIx has none for the size, so those of other launchers are tried.
+/// Variables of PMIx launchers. PMIx has no variable for the size, so the size variables of other
+/// launchers are tried.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
@@ -153,8 +154,8 @@ impl Launch {
     }
 
     /// Finds the launcher that started this process. An inner launcher precedes an outer one:
-    /// torchrun under Slurm sets its own variables. If the variables of two launchers contradict
-    /// each other, that is an error, because a world of the wrong size would not be noticed.
+    /// torchrun under Slurm sets its own variables. Contradicting variables of two launchers are an
+    /// error, because a world of the wrong size would otherwise go unnoticed.
     pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();
@@ -212,9 +213,9 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Handles the absence of a launcher. A Slurm batch script has a task's variables without being
-    /// a task; but a task whose environment lost the step looks the same, so several tasks are an
-    /// error.
+    /// Handles the absence of a launcher. A Slurm batch script has a task's variables although it
+    /// is no task. A task whose environment lost the step's variables looks like such a script, so
+    /// more than one task is an error.
     fn without(get: Get<'_>) -> Result<Launch> {
         if let Some(task) = get(SLURM.rank)? {
             let tasks = first(get, SLURM.size)?;
@@ -431,8 +432,8 @@ mod tests {
     fn launchers_that_disagree_are_named() {
         let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
-        // Variables that an earlier run left in the shell contradict those of the launcher, which
-        // is an error.
+        // Variables that an earlier run left in the shell contradict the launcher's variables,
+        // which is an error.
         fails(
             &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
             &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
@@ -457,8 +458,8 @@ mod tests {
         assert_eq!(detect(&by_hand).unwrap().size, 2);
         let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
         assert_eq!(detect(&torchrun).unwrap().size, 2);
-        // Open MPI under Slurm: a task has the variables of both, and those of Slurm may describe
-        // another number of tasks.
+        // Open MPI under Slurm: a task has the variables of both, and Slurm's variables may
+        // describe another number of tasks.
         let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();

@@ -9,7 +9,8 @@ impl Launch {
     /// Host and port at which the ranks of several hosts meet.
     ///
     /// # Errors
-    /// [`Error::Env`](crate::Error::Env) without the host of rank 0, with the command that gives it.
+    /// [`Error::Env`](crate::Error::Env) if no variable names the host of rank 0; the error's text
+    /// has a command that sets the variable.
     pub(crate) fn master(&self) -> Result<(String, u16)> {
         let host = self.master.as_ref().ok_or_else(|| {
             let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Shows the user a line: through `tracing` if the program has set up a subscriber, else on stderr,
-/// because a program that waits silently for minutes looks hung.
+/// Shows the user a line, because a program that waits silently for minutes looks hung. The line
+/// goes to `tracing` if the program has set up a subscriber, else to stderr.
 pub(crate) fn notice(text: fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");

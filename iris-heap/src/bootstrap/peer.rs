@@ -79,18 +79,18 @@ impl Peer {
                 if e.kind() != std::io::ErrorKind::BrokenPipe {
                     tracing::warn!(error = %e, "a message could not be sent");
                 }
-                // After an error no further frame is sent: a part of one may have been sent, so the
-                // peer could not understand later frames. Shutting down the write side tells the
-                // peer; if the peer has closed its end, reading reports that after its last
-                // messages.
+                // After an error no further frame is sent: a part of a frame may have been sent,
+                // and the peer could not understand later frames. Shutting down the write side
+                // tells the peer. If the peer has closed its end, this process notices when it
+                // reads, after the peer's last messages.
                 self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
         }
     }
 
-    /// Drops the first unsent message, for which the system has no room, so that the reason can be
-    /// sent.
+    /// Drops the first unsent message, for which the system has no room, so that a message with the
+    /// reason can be sent.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
             self.outbox.clear();
@@ -157,7 +157,7 @@ pub(super) fn wait<'a>(
         if !peer.gone {
             let mut events = PollFlags::IN;
             // While the system lacks room for a message, a writable socket does not mean that the
-            // message can be sent, so it is not waited for.
+            // message can be sent. So this does not wait for a writable socket then.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }
@@ -168,8 +168,8 @@ pub(super) fn wait<'a>(
     }
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        // The timeout is at least one nanosecond, so that the time for which the caller waits has
-        // passed when the wait ends.
+        // The timeout is at least one nanosecond, so that the full time has passed when the wait
+        // ends.
         tv_nsec: i64::from(t.subsec_nanos().max(1)),
     });
     if let Err(error) = poll(&mut fds, timeout.as_ref())

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// File whose lock this process holds while it lives; removed on drop.
+/// File that this process keeps locked until its end; removed on drop.
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,
@@ -30,8 +30,8 @@ impl Presence {
         let number = |file: std::io::Result<fs::Metadata>| file.map(|it| it.ino()).ok();
         File::open(path).is_ok_and(|file| {
             let free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-            // The file is compared with the one that now has its name, because a living process may
-            // have replaced or removed it since it was opened.
+            // The opened file is compared with the file that has this name now, because a living
+            // process may have replaced or removed the opened file.
             free && number(file.metadata()) == number(fs::metadata(path))
         })
     }

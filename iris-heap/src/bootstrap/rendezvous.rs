@@ -2,15 +2,18 @@
 //!
 //! The socket's name is derived from an identity that the processes of one job share and other jobs
 //! do not. Rank 0 listens, the others connect, and when all have arrived the socket is unlinked. A
-//! socket without a listener was left by a process that died: rank 0 unlinks it, under a lock of
-//! the folder, and the other ranks keep trying until their deadline, unless it is this run's rank 0
-//! that died.
+//! socket without a listener was left by a process that died. Rank 0 unlinks such a socket, under a
+//! lock of the folder. The other ranks keep trying until their deadline, unless the dead process is
+//! rank 0 of their own run.
 //!
-//! Three kinds of files tell a rank before its deadline that waiting is useless. Rank 0 leaves a
-//! note beside the socket if its world cannot be formed; the note concerns the processes that
-//! existed by then, not those of the next run. Each rank holds the lock of a file of its own until
-//! it has met the others; the system releases the lock when the process ends. And a launcher leaves
-//! `lost-RANK` in the folder that it made for the job when the process of a rank has ended.
+//! Three kinds of files tell a rank before its deadline that waiting is useless:
+//!
+//! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies only
+//!   to processes that already exist, not to those of the next run.
+//! - Each rank holds the lock of a file of its own until it has met the others. The system releases
+//!   the lock when the process ends.
+//! - If the process of a rank has ended, a launcher leaves `lost-RANK` in the folder that it made
+//!   for the job.
 //!
 //! This file is long because all of the code is about one folder and the files in it.
 
@@ -52,8 +55,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Time that this process must have waited before it takes an event from shortly before its own
-/// start ([`STARTS`]) for one of its own run: until then, rank 0 of its run may still appear.
+/// Waiting time after which this process attributes an event from shortly before its own start
+/// ([`STARTS`]) to its own run. Until then, rank 0 of that run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
 /// Resolution of file times and process start times, used as tolerance when they are compared.
 const TICK: Duration = Duration::from_millis(10);
@@ -73,9 +76,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Makes the meeting place of the job with identity `job`. The folder is that of
-    /// `IRIS_RENDEZVOUS`, or else one of the user in the temporary folder. `launched` tells whether
-    /// a launcher of this library started the ranks.
+    /// Makes the meeting place of the job with identity `job`. The folder is `IRIS_RENDEZVOUS` if
+    /// that is set, else a folder of the user within the system's temporary folder. `launched`
+    /// tells whether a launcher of this library started the ranks.
     pub(crate) fn new(job: String, launched: bool) -> Result<Place> {
         let (folder, ours) = match env::read("IRIS_RENDEZVOUS")? {
             None => {
@@ -141,13 +144,14 @@ impl Place {
     fn concerns(&self, at: Duration, started: Instant) -> bool {
         let visited = lock(&VISITED).get(&self.socket).copied();
         let Some(began) = began("self") else { return false };
-        // If this process has met others here before, it has already handled events up to then.
+        // If this process has met others here before, it has handled all events before that
+        // meeting.
         visited.is_none_or(|visited| at > visited)
             && (at > began + TICK || at + STARTS > began && started.elapsed() >= ANOTHER)
     }
 
-    /// Listens, as rank 0. On failure a note tells the other ranks why, except if another process
-    /// listens at the place, because the note would not concern that process's ranks.
+    /// Listens, as rank 0. On failure a note tells the other ranks the reason. No note is written
+    /// if another process listens at the place, because that process's ranks would read it.
     pub(crate) fn listen(&self) -> Result<Door> {
         match self.bind() {
             Ok(Some(door)) => Ok(door),
@@ -309,9 +313,9 @@ impl Place {
         since_boot(&self.socket).filter(|_| is_socket)
     }
 
-    /// Reason why the world of this run's rank 0 could not be formed, if there is a note. This
-    /// process has waited since `started`; `None` if it was connected already, so that any note is
-    /// of its run.
+    /// Reason why the world of this run's rank 0 could not be formed; `None` if there is no note of
+    /// this run. `started` is the time at which this process began to wait, or `None` if it was
+    /// connected to rank 0: then any note belongs to this run.
     pub(crate) fn came_to_nothing(&self, started: Option<Instant>) -> Option<Error> {
         let note = fs::read(self.note()).ok()?;
         let (at, error) = note.split_first_chunk::<8>()?;
@@ -385,8 +389,8 @@ impl Place {
             let opened = self.check_folder().and_then(|()| File::open(&self.folder));
             let file = match opened {
                 Ok(file) => file,
-                // Another process removed the folder between making and opening it, so it is made
-                // again.
+                // Another process removed the folder after this one had made it, so the folder is
+                // made again.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(explain(&e))),
             };
@@ -496,8 +500,8 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Closes the reserved descriptors, so that a note can be written although the process has none
-    /// left.
+    /// Closes the reserved descriptors, so that a note can be written although the process has no
+    /// other descriptor left.
     pub(super) fn make_room(&mut self) {
         self.reserve.clear();
     }
@@ -608,8 +612,8 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 ended. It must be blamed as long as there is no note, and
-        // rank 2 once there is one.
+        // Rank 0 ended because rank 2 ended. The error must blame rank 0 as long as there is no
+        // note, and rank 2 once there is a note.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();

@@ -21,8 +21,8 @@ struct Table {
     /// Number of completed exchanges of the group.
     generation: u64,
     coming: Vec<Option<Given>>,
-    /// Contributions of the last completed exchange. They stay until the next exchange completes,
-    /// which requires that every rank has fetched them.
+    /// Contributions of the last completed exchange, kept until the next exchange completes. By
+    /// then every rank has fetched them.
     complete: Arc<Vec<Given>>,
     /// Reason why no further exchange is possible; `None` as long as the group can exchange.
     broken: Option<Error>,
@@ -92,8 +92,8 @@ impl Threads {
             (0..self.size).filter(|&r| table.coming[r].is_none()).collect()
         };
         loop {
-            // A completed exchange is returned before errors are checked, because it stays valid
-            // even if a peer has died since.
+            // A completed exchange stays valid even if a peer has died since, so it is returned
+            // before errors are checked.
             if table.generation != mine {
                 return Ok(table.complete.clone());
             }
@@ -130,8 +130,8 @@ impl Threads {
             let until = deadline.min(patience.until);
             let wait = self.hub.changed.wait_timeout(table, until.saturating_duration_since(now));
             table = wait.unwrap_or_else(PoisonError::into_inner).0;
-            // If the process, with all of its ranks, was stopped while this rank waited, that time
-            // is not counted.
+            // If the process with all of its ranks was stopped while this rank waited, the time of
+            // the stop does not count as waiting.
             let overslept = until.elapsed();
             if overslept > Duration::from_secs(1) {
                 deadline += overslept;
@@ -218,7 +218,7 @@ impl Bootstrap for Threads {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };
-        // An earlier reason is kept, because this rank may have left as its consequence.
+        // An earlier error is kept, because this rank may have left as a consequence of that error.
         table.broken.get_or_insert_with(|| error.clone());
         table.lost.get_or_insert_with(|| error.clone());
         let watchers = std::mem::take(&mut table.watchers);

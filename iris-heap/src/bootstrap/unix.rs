@@ -1,8 +1,8 @@
 //! Bootstrap of ranks that are processes of one host: each is connected to rank 0's [`Hub`] by a
 //! Unix socket.
 //!
-//! A control thread per process reads the socket. It notices a lost peer even while this rank's
-//! kernels wait, and sets their abort words; it makes no call of a device's driver.
+//! A control thread per process reads the socket. The thread notices a lost peer even while this
+//! rank's kernels wait, and sets the abort word of these kernels. The thread makes no driver call.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -31,8 +31,9 @@ pub(crate) struct Processes {
     pub(super) rank: usize,
 }
 
-/// Largest number of descriptors of one exchange that are in transit to all ranks together. All
-/// processes of a user share one limit, that of open files, which may be as low as 256.
+/// Largest number of descriptors of one exchange that are in transit to all ranks together. The
+/// number is small because the limit of open files, which may be as low as 256, applies to
+/// descriptors in transit of all processes of a user together.
 const ON_THEIR_WAY: usize = 128;
 /// Time limit for sending a last message to which no answer is awaited.
 const PARTING: Duration = Duration::from_secs(2);
@@ -168,8 +169,8 @@ impl Processes {
         let sent_at = Instant::now();
         let mut mail = lock(mail);
         loop {
-            // A completed exchange is returned before errors are checked, because it stays valid
-            // even if a peer has died since.
+            // A completed exchange stays valid even if a peer has died since, so it is returned
+            // before errors are checked.
             let group = mail.groups.entry(self.group).or_default();
             if let Some((n, parts)) = group.arrived.take()
                 && n == number
@@ -184,11 +185,11 @@ impl Processes {
             if let Err(error) = &sent {
                 limit = sent_at + REASON;
                 // An error that concerns only this message, and not the connection, is returned at
-                // once; for others the hub's messages may have the reason.
+                // once. After any other error the hub's messages may contain the reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The failed send is the reason, because the control thread would have read
-                    // another one by now.
+                    // The failed send is the reason: the control thread would have read any other
+                    // reason by now.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -271,8 +272,9 @@ impl Processes {
         let frame = Frame::GaveUp { group: self.group, error };
         let until = Instant::now() + PARTING;
         if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
-            // This process, and with it the hub's thread, may end after this. Rank 0 waits until
-            // the hub has told it the reason, which happens after all other ranks were told.
+            // This process, and with it the hub's thread, may end when this function returns. So
+            // rank 0 waits until the hub has told it the reason, which happens after all other
+            // ranks were told.
             self.connection.wait_until(until, |mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
@@ -310,9 +312,9 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // The descriptors are split over several exchanges, so small that the limit of descriptors
-        // in transit is not reached. A rank sends the next ones only after it has received all of
-        // an exchange.
+        // The descriptors are split over several exchanges, each so small that the limit of
+        // descriptors in transit is not reached. A rank begins an exchange only after it has
+        // received all descriptors of the previous one.
         let count = (descriptors.len() as u64).to_le_bytes();
         let mut counts = Vec::new();
         for bytes in self.allgather(&count, step)? {
@@ -396,8 +398,8 @@ impl Bootstrap for Processes {
         let frame = Frame::Leave { group: self.group, clean };
         let _ = self.connection.send(frame, Instant::now() + PARTING);
         if clean && self.group == 0 && self.rank == 0 {
-            // The hub's thread sends its last messages before this process may end. It awaits no
-            // answers, and waits only briefly for a stopped process.
+            // The hub's thread sends its last messages before this process may end. The thread
+            // awaits no answers, and waits only briefly for a stopped process.
             if let Some(hub) = lock(&self.connection.hub).take()
                 && hub.join().is_err()
             {

@@ -1,5 +1,5 @@
-//! Progress that each rank of this node publishes on its board: the call that it is in, the
-//! collective step that its host is in, and the node that it waits for in a step between nodes.
+//! Progress that each rank of this node publishes on its board: its current call, the collective
+//! step of its host, and the node that it waits for in a step between nodes.
 
 use iris_sync::FaultKind;
 
@@ -14,7 +14,8 @@ impl Control {
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
-    /// node, so that kernels that wait for this rank do not blame it. `None` ends the step.
+    /// node. Kernels that wait for this rank then blame that node, not this rank. `None` ends the
+    /// step.
     pub fn publish_step(&self, step: Option<AwaitedNode>) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.set_step(step)
@@ -33,9 +34,9 @@ impl Control {
         }
     }
 
-    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None` takes
-    /// that back. Does nothing if a call of this heap has failed: then the failure is the error,
-    /// and not the calls that are left out because of it.
+    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None`
+    /// withdraws that message. Does nothing if a call of this heap has failed: the error to report
+    /// is then that failure, not the calls that are missing because of it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || self.outcome().is_ok())
@@ -57,9 +58,10 @@ impl Control {
         steps.map(|(rank, step)| format!("; rank {rank} waits for all ranks in {step}")).collect()
     }
 
-    /// Error about the first call that some rank has issued and another rank can no longer issue,
-    /// because it closes the heap or frees the call's operator; `None` if there is no such call, or
-    /// if a call of this rank has failed, because a program may then close the heap early.
+    /// Error about the first call that some rank has issued and that another rank can no longer
+    /// issue, because it closes the heap or frees the call's operator. `None` if there is no such
+    /// call. Also `None` if a call of this rank has failed, because a program may then close the
+    /// heap early.
     pub(crate) fn left_out(&self) -> Option<Error> {
         if self.fault().is_some() || self.host_abort() != 0 {
             return None;
@@ -101,9 +103,9 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// Operator and call that each rank is in, and the collective step of its host, as far as the
-    /// issue boards show this, if `fault` may come from a wrong order of calls; `None` for other
-    /// faults.
+    /// For each rank, the operator and call that the rank is in and the collective step of its
+    /// host, as far as the issue boards show them. `None` unless `fault` may come from a wrong
+    /// order of calls.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

@@ -1,5 +1,5 @@
-//! Waits of host threads for enqueued work, and the engine between nodes that they look after
-//! meanwhile.
+//! Waits of host threads for enqueued work. While they wait, these threads also poll the engine of
+//! the steps between nodes.
 
 use std::any::Any;
 use std::fmt;
@@ -12,21 +12,21 @@ use super::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Engine of the steps between nodes on the streams of a GPU, such as NCCL, as the heap needs it.
+/// Engine of the steps between nodes on the streams of a GPU, such as NCCL.
 ///
-/// Threads of the host that wait for the device, check the heap or close it call
-/// [`NodeEngine::attend`] from time to time, since nothing else can end a step whose peer is lost.
+/// Host threads that wait for the device, check the heap or close the heap call
+/// [`NodeEngine::attend`] repeatedly. Nothing else can end a step whose peer is lost.
 pub trait NodeEngine: fmt::Debug + Send + Sync {
-    /// Looks after the steps that are enqueued. A failed step becomes an error of the heap. If the
-    /// heap has failed, `failed` is true: the engine ends all of its steps, so that the work that is
-    /// queued after them goes on.
+    /// Checks the enqueued steps; a failed step becomes an error of the heap. If the heap has
+    /// failed, `failed` is true: the engine then ends all of its steps, so that work that is queued
+    /// after the steps continues.
     fn attend(&self, failed: bool);
 
     /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an
     /// error that names both ranks; `None` if the fault names no node or operator.
     fn explain(&self, fault: &Fault) -> Option<Error>;
 
-    /// Gives back what the engine holds: collective over the ranks with equal local ranks, after all
+    /// Releases the engine's resources: collective over the ranks with equal local ranks, after all
     /// steps are over.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ pub trait NodeEngine: fmt::Debug + Send + Sync {
 }
 
 impl Control {
-    /// Sets the engine of the steps between nodes; the first stays.
+    /// Sets the engine of the steps between nodes; later calls have no effect.
     pub(crate) fn set_engine(&self, engine: Arc<dyn NodeEngine>) {
         let _ = self.engine.set(engine);
     }
@@ -48,15 +48,15 @@ impl Control {
         self.engine.get()
     }
 
-    /// Lets the engine of the steps between nodes look after them.
+    /// Polls the engine of the steps between nodes, if there is one.
     pub(super) fn attend(&self) {
         if let Some(engine) = self.engine() {
             engine.attend(self.host_abort() != 0 || self.fault().is_some());
         }
     }
 
-    /// Lets the engine of the steps between nodes look after them until `done`; returns at once if
-    /// there is no engine, and the caller then waits in the driver.
+    /// Polls the engine of the steps between nodes until `done`. Returns at once if there is no
+    /// engine; the caller then waits in the driver.
     pub(crate) fn attend_until(&self, done: impl Fn() -> bool) {
         const SPINS: u32 = 1000;
         const PAUSE: Duration = Duration::from_micros(50);
@@ -79,7 +79,7 @@ impl Control {
         HostWait { control: self, began }
     }
 
-    /// Start time of the longest wait of a host thread that is in progress; `None` if none is.
+    /// Start time of the oldest wait in progress of a host thread; `None` if no host thread waits.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         lock(&self.waits).iter().min().copied()
     }

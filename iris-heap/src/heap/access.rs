@@ -43,7 +43,7 @@ impl SymmetricHeap {
     ///
     /// First sync the stream of any kernel that accesses these bytes; otherwise the kernel sees old
     /// or new words. On the CPU the copy waits for a running operator launch that accesses these
-    /// bytes, but not for work that is still enqueued.
+    /// bytes, but not for enqueued work that has not begun.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
@@ -65,7 +65,7 @@ impl SymmetricHeap {
     ///
     /// First sync the streams of the kernels that write these bytes, on all ranks that write them;
     /// otherwise each word is old or new. On the CPU the copy waits for a running operator launch
-    /// of this process that writes these bytes, but not for work that is still enqueued.
+    /// of this process that writes these bytes, but not for enqueued work that has not begun.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`].
@@ -102,7 +102,7 @@ impl SymmetricHeap {
     /// # let (stream, x) = (heap.stream()?, heap.zeros::<u32>(3)?);
     /// heap.write_on(&stream, x, &[1, 2, 3])?;
     /// let read = heap.read_on(&stream, x)?;
-    /// heap.write_on(&stream, x, &[4, 5, 6])?; // behind the copy
+    /// heap.write_on(&stream, x, &[4, 5, 6])?; // queued after the copy
     /// assert_eq!(read.wait()?, [1, 2, 3]);
     /// # Ok::<_, iris_heap::Error>(())
     /// # })?;
@@ -110,8 +110,8 @@ impl SymmetricHeap {
     /// ```
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`] and [`SymmetricHeap::check_stream`]; [`Error::Unsupported`] while the stream is captured
-    /// into a graph.
+    /// Errors of [`SymmetricHeap::resolve`] and [`SymmetricHeap::check_stream`];
+    /// [`Error::Unsupported`] while the stream is captured into a graph.
     pub fn read_on<T: Element>(
         &self,
         stream: &Stream,
@@ -145,7 +145,7 @@ impl SymmetricHeap {
     /// concurrently with an op gets the number of the op's call by such a copy.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those
+    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; errors
     /// of the device.
     pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
         self.check_stream("a copy of words", stream)?;

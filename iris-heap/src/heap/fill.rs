@@ -9,7 +9,8 @@ use crate::slice::SymSlice;
 const CHUNK: usize = 1 << 16;
 
 impl SymmetricHeap {
-    /// Allocates `len` zeros on every rank. Collective; all ranks have written when it returns.
+    /// Allocates `len` zeros on every rank. Collective; all ranks have written when the call
+    /// returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -18,7 +19,8 @@ impl SymmetricHeap {
         self.full(len, T::zeroed())
     }
 
-    /// Allocates `len` ones on every rank. Collective; all ranks have written when it returns.
+    /// Allocates `len` ones on every rank. Collective; all ranks have written when the call
+    /// returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -28,7 +30,7 @@ impl SymmetricHeap {
     }
 
     /// Allocates `len` elements on every rank, all equal to `value`, which may differ between
-    /// ranks. Collective; all ranks have written when it returns.
+    /// ranks. Collective; all ranks have written when the call returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -40,7 +42,7 @@ impl SymmetricHeap {
     }
 
     /// Allocates the elements 0, 1, 2, ... on every rank, rounded to `T`. Collective; all ranks
-    /// have written when it returns.
+    /// have written when the call returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -53,7 +55,7 @@ impl SymmetricHeap {
 
     /// Allocates `len` random elements that depend on `seed`, rank and index only: floats uniform
     /// in [-1, 1), signed integers in -8..=8, unsigned integers in 0..=8 (see [`random_unit`]).
-    /// Collective; all ranks have written when it returns.
+    /// Collective; all ranks have written when the call returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].

@@ -38,11 +38,11 @@ impl SymmetricHeap {
     /// run in order.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; those of the device.
+    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// Until the stream has done the copy, both ranges stay mapped for the heap's device, nobody writes the source, and
-    /// nobody else accesses the target.
+    /// Until the stream has done the copy, both ranges stay mapped for the heap's device. In this
+    /// time nothing else writes the source, and nothing else accesses the target.
     pub unsafe fn copy_raw_on(
         &self,
         stream: &Stream,
@@ -55,10 +55,10 @@ impl SymmetricHeap {
         unsafe { stream.backend().copy_raw(to, from, bytes) }
     }
 
-    /// Makes `len` elements of the caller's memory on each rank a symmetric slice: collective. On a
-    /// GPU the pointer is a device pointer (a `CUdeviceptr` or the like) of the heap's device,
-    /// whichever library made it. The ranks must be threads of one process; for processes use
-    /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends the import.
+    /// Registers `len` elements of the caller's memory on each rank as a symmetric slice:
+    /// collective. On a GPU the pointer is a device pointer (a `CUdeviceptr` or the like) of the
+    /// heap's device, whichever library allocated it. The ranks must be threads of one process; for
+    /// processes use [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for processes; [`Error::Disagreement`] if the lengths differ;
@@ -95,9 +95,9 @@ impl SymmetricHeap {
         })
     }
 
-    /// Makes the memory behind a descriptor on each rank a symmetric slice of `len` elements:
-    /// collective. On the CPU the descriptor must be a memfd of at least that size with the seal
-    /// `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
+    /// Registers `len` elements of the memory behind a descriptor on each rank as a symmetric
+    /// slice: collective. On the CPU the descriptor must be a memfd of at least that size with the
+    /// seal `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is

@@ -1,7 +1,7 @@
 //! Symmetric heap, [`SymmetricHeap`]: memory that every rank maps with the same layout.
 //!
-//! This file is long because all collective steps are here: open, alloc, free, close, and what the ranks agree
-//! on in them.
+//! This file is long because it has all collective steps of a heap (open, alloc, free, close) and
+//! the checks that the ranks agree in these steps.
 
 mod access;
 #[cfg(test)]
@@ -74,8 +74,8 @@ pub struct SymmetricHeap {
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
-    /// Worlds that connect this node with other nodes; set only if the heap's world has several
-    /// nodes.
+    /// World of the ranks of all nodes, and world of this rank's counterparts on the other nodes; set
+    /// only if the heap's world has several nodes.
     nodes: OnceLock<nodes::Nodes>,
 }
 
@@ -146,8 +146,8 @@ impl SymmetricHeap {
         let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        // Each exchange takes place even if this rank failed in the previous one, because its peers
-        // wait in it.
+        // This rank takes part in each exchange even if its part of the previous exchange failed,
+        // because its peers wait for this rank.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
         let boards = order::share_boards(world, boards);
@@ -208,7 +208,7 @@ impl SymmetricHeap {
     }
 
     /// Allocates `len` elements of data memory on every rank: collective. The contents are
-    /// undefined; [`SymmetricHeap::zeros`] and its like set them.
+    /// undefined; use [`SymmetricHeap::zeros`] or another method of that kind for initial values.
     ///
     /// ```
     /// # use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -226,8 +226,8 @@ impl SymmetricHeap {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OutOfHeap`] on every rank if one has no room, before any has changed its state;
-    /// [`Error::Disagreement`] if the requests differ; errors of [`World::barrier`].
+    /// [`Error::OutOfHeap`] on every rank if any rank has no room, before any rank has changed its
+    /// state; [`Error::Disagreement`] if the requests differ; errors of [`World::barrier`].
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
         self.alloc_in(Segment::Data, len)
@@ -252,8 +252,8 @@ impl SymmetricHeap {
         Ok(SymSlice::new(self.id, segment, block.serial(), block.offset(), len as u64))
     }
 
-    /// Allocates several blocks in one collective step, either all or none; ops use it. `what`
-    /// names the step in errors.
+    /// Allocates several blocks in one collective step, either all or none of them, for operators.
+    /// `what` names the step in errors.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
@@ -350,9 +350,9 @@ impl SymmetricHeap {
         Ok(blocks.iter().zip(requests).map(slice).collect())
     }
 
-    /// Frees a block: collective. Waits until this rank's streams and those of its peers have
-    /// finished; errors of their work stay with the streams. If one rank refuses the request, it
-    /// returns without waiting, and all ranks keep the block.
+    /// Frees a block: collective. Waits until the streams of this rank and of its peers have
+    /// finished; errors of enqueued work stay with the streams. If one rank refuses the request,
+    /// that rank returns without waiting, and all ranks keep the block.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
@@ -408,10 +408,10 @@ impl SymmetricHeap {
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
-    /// Ends a step in which memory may have been unmapped, by a barrier if the driver blocks an
-    /// unmapping rank until its device is idle. Without the barrier two ranks could block each
-    /// other for ever: a rank that goes on launches a kernel that waits for its peer, and the peer
-    /// is still unmapping until that kernel has ended.
+    /// Ends a step in which memory may have been unmapped. If the driver blocks an unmapping rank
+    /// until its device is idle, the step ends with a barrier. Without the barrier two ranks could
+    /// block each other for ever: rank 0 continues and launches a kernel that waits for rank 1,
+    /// while rank 1 still unmaps, which waits for that kernel.
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {
@@ -420,8 +420,8 @@ impl SymmetricHeap {
         }
     }
 
-    /// Returns what the layouts of the data and signal segments will be without the blocks of
-    /// `slices`.
+    /// Returns copies of the layouts of the data and signal segments in which the blocks of
+    /// `slices` are free.
     fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
         let state = self.open_state()?;
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
@@ -485,7 +485,7 @@ impl SymmetricHeap {
         if let Ok(outcomes) = &outcome
             && let Err(error) = check_refusals("close heap", outcomes)
         {
-            // The heap stays open on all ranks, so the announcement of its end is taken back.
+            // The heap stays open on all ranks, so the announcement of its end is withdrawn.
             self.memory.control.publish_end(None);
             return self.world.note_returned(Err(error));
         }
@@ -614,10 +614,11 @@ impl SymmetricHeap {
 
     /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
     /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
-    /// everywhere. The first reason stays.
+    /// everywhere. Later calls do not replace the first reason.
     ///
     /// # Errors
-    /// Errors of the device, if not all peers could be told; these notice by their deadlines.
+    /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
+    /// deadlines.
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.memory.control.set_host_abort(reason);
         let word = (self.rank() as i32 + 1).to_ne_bytes();
@@ -627,8 +628,8 @@ impl SymmetricHeap {
     }
 
     /// Checks that `stream` belongs to this heap. Every function that enqueues an access to the
-    /// heap's memory must call it: the heap keeps memory until its own streams have finished, and
-    /// orders ops only among its own streams.
+    /// heap's memory must make this check: the heap keeps memory until its own streams have
+    /// finished, and orders ops only among its own streams.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap.
@@ -716,19 +717,19 @@ impl SymmetricHeap {
         Ok(lock(&self.step))
     }
 
-    /// Combines an error of a host step with the fault that a kernel of this rank left before, if
-    /// there is one.
+    /// Adds to an error of a host step the fault that a kernel of this rank left before, if there
+    /// is a fault.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
         if control.host_abort() == abort::DISORDER
             && let Some(disorder) = control.disorder()
         {
-            // The difference in the order of calls is the error, because the peers have left
-            // because of it.
+            // The difference in the order of calls is the error to return, because it made the
+            // peers leave.
             return disorder;
         }
         match control.fault_error() {
-            // The error is returned as it is, because the world has already added the fault to it.
+            // The error is returned unchanged, because the world has already added the fault to it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
@@ -805,8 +806,8 @@ fn share(
         let all = objects.into_iter().map(mapping).collect::<Result<_>>()?;
         return backend.join(&*own, all);
     }
-    // Both exchanges take place even if this rank has nothing to pass, because its peers wait in
-    // them.
+    // This rank takes part in both exchanges even if it has nothing to pass, because its peers wait
+    // for this rank.
     let described = backend.describe(&*own);
     let messages = world.allgather(described.as_deref().unwrap_or_default())?;
     let descriptors = described.and_then(|_| backend.descriptors(world.rank(), &*own, &messages));

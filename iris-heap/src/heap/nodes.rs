@@ -21,7 +21,8 @@ pub(super) struct Nodes {
     lane: Mutex<Lane>,
 }
 
-/// Queue of the steps between nodes. Its order is the same on all ranks that have one local rank.
+/// Queue of the steps between nodes. Its order is the same on all ranks that have equal local
+/// ranks.
 pub struct Lane {
     /// Stream for steps between nodes, separate from the streams of the program.
     pub stream: Stream,
@@ -56,7 +57,7 @@ impl SymmetricHeap {
     }
 
     /// World of the ranks that have this rank's local rank, one per node; `None` if there is one
-    /// node. Only operators make exchanges in it, in the order of their calls.
+    /// node. Only operators make exchanges in this world, in the order of their calls.
     pub fn across(&self) -> Option<&World> {
         self.nodes.get().map(|nodes| &nodes.across)
     }
@@ -67,7 +68,7 @@ impl SymmetricHeap {
         self.nodes.get().map(|nodes| lock(&nodes.lane))
     }
 
-    /// Sets the engine of the steps between nodes of a heap on a GPU; the first stays.
+    /// Sets the engine of the steps between nodes of a heap on a GPU; later calls have no effect.
     pub fn set_node_engine(&self, engine: Arc<dyn NodeEngine>) {
         self.memory.control.set_engine(engine);
     }
@@ -90,8 +91,9 @@ impl SymmetricHeap {
     }
 }
 
-/// Chooses the GPU of each rank by the rank's number on its machine. The number on its node would
-/// put ranks of several nodes that one machine simulates on one GPU.
+/// Chooses the GPU of each rank by the rank's number on its machine. The rank's number on its node
+/// would not do: if one machine simulates several nodes, ranks of different nodes would get one
+/// GPU.
 #[track_caller]
 fn choose_device(world: &World, mut options: HeapOptions) -> Result<HeapOptions> {
     if options.backend.traits().host_threads {

@@ -38,8 +38,8 @@ impl SymmetricHeap {
     }
 
     /// Locks the heap for enqueueing the launches of one call, so that launches of two calls do not
-    /// interleave. The device stays current on the thread while the guard lives, which saves the
-    /// launches, copies and events a driver call each.
+    /// interleave. The device stays current on the thread while the guard lives, so each launch,
+    /// copy and event needs one driver call less.
     pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
         Issuing { heap: self, _current: self.backend.current(), _guard: guard }

@@ -110,8 +110,8 @@ impl HeapOptions {
         self
     }
 
-    /// Adds names and values that must be equal on all ranks. They are compared before the sizes,
-    /// which may be derived from them, so that an error names the setting and not the size.
+    /// Adds names and values that must be equal on all ranks. Sizes may be derived from these
+    /// values; the values are compared first, so that an error names the setting and not the size.
     pub fn agreed(mut self, items: impl IntoIterator<Item = (String, String)>) -> HeapOptions {
         self.agreed.extend(items);
         self

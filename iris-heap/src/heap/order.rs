@@ -42,8 +42,8 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
         return Ok(None);
     }
     let all = if world.same_process() {
-        // The exchange takes place even if rank 0 has nothing to pass, because its peers wait in
-        // it.
+        // This rank takes part in the exchange even if rank 0 has nothing to pass, because its
+        // peers wait for this rank.
         let mapped = made.map_or(Ok(Vec::new()), JointMemory::map);
         let (mine, failure) = match mapped {
             Ok(all) => (all, None),
@@ -65,9 +65,9 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     }
 }
 
-/// Watcher thread of a rank. It compares the boards of all ranks every second, aborts waiting
-/// kernels if the ranks issue calls in different orders or leave one out, and logs which ranks the
-/// host waits for. Dropping this ends the thread.
+/// Watcher thread of a rank, which compares the boards of all ranks every second. If the ranks
+/// issue calls in different orders or leave one out, the thread aborts waiting kernels. It also
+/// logs which ranks the host waits for. Dropping this value ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,

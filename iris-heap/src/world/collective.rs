@@ -32,8 +32,8 @@ impl World {
         self.collective("allgather", bytes)
     }
 
-    /// Exchanges bytes as [`World::allgather`]. While this rank waits, `on_missing` gets the ranks
-    /// that have not arrived, from seconds after the start on; it must not wait.
+    /// Exchanges bytes as [`World::allgather`]. After some seconds of waiting, calls `on_missing`
+    /// now and then with the ranks that have not arrived; `on_missing` must not wait.
     ///
     /// # Errors
     /// Errors of [`World::barrier`].
@@ -183,8 +183,8 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
-    /// Adds to an error of a host step the fault that a kernel of this rank left before, because
-    /// that fault may be the reason why a peer is absent.
+    /// Combines an error of a host step with the fault that a kernel of this rank left before. The
+    /// fault may be the reason why a peer is absent.
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
@@ -194,8 +194,8 @@ impl World {
         }
     }
 
-    /// Tells the ranks of all open heaps of this world which collective step this rank is in, so
-    /// that the errors of ranks that wait for it in a call name the step; `None` ends the step.
+    /// Tells the ranks of all open heaps of this world which collective step this rank is in;
+    /// `None` ends the step. Ranks whose kernels wait for this rank name the step in their errors.
     fn publish_step(&self, step: Option<&str>) {
         let controls = lock(&self.inner.controls);
         let open = controls.iter().filter_map(std::sync::Weak::upgrade);

@@ -59,8 +59,8 @@ struct Inner {
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
-    /// Errors that the library has returned to this rank's program, including those from worlds
-    /// split off this one.
+    /// Errors that the library has returned to this rank's program. Worlds that were split off this
+    /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
     parent: Option<World>,
     /// Id of the process that made the world. A forked child has copies of its sockets and locks,
@@ -68,7 +68,7 @@ struct Inner {
     process: u32,
 }
 
-/// Counts an open heap of a world while it exists.
+/// Guard that counts an open heap of a world.
 pub(crate) struct Registration {
     world: World,
 }
@@ -101,8 +101,8 @@ impl World {
     /// A process may make several worlds, one after another, if all ranks make them in the same
     /// order.
     ///
-    /// Ranks that have not arrived after a hundredth of the deadline, by default 7.2 s, are named
-    /// in a warning to `tracing`, or on stderr if the program has set up no subscriber.
+    /// After a hundredth of the deadline, by default 7.2 s, a warning names the ranks that have not
+    /// arrived. It goes to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
     /// [`Error::Env`] for an invalid value, or if a variable that ranks on several hosts need is missing;
@@ -323,7 +323,7 @@ impl World {
         self.inner.leave(clean);
     }
 
-    /// Records the error of `outcome`, if it is one, as returned to the program.
+    /// Records the error of `outcome`, if there is one, as returned to the program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
         outcome.inspect_err(|error| self.inner.returned_errors.note(error))

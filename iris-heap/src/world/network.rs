@@ -20,8 +20,8 @@ use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
 
-/// Secret of 256 bits shared by the ranks of a job only: they authenticate each other with it and
-/// encrypt what they send between hosts. Neither `Debug` nor `Display` shows it.
+/// Secret of 256 bits that only the ranks of one job share. With it the ranks authenticate each
+/// other and encrypt their messages between hosts. Neither `Debug` nor `Display` shows the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
@@ -29,7 +29,7 @@ impl Secret {
     /// Creates a secret from the system's random numbers.
     ///
     /// # Errors
-    /// [`Error::System`] if the system has none.
+    /// [`Error::System`] if the system provides no random numbers.
     pub fn new() -> Result<Secret> {
         let mut bytes = [0; 32];
         let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
@@ -52,8 +52,8 @@ impl Secret {
     /// Reads a file that [`Secret::save`] wrote.
     ///
     /// # Errors
-    /// [`Error::System`]; [`Error::Invalid`] for a file that others may read or write, that belongs to another
-    /// user, or that holds something else.
+    /// [`Error::System`]; [`Error::Invalid`] for a file of another user, a file that others may
+    /// read or write, or a file with other content.
     pub fn load(path: impl AsRef<Path>) -> Result<Secret> {
         let path = path.as_ref();
         let system = |e| Error::system(format!("reading {}", path.display()), e);
@@ -251,7 +251,7 @@ fn host_name() -> String {
 }
 
 /// Identity of a machine since it was started: the system's boot id, or the host's name if there is
-/// none. Containers of one machine have the same.
+/// no boot id. All containers of one machine have the same identity.
 pub(crate) fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     boot.unwrap_or_else(|_| format!("host {}", host_name()))

@@ -66,9 +66,9 @@ impl Job {
         job.limit = Some(limit);
         if rustix::process::geteuid().is_root() {
             // The program is copied, because its folder may be closed to other users. A separate
-            // process makes the copy: if this process did, a child that another thread forks
-            // meanwhile would hold the copy open for writing, and the system refuses to execute
-            // such a file.
+            // process makes the copy. If this process made it, a child that another thread forks at
+            // the same time would hold the copy open for writing, and the system would refuse to
+            // execute it.
             let copy = job.temp.path().with_extension("program");
             let copied = Command::new("cp").args([&job.program, &copy]).status();
             assert!(copied.unwrap().success());

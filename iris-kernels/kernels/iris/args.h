@@ -26,7 +26,8 @@ IRIS_DTYPES(IRIS_ROW)
 
 /// Flag bits of the field OpArgs::epilogue.
 constexpr u32 EPILOGUE_GELU = 1;
-/// Values of OpArgs::producer: partial tiles are tiles of the product A B, or elements of A.
+/// Values of OpArgs::producer: partial tiles are tiles of the product A B (GEMM) or elements of A
+/// (LOAD).
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
 
 /// Matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if
@@ -73,7 +74,7 @@ static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
 /// The description refers to the arguments in parameter memory, so that functions that are not
 /// inlined can take references. On a device with `dies` dies (chiplets, each with its own L2 cache)
-/// the workgroup gets the index that die_swizzle() assigns, so that neighbouring tiles share a
+/// the workgroup gets the index that die_swizzle() assigns, so that neighbouring tiles share an L2
 /// cache.
 IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);

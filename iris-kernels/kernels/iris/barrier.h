@@ -16,13 +16,14 @@ struct Members {
 };
 
 /// Arrive at a barrier and wait for the other members; false if the call cannot be finished. All
-/// threads of one workgroup call this function, each for its share of the members; the caller must
+/// threads of one workgroup call this function, each for its share of the members. The caller must
 /// then pass all threads through a workgroup barrier.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
     const u32 me = m.channel.rank;
-    // All threads of a wave store before any of them waits. Otherwise a thread could wait for a
-    // member that itself waits for a store of another thread of this wave.
+    // All threads of a wave store before any of these threads waits. Otherwise one thread of the
+    // wave could wait for a peer that itself still waits for the store of another thread of the
+    // same wave.
     port::divergent([&] {
         for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);

@@ -6,9 +6,9 @@
 
 namespace iris {
 
-/// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
-/// the number into all of their words. An unused word could otherwise become 2^31 calls old, and
-/// its wrapping difference would change sign.
+/// Period of the refresh, in calls. In every call whose number is a multiple of this period,
+/// writers store the number into all of their words. Otherwise an unused word could become 2^31
+/// calls old, and its wrapping difference would change sign.
 constexpr i32 RESTAMP_PERIOD = 1 << 29;
 
 /// Number of a call of an op: an i32 that wraps, compared only by its wrapping difference.
@@ -20,7 +20,7 @@ class Call {
     IRIS_DEVICE Call previous() const {
         return Call(static_cast<i32>(static_cast<u32>(value) - 1));
     }
-    /// Whether a word that holds `seen` was set by this call or a later one.
+    /// Whether the call that set a word to the call number `seen` is this call or a later one.
     IRIS_DEVICE bool reached_by(i32 seen) const {
         return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(value)) >= 0;
     }
@@ -31,7 +31,7 @@ class Call {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }
     /// Whether this call refreshes the unused LL words of its slot, so that their numbers never
-    /// become 2^31 calls old: true for one call of each parity in every RESTAMP_PERIOD.
+    /// become 2^31 calls old. True for one call of each parity in every RESTAMP_PERIOD calls.
     IRIS_DEVICE bool restamps_slot() const {
         return (static_cast<u32>(value) & (RESTAMP_PERIOD - 1)) <= 1;
     }

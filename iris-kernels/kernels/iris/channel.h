@@ -9,7 +9,7 @@ namespace iris {
 /// Number of 4-byte words in a 128-byte line.
 constexpr u32 LINE_WORDS = 32;
 
-/// Layout of the words of one op, as word indices; the same on every rank. iris_sync::Channel
+/// Layout of the words of one op, as word indices; equal on every rank. iris_sync::Channel
 /// documents each field.
 struct Channel {
     u32 op, rank, size, tiles;
@@ -25,9 +25,9 @@ struct Channel {
         return at < size ? at : at - size;
     }
 
-    /// Returns peer number `step` in an order that starts `turn` places later than that of peer().
-    /// Workgroups that move one tile each pass the tile's number as `turn`, so that they start with
-    /// different peers and all links are busy.
+    /// Returns peer number `step` in an order that starts `turn` places later than the order of
+    /// peer(). A workgroup that moves one tile passes the tile's number as `turn`. So the
+    /// workgroups start with different peers, and all links are busy.
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const {
         const u32 others = size - 1;
         return peer(1 + (step - 1 + turn % others) % others);
@@ -35,15 +35,15 @@ struct Channel {
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 
-/// Synchronisation words of one op (the channel): their positions, and the accesses of one thread
-/// to them.
+/// Synchronisation words of one op (the channel): positions of the words, and accesses of one
+/// thread to the words.
 struct Words : Memory {
     const Channel& channel;
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)
         : Memory{heap}, channel(channel) {}
 
-    // Positions of the words, as in iris_sync::Channel. In these functions `at` is the rank in
-    // whose memory the word lies.
+    // Positions of the words, as in iris_sync::Channel. `at` is the rank in whose memory the word
+    // lies.
     IRIS_DEVICE SymWord entry(u32 at, u32 source, u32 parity) const {
         return heap.word(at, channel.entries + u64(source * 2 + parity) * LINE_WORDS);
     }

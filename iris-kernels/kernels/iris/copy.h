@@ -1,4 +1,4 @@
-// Copies by all threads of a workgroup, in 16-byte vectors if both ends are aligned.
+// Copies by all threads of a workgroup, in 16-byte vectors if source and target are aligned.
 #ifndef IRIS_COPY_H
 #define IRIS_COPY_H
 
@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// Copies the columns of a rectangle that do not fill a 16-byte vector, from column `first` on,
-/// item by item. Items have 2, 4 or 8 bytes; `to_ld` and `from_ld` are row strides in items.
+/// Copies, item by item, the columns of a rectangle that do not fill a 16-byte vector: the columns
+/// from `first` on. Items have 2, 4 or 8 bytes; `to_ld` and `from_ld` are row strides in items.
 IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
                            u32 item) {
     const u64 rest = cols - first;
@@ -21,11 +21,11 @@ IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u
     }
 }
 
-/// Number of vectors that a thread loads before it stores the first, to hide the latency of a link
-/// to a peer.
+/// Number of vectors that a thread loads before it stores the first one, to hide the latency of a
+/// link to a peer.
 constexpr u32 COPY_DEPTH = 4;
 
-/// Copies `count` vectors of 16 bytes, number i from address `from(i)` to address `to(i)`.
+/// Copies `count` vectors of 16 bytes: vector i from address `from(i)` to address `to(i)`.
 template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From from, To to) {
     const u32 step = port::threads();
     for (u32 i = port::thread(); i < count; i += COPY_DEPTH * step) {

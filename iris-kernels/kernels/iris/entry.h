@@ -22,12 +22,14 @@ namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
-/// Load, without waiting, the number of the last call of this parity that `peer` has entered.
+/// Load, without waiting, the credit of `peer`: the number of the last call with parity `parity`
+/// that `peer` has entered.
 IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
     return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
 }
 
-/// Wait until `peer` has entered the previous call, so that its slots for this call are free.
+/// Wait until `peer` has entered the previous call. The slots at `peer` that this call writes are
+/// then free.
 IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
     const Call want = call.previous();
     const Awaited awaited{call, want, peer, -1, Limit::Entry};
@@ -35,7 +37,7 @@ IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
         m, awaited, [&] { return look_at_credit(m, peer, want.parity()); });
 }
 
-/// Value of field `field` in this rank's record; the protocol itself determines the fields Op and
+/// Value of field `field` in this rank's record. The protocol itself fills in the fields Op and
 /// Sequence.
 IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u32 field) {
     if (field == static_cast<u32>(Field::Op)) return static_cast<i32>(m.channel.op);
@@ -44,16 +46,16 @@ IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u3
 }
 
 /// Store at `peer` the number of the call that this rank has entered. Call it only after the credit
-/// of `peer` has been seen: `peer` has then entered the previous call, and no longer reads the
-/// number of two calls ago that this store replaces.
+/// of `peer` has been seen. `peer` has then entered the previous call, and no longer reads the
+/// number of two calls ago, which this store replaces.
 IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Call it
-/// only after the credit of `peer` has been seen: `peer` has then entered the previous call, and no
-/// longer reads the record of two calls ago that this one replaces.
+/// Write this rank's record of `call` at `peer`, then publish the call number (release store). Call
+/// it only after the credit of `peer` has been seen. `peer` has then entered the previous call, and
+/// no longer reads the record of two calls ago, which this record replaces.
 IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     IRIS_UNROLL
@@ -64,18 +66,19 @@ IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 se
     announce(m, call, peer);
 }
 
-/// Give up because a field of the record of `peer` differs. Returns false.
+/// Record a fault and give up, because a field of the entry record of `peer` differs from this
+/// rank's record. Returns false.
 IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 seen, i32 wanted) {
     give_up(m, Fault{FaultKind::Mismatch, static_cast<i32>(m.channel.op), call.number(), -1,
                      static_cast<i32>(peer), seen, wanted, static_cast<i32>(field)});
     return false;
 }
 
-/// Wait until `peer` has entered this call, then compare its record with this rank's; false if they
-/// differ or the call cannot be finished.
+/// Wait until `peer` has entered this call, then compare the record of `peer` with this rank's
+/// record. Returns false if the records differ or the call cannot be finished.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
-    // A stress test that leaves out this wait also skips the comparison: the record may belong to
+    // A stress test that leaves out this wait also skips the comparison. The record may belong to
     // another call, and a reported mismatch would hide the wrong results that the test looks for.
     if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
@@ -84,8 +87,8 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
             m, awaited, [&] { return m.load<Access::EntryLoad>(number(place)); })) {
         return false;
     }
-    // All fields are loaded before the first comparison, because each load has the latency of
-    // device memory.
+    // All fields are loaded before the first comparison, so that the loads are in flight together:
+    // each has the latency of device memory.
     i32 all[FIELDS];
     IRIS_UNROLL
     for (u32 i = 0; i < FIELDS; ++i) all[i] = place.after(i).get();

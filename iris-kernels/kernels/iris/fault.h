@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// Base of the abort code that a host gives its kernels if a rank is lost: this value plus the
-/// number of the lost rank.
+/// Base of the abort code that a host gives its kernels if a rank is lost. The code is this value
+/// plus the number of the lost rank.
 constexpr i32 PEER_LOST = 1000;
 
 enum class FaultKind : i32 {
@@ -21,8 +21,8 @@ enum class FaultKind : i32 {
 };
 
 /// Fields of an entry record that must be equal on all ranks. Direct (permission to write C
-/// directly) is not among the first FIELDS: it must be equal only if a user kernel that runs
-/// concurrently takes tiles from C.
+/// directly) is not among the first FIELDS fields. It must be equal only if a user kernel that runs
+/// concurrently reads tiles of C as they arrive.
 enum class Field : i32 { Op, Sequence, M, N, K, Dtypes, Variant, Config, Direct };
 constexpr u32 FIELDS = 8;
 

@@ -1,6 +1,6 @@
-// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A skeleton has the
-// waits and signals of an op; its argument, a Body, moves the tiles. All threads of a workgroup
-// call its functions together.
+// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A skeleton makes the
+// waits and signals of an op. Its argument, a Body, moves the tiles. All threads of a workgroup
+// call the functions of a skeleton together.
 //
 // | skeleton | ops |
 // |---|---|

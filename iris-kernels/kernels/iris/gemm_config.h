@@ -27,19 +27,19 @@
 
 namespace iris {
 
-/// Largest tile of this build; operators may use any smaller one.
+/// Largest tile size of this build; operators may use any smaller size.
 constexpr u32 TILE_M = IRIS_TILE_M, TILE_N = IRIS_TILE_N;
 /// Element type of A and B.
 constexpr u32 DTYPE = IRIS_DTYPE;
-/// Bytes of each row of A, and of each column of B, in a slab of K; TILE_K is its depth in
-/// elements.
+/// Size in bytes of each row of A, and of each column of B, in a slab of K. TILE_K is the depth of
+/// a slab in elements.
 constexpr u32 ELEMENT_BYTES = DTYPE == F32 ? 4 : 2;
 constexpr u32 SLAB_BYTES = IRIS_SLAB_BYTES, TILE_K = SLAB_BYTES / ELEMENT_BYTES;
 static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "as the table");
-/// Number of slabs in shared memory: one is multiplied while the others are being loaded.
+/// Number of slabs in shared memory: one slab is multiplied while the others are being loaded.
 constexpr u32 STAGES = IRIS_STAGES;
-/// Number of dies of the device, each with its own L2 cache, over which workgroups are distributed
-/// round-robin.
+/// Number of dies of the device, each with its own L2 cache. The device distributes workgroups over
+/// the dies round-robin.
 constexpr u32 DIES = IRIS_DIES;
 
 } // namespace iris

@@ -13,27 +13,28 @@ namespace iris::ll {
 /// pair.
 constexpr u32 HEAD = FIELDS / 2;
 
-/// Largest number of sources that one wait polls together; bounded because their data is held in
-/// registers. Functions below have this number as template parameter N; with two ranks N is 1,
-/// which shortens the code that a small message runs.
+/// Largest number of sources that one wait polls together. The number is bounded because a thread
+/// holds the data of all these sources in registers. Functions below have it as template parameter
+/// N; with two ranks N is 1, which shortens the code that a small message runs.
 constexpr u32 SOURCES = 8;
 
-/// Largest number of items per source that one wait polls together; bounded because their data is
-/// held in registers.
+/// Largest number of items per source that one wait polls together. The number is bounded because a
+/// thread holds the data of all these items in registers.
 constexpr u32 AT_ONCE = 8;
 
-/// Number of sources whose headers are polled together in an exchange of rows; small because a
-/// thread already holds part of a row in registers.
+/// Number of sources whose headers are polled together in an exchange of rows. The number is small
+/// because a thread already holds part of a row in registers.
 constexpr u32 HEADS_OF_ROWS = 2;
 
-/// Rows of items, each of which one workgroup takes as a whole. Every rank sends all items to every
-/// other rank.
+/// Message that consists of rows of items; one workgroup takes a whole row. Every rank sends all
+/// items to every other rank.
 struct Rows {
-    /// Number of items in all rows together, and in one row; the last row may be shorter.
+    /// Number of items in all rows together, and in one row. The last row may be shorter.
     u32 items, len;
-    /// Whether all workgroups share the pushes evenly, rather than each pushing the rows that it
-    /// will take. Sharing is faster, because several multiprocessors fill a link sooner than a
-    /// single one. If true, the pushed buffer must not be overwritten before the launch has ended.
+    /// Whether all workgroups share the pushes evenly; otherwise each workgroup pushes the rows
+    /// that it will take. Sharing is faster, because several multiprocessors fill a link sooner
+    /// than one. If `spread` is true, the pushed buffer must not be overwritten before the launch
+    /// has ended.
     bool spread;
 
     IRIS_DEVICE bool has(u32 row) const { return row * len < items; }
@@ -49,24 +50,24 @@ template <u32 ITEMS_, u32 PIECE> struct Batch {
     /// Distance of item number `k` of the batch from the first item, in items.
     IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * stride + k % PIECE; }
     IRIS_DEVICE u32 item(u32 k) const { return first + behind(k); }
-    /// Distance of item number `k` from the first item in bytes, for `width` bytes per item; a
-    /// constant if `k` is constant and in the first piece.
+    /// Distance of item number `k` from the first item in bytes, for `width` bytes per item. It is
+    /// a compile-time constant if `k` is constant and in the first piece.
     IRIS_DEVICE u64 bytes_behind(u32 k, u32 width) const {
         return u64(k / PIECE * stride) * width + k % PIECE * width;
     }
 };
 
-/// Push two words of data to `peer` as pair number `pair` of its receive region. Call it only after
-/// the credit of `peer` has been seen: `peer` has then entered the previous call, and no longer
-/// reads the pair of two calls ago that this one replaces.
+/// Push two words of data to `peer` as pair number `pair` of the peer's receive region. Call it
+/// only after the credit of `peer` has been seen. `peer` has then entered the previous call, and no
+/// longer reads the pair of two calls ago, which this push replaces.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
 /// Push item number `k` of a batch to `peer`. Call it only after the credit of `peer` has been
-/// seen: `peer` has then entered the previous call, and no longer reads the items of two calls ago
-/// that these replace.
+/// seen. `peer` has then entered the previous call, and no longer reads the item of two calls ago,
+/// which this push replaces.
 template <class Batch>
 IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
                            const u32 (&data)[2]) {
@@ -76,8 +77,8 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
 }
 
 /// Waits for a batch of items from several ranks, and stores their data in `data`. The ranks are
-/// those of `first` to `first + N - 1` whose bit in `mask` is set; item k of the batch is pair
-/// `before` + k. Any single thread may call it.
+/// those of `first` to `first + N - 1` whose bit in `mask` is set. Item k of the batch is pair
+/// `before` + k. Any single thread may call this function.
 template <u32 N, class Batch>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
                       u32 (&data)[N][Batch::ITEMS][2]) {
@@ -150,7 +151,7 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
 }
 
 /// Wait for pair number `pair` of each of `sources`, and pass the data to `take` in ascending order
-/// of sources, until `take` returns false. Any thread may call it.
+/// of sources, until `take` returns false. Any thread may call this function.
 template <u32 N = SOURCES, class Take>
 IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
     const Batch<1, 1> batch{pair, 0, 1};
@@ -159,9 +160,9 @@ IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take
                                     IRIS_INLINE { return take(source, data[0]); });
 }
 
-/// Wait for the items of `batch` from one source after the other, in ascending order, and pass the
-/// data of each source to `take`, until `take` returns false. Any thread may call it. PAIR: there
-/// are two ranks.
+/// Wait for the items of `batch` from one source after the other, in ascending order of sources.
+/// Pass the data of each source to `take`, until `take` returns false. Any thread may call this
+/// function. PAIR: there are two ranks.
 template <bool PAIR, class Batch, class Take>
 IRIS_DEVICE bool each_of(const Words& m, Call call, const Batch& batch, Members sources,
                          Take take) {
@@ -184,8 +185,8 @@ struct Share {
     }
 };
 
-/// A workgroup's share of the rows: `first`, `first + step`, ..., and this thread's share of the
-/// pieces of each row, as thread number `thread` of the `threads` threads that take items.
+/// Share of a workgroup in the rows: `first`, `first + step`, ... Of the pieces of each row, this
+/// thread takes the share of thread number `thread` of `threads` threads.
 struct RowShare {
     u32 first, step, thread, threads;
 
@@ -206,9 +207,9 @@ struct RowShare {
     }
 };
 
-/// Items of one tile of a message: in each row of `across` items, `line` adjacent items from
+/// Items of one tile of a message: in each row of `across` items, the `line` adjacent items from
 /// `first` on. `line` must divide the number of threads, so that each thread stays in one column.
-/// At the right edge of the message only the first `there` items of a row exist.
+/// At the right edge of the message only the first `there` of the tile's items in a row exist.
 struct Strip {
     u32 rows, across, first, line, there;
 
@@ -238,7 +239,7 @@ IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 
 }
 
 /// Wait for this thread's share of the header pairs of `sources`, and compare them with this rank's
-/// record; false if they differ or the wait fails.
+/// record. Returns false if they differ or the wait fails.
 template <u32 N>
 IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members sources, Share share) {
@@ -259,10 +260,11 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
     return true;
 }
 
-/// Refresh the LL pairs of this call's slot that the call has not used: store a recent call number
-/// into them, so that they never become 2^31 calls old. The first `used(peer)` pairs for a peer are
-/// left alone, because the peer may not have read them yet. One thread of the last workgroup calls
-/// it, in one call of each parity per RESTAMP_PERIOD.
+/// Refresh the LL pairs of this call's slot that the call has not used, so that no flag becomes
+/// 2^31 calls old. The first `used(peer)` pairs for a peer are not refreshed, because the peer may
+/// not have read them yet. The other pairs get the number of the previous call of this parity. One
+/// thread of the last workgroup calls this function, in one call of each parity per RESTAMP_PERIOD
+/// calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

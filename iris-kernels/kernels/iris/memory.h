@@ -6,10 +6,10 @@
 #include "iris/fault.h"
 #include "iris/sym.h"
 
-// Options of stress tests: maximum random delay before each access of the protocols, in
-// nanoseconds; number of the access whose wait is left out (-1: none); point at which workgroups
-// are delayed (a Hold; -1: none), and the delay in nanoseconds, so that a missing wait has an
-// effect.
+// Options of stress tests. IRIS_TEST_DELAY_NS: maximum random delay before each access of the
+// protocols, in nanoseconds. IRIS_TEST_NO_WAIT: number of the access whose wait is left out (-1:
+// none). IRIS_TEST_HOLD: location at which workgroups are delayed (a Hold; -1: none), so that a
+// missing wait has an effect. IRIS_TEST_HOLD_NS: that delay in nanoseconds.
 #ifndef IRIS_TEST_DELAY_NS
 #define IRIS_TEST_DELAY_NS 0
 #endif
@@ -71,7 +71,7 @@ IRIS_ACCESSES(IRIS_ROW)
 #undef IRIS_ROW
 
 /// Code location at which a stress test can delay workgroups; same values in the same order as
-/// iris_kernels::build::Hold. Other builds have no code at these locations.
+/// iris_kernels::build::Hold. Builds without a delay have no code at these locations.
 enum class Hold : int {
     /// Delay before the kernel that precedes an op accesses the op's operands.
     Filling,
@@ -88,9 +88,9 @@ enum class Hold : int {
     Storing,
 };
 
-/// Delay this thread if the build selects the point `AT`. Only rank 0 is delayed, so that the other
-/// ranks continue meanwhile; at Adding all ranks are delayed, so that each reads before any other
-/// has written.
+/// Delay this thread if the build selects the location `AT`. Only rank 0 is delayed, so that the
+/// other ranks continue meanwhile. At Hold::Adding all ranks are delayed, so that each rank reads
+/// before any other rank has written.
 template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
     if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
     for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
@@ -135,14 +135,14 @@ struct Memory {
         return word.add<AccessRow<A>::order, static_cast<int>(A)>(value);
     }
 
-    /// Whether a word that holds `seen` was set by call `want` or a later one.
+    /// Whether a word that holds `seen` was set by call `want` or a later call.
     template <Access A> IRIS_DEVICE bool reached(Call want, i32 seen) const {
         if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
         return port::reached(static_cast<int>(A), want.number(), seen, want.reached_by(seen));
     }
     /// Whether an LL word with flag `seen` carries data of call `want`. A stress test that leaves
-    /// out this wait still waits for headers: otherwise ranks would report a mismatch instead of
-    /// computing wrong results.
+    /// out this wait still waits for headers. Otherwise ranks would report a mismatch instead of
+    /// computing the wrong results that the test looks for.
     template <Access A> IRIS_DEVICE bool is_of(Call want, i32 seen, bool head) const {
         if (static_cast<int>(A) == IRIS_TEST_NO_WAIT && !head) return true;
         return port::is_of(static_cast<int>(A), want.number(), seen, seen == want.number());

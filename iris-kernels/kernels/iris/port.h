@@ -21,8 +21,8 @@
 // Marks a condition that is rarely true, so that the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
-// Smallest number of workgroups of a kernel that must fit on a multiprocessor at once; limits
-// registers.
+// Smallest number of workgroups of a kernel that must fit on a multiprocessor at once. This number
+// limits the registers per thread.
 #ifndef IRIS_TOGETHER
 #define IRIS_TOGETHER 1
 #endif
@@ -144,8 +144,8 @@ struct alignas(16) Vec16 {
 /// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 
-/// Number that accesses in users' kernels have in place of an access number, because the access
-/// table of the protocols has no entry for them.
+/// Access number for accesses in users' kernels, which have no entry in the protocols' access
+/// table.
 constexpr int USER_ACCESS = -1;
 
 } // namespace iris

@@ -1,4 +1,4 @@
-// CUDA form of port.h: PTX with explicit order and scope. Needs no CUDA header.
+// CUDA form of port.h: PTX with explicit memory order and scope. It needs no CUDA header.
 #ifndef IRIS_PORT_CUDA_H
 #define IRIS_PORT_CUDA_H
 
@@ -9,9 +9,9 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// Programmatic dependent launch: waits until the previous launch on the stream has ended and its
-/// writes are visible, then lets the next launch start once all workgroups of this one have
-/// started. This hides the launch latency.
+/// Programmatic dependent launch. Waits until the previous launch on the stream has ended and its
+/// writes are visible. Then lets the next launch start as soon as all workgroups of this launch
+/// have started. This hides the launch latency.
 IRIS_DEVICE void take_turn() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -30,18 +30,19 @@ IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 /// scheduling), so no instruction is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
-/// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves it to a
-/// scalar register.
+/// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves the
+/// value to a scalar register; this form has nothing to do.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
 /// Returns the kernel's first argument as a reference to parameter memory.
 template <class T> IRIS_DEVICE const T& in_place(const T& argument) { return argument; }
 
-/// Alignment of dynamic shared memory in bytes; launches request as many bytes more than the kernel
-/// uses.
+/// Alignment of dynamic shared memory in bytes. A launch requests this many bytes more than the
+/// kernel uses.
 constexpr u32 SHARED_ALIGNMENT = 1024;
 
-/// Shared memory of the workgroup, one object per kernel. Static up to 48 KiB, above that dynamic.
+/// Shared memory of the workgroup, one object per kernel. Objects up to 48 KiB are static, larger
+/// ones dynamic.
 template <class T> IRIS_DEVICE T& shared() {
     if constexpr (sizeof(T) <= 48 * 1024) {
         __shared__ T memory;
@@ -208,8 +209,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_STORE
 #undef IRIS_LOAD
 
-/// Plain load of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must order after
-/// the store.
+/// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
+/// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {
@@ -258,7 +259,7 @@ IRIS_DEVICE float root(float value) { return __fsqrt_rn(value); }
 /// a * b + c with a single rounding.
 IRIS_DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; rounded to nearest, ties to even.
 IRIS_DEVICE float half_to_float(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

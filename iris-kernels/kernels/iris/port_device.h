@@ -11,13 +11,13 @@ class Deadline {
         : entry(entry_ns), progress(progress_ns), began(0) {}
 
     /// Whether this poll should also check abort words and the clock. Only one poll in PERIOD does
-    /// so, which is every few milliseconds. The host's abort word is in host memory, which serves
-    /// readers one after the other: when workgroups checked it every few polls, each delayed the
-    /// others by 0.7 us on an H200.
+    /// so, which is once in every few milliseconds. The host's abort word is in host memory, which
+    /// serves readers one after the other. When workgroups checked it every few polls, each
+    /// workgroup delayed the others by 0.7 us on an H200.
     IRIS_DEVICE static bool look_around(u32 spins) { return spins % PERIOD == PERIOD - 1; }
 
-    /// Whether the wait has passed its deadline after `spins` polls. The clock starts anew when
-    /// `spins` starts anew from 0.
+    /// Whether the wait has passed its deadline after `spins` polls. The clock starts anew when the
+    /// caller counts `spins` from 0 again.
     IRIS_DEVICE bool expired(Limit limit, u32 spins) {
         const u64 time = now();
         if (spins < PERIOD) began = time;
@@ -34,8 +34,9 @@ IRIS_DEVICE i32 host_abort(u64 control) {
     return load<Order::Relaxed, Scope::System>(control, static_cast<i32*>(nullptr), USER_ACCESS);
 }
 
-/// Stores the words of a fault in the control block, unless there is a fault already. The first
-/// thread to claim the record (claim 0 -> 1) writes it; the host reads it when the claim is 2.
+/// Stores the words of a fault in the control block, unless a fault is already stored. The first
+/// thread that changes the claim from 0 to 1 writes the record; the host reads the record when the
+/// claim is 2.
 IRIS_DEVICE void keep_fault(u64 control, const i32 (&words)[8]) {
     const u64 claim = control + 4, record = control + 8;
     if (compare_exchange<Order::Relaxed, Scope::System>(claim, 0, 1, USER_ACCESS) != 0) return;
@@ -46,7 +47,7 @@ IRIS_DEVICE void keep_fault(u64 control, const i32 (&words)[8]) {
     store<Order::Release, Scope::System>(claim, 2, USER_ACCESS);
 }
 
-/// Comparisons that a model checker overrides in the host form; on devices they return `answer`,
+/// Comparisons that a model checker overrides in the host form. On devices they return `answer`,
 /// the true result.
 IRIS_DEVICE bool reached(int, i32, i32, bool answer) { return answer; }
 IRIS_DEVICE bool is_of(int, i32, i32, bool answer) { return answer; }

@@ -1,4 +1,5 @@
-// HIP form of port.h: compiler builtins with explicit order and scope. Needs no HIP header.
+// HIP form of port.h: compiler builtins with explicit memory order and scope. It needs no HIP
+// header.
 #ifndef IRIS_PORT_HIP_H
 #define IRIS_PORT_HIP_H
 
@@ -11,11 +12,11 @@ IRIS_DEVICE u32 threads() { return __builtin_amdgcn_workgroup_size_x(); }
 IRIS_DEVICE u32 workgroup() { return __builtin_amdgcn_workgroup_id_x(); }
 IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads(); }
 
-/// Waits until the loads, stores and write-backs of this wave have completed: stores have then
+/// Waits until the loads, stores and write-backs of this wave have completed. Stores have then
 /// reached the cache that all waves of the workgroup share, and write-backs have reached memory.
 IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
 
-/// Whether a barrier at this site precedes a signal. Before such a barrier each wave waits for its
+/// Whether a barrier at this site precedes a signal. Before such a barrier, each wave waits for its
 /// own stores, because neither the barrier nor a release by another wave waits for them.
 constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
 
@@ -26,8 +27,8 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/// Waits for the previous launch in the CUDA form. Here launches on a stream do not overlap, so
-/// there is nothing to wait for.
+/// Does nothing: launches on a HIP stream do not overlap. In the CUDA form, this function waits for
+/// the previous launch.
 IRIS_DEVICE void take_turn() {}
 
 /// Number of threads in a wave on all supported architectures.
@@ -58,12 +59,12 @@ template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     return result;
 }
 
-/// Returns `value`, which must be equal on all threads of the workgroup, in a scalar register.
+/// Returns `value` in a scalar register; `value` must be equal on all threads of the workgroup.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
 /// Returns the kernel's first argument as a reference to kernarg memory. The parameter itself is a
-/// copy in each thread's private memory, which the compiler omits only if no reference to it is
-/// taken.
+/// copy in each thread's private memory; the compiler omits that copy only if the code takes no
+/// reference to the parameter.
 template <class T> IRIS_DEVICE const T& in_place(const T&) {
     return *(const T*)(const __attribute__((address_space(4)))
                        T*)__builtin_amdgcn_kernarg_segment_ptr();
@@ -82,13 +83,13 @@ IRIS_DEVICE void sleep(u32 ns) {
     for (u64 until = now() + ns; now() < until;) __builtin_amdgcn_s_sleep(1);
 }
 
-// Call of a builtin with the scope S; each scope needs its own call, because the argument must be a
+// Calls a builtin with scope S. Each scope needs a call of its own, because the argument must be a
 // constant.
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
-// Memory order that is passed to the builtin: acquire if order O acquires, else relaxed, because
-// release() has already done the releasing part.
+// Memory order that is passed to the builtin: acquire if order O acquires, else relaxed. The
+// releasing half of O is already done by release().
 #define IRIS_ACQUIRES (O == Order::Acquire || O == Order::AcqRel)
 #define IRIS_WITH_ORDER(call)                                                                      \
     if constexpr (IRIS_ACQUIRES) {                                                                 \
@@ -97,10 +98,10 @@ IRIS_DEVICE void sleep(u32 ns) {
         IRIS_WITH_SCOPE(call, __ATOMIC_RELAXED);                                                   \
     }
 
-/// Releasing half of an access, done before the access itself, which is then relaxed or acquire:
-/// writes back what this thread has written and waits for completion. The wait is needed because
-/// compilers (LLVM 19 to 22, hiprtc 7.2) omit the wait for the write-back of a releasing store if
-/// they have just waited for the store's address.
+/// Releasing half of an access, done before the access itself, which is then relaxed or acquire.
+/// Writes back what this thread has written and waits for completion. The explicit wait is needed
+/// because compilers (LLVM 19 to 22, hiprtc 7.2) omit the wait for the write-back of a releasing
+/// store if they have just waited for the store's address.
 template <Order O, Scope S> IRIS_DEVICE void release() {
     if constexpr (O == Order::Release || O == Order::AcqRel) {
         if constexpr (S == Scope::System) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
@@ -165,8 +166,8 @@ IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
     store<O, S>(address + 8, words[1], access);
 }
 
-/// Relaxed atomic addition to an f32, without returning the old value. It uses compare-and-swap,
-/// because some devices ignore floating-point atomics on fine-grained memory.
+/// Relaxed atomic addition to an f32, without returning the old value. It is a compare-and-swap
+/// loop, because some devices ignore floating-point atomics on fine-grained memory.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     i32 seen = load<Order::Relaxed, S>(address, static_cast<i32*>(nullptr), USER_ACCESS);
     for (;;) {
@@ -218,7 +219,7 @@ IRIS_DEVICE float root(float value) { return __builtin_sqrtf(value); }
 /// a * b + c with a single rounding.
 IRIS_DEVICE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; rounded to nearest, ties to even.
 IRIS_DEVICE float half_to_float(u16 bits) {
     return static_cast<float>(__builtin_bit_cast(_Float16, bits));
 }

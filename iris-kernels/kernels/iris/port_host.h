@@ -9,8 +9,9 @@
 
 extern "C" {
 
-// Enumerations are passed as int: order, scope, site, limit, span and op as in port.h; access as
-// iris::Access in memory.h, or -1. Each thread of a workgroup is a thread of the host.
+// Enumerations are passed as int: order, scope, site, limit, span and op have the values of port.h,
+// and access those of iris::Access in memory.h, or -1. Each thread of a workgroup is a thread of
+// the host.
 iris::u32 iris_hook_thread(void);
 iris::u32 iris_hook_threads(void);
 iris::u32 iris_hook_workgroup(void);
@@ -24,15 +25,16 @@ iris::u64 iris_hook_now(void);
 void iris_hook_pause(iris::u32 spins);
 /// Whether a wait has passed its deadline of `ns` nanoseconds after `spins` polls.
 int iris_hook_expired(int limit, iris::u32 spins, iris::u64 ns);
-/// Whether a word that holds `seen` counts as set by call `want` or later; `answer` is the true
-/// result.
+/// Whether a word that holds `seen` is treated as set by call `want` or a later call; `answer` is
+/// the true result.
 int iris_hook_reached(int access, iris::i32 want, iris::i32 seen, int answer);
-/// Whether an LL word with flag `seen` counts as one of call `want`; `answer` is the true result.
+/// Whether an LL word with flag `seen` is treated as a word of call `want`; `answer` is the true
+/// result.
 int iris_hook_is_of(int access, iris::i32 want, iris::i32 seen, int answer);
 
 /// Abort code that this rank's host has set for its kernels; 0 means continue.
 iris::i32 iris_hook_host_abort(iris::u64 control);
-/// Stores the eight words of a fault in the control block, unless there is a fault already.
+/// Stores the eight words of a fault in the control block, unless a fault is already stored.
 void iris_hook_record(iris::u64 control, const iris::i32* words);
 
 iris::i32 iris_hook_load32(iris::u64 address, int order, int scope, int access);
@@ -64,8 +66,8 @@ inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
-/// Waits for the previous launch in the CUDA form. Here launches on a stream do not overlap, so
-/// there is nothing to wait for.
+/// Does nothing: on the host, launches on a stream do not overlap. In the CUDA form, this function
+/// waits for the previous launch.
 inline void take_turn() {}
 
 /// Number of threads in a wave: one, so that models can have workgroups of several waves.
@@ -158,12 +160,12 @@ inline float root(float value) { return __builtin_sqrtf(value); }
 /// a * b + c with a single rounding.
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; rounded to nearest, ties to even.
 inline float half_to_float(u16 bits) {
     const u32 sign = static_cast<u32>(bits & 0x8000) << 16;
     const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
-    // For a subnormal f16 the fraction counts in units of 2^-24.
+    // For a subnormal f16, the fraction is in units of 2^-24.
     if (exponent == 0) {
         const float value = static_cast<float>(fraction) * 0x1p-24f;
         return sign ? -value : value;
@@ -177,7 +179,8 @@ inline u16 float_to_half(float value) {
     if (size > 0x7f800000) return sign | 0x7e00;
     if (size >= 0x477ff000) return sign | 0x7c00;
     if (size < 0x38800000) {
-        // For a subnormal f16, adding 0.5 leaves the value in units of 2^-24, rounded to even.
+        // For a subnormal f16, adding 0.5 leaves the value in the low bits, in units of 2^-24,
+        // rounded to nearest, ties to even.
         const float shifted = __builtin_bit_cast(float, size) + 0.5f;
         return static_cast<u16>(sign | (__builtin_bit_cast(u32, shifted) - 0x3f000000));
     }
@@ -189,7 +192,7 @@ inline u16 float_to_bfloat(float value) {
     return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/// Clock of a wait, which the hook keeps; the wait begins when `spins` is 0.
+/// Clock of a wait; the hook reads and keeps the time. A wait begins when `spins` is 0.
 class Deadline {
   public:
     Deadline(u64 entry_ns, u64 progress_ns) : limits{entry_ns, progress_ns} {}

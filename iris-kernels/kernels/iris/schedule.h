@@ -1,6 +1,6 @@
-// Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
-// tile size and world; they give the same results as iris_kernels::schedule. Only die_swizzle()
-// depends on the number of workgroups.
+// Schedules: assignment of tiles and units to ranks and workgroups. All functions are pure
+// functions of shape, tile size and world, and give the same results as iris_kernels::schedule.
+// Only die_swizzle() depends on the number of workgroups.
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 
@@ -17,8 +17,8 @@ struct Range {
     IRIS_DEVICE u32 len() const { return end - start; }
 };
 
-/// Range of part number `part` if `total` items are split into `parts` parts as evenly as possible;
-/// the first parts get the remainder.
+/// Range of part number `part` when `total` items are split into `parts` parts as evenly as
+/// possible. The first parts get one item more if there is a remainder.
 IRIS_DEVICE Range split(u32 total, u32 parts, u32 part) {
     const u32 each = total / parts, more = total % parts;
     const u32 start = part * each + min_of(part, more);
@@ -34,8 +34,8 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
 
 /// Returns the logical number of a workgroup on a device that distributes workgroups round-robin
 /// over `dies` dies (chiplets with an L2 cache each). Workgroups on one die get consecutive logical
-/// numbers, so their tiles share operands in the die's L2 cache. The result is a permutation;
-/// workgroup 0 keeps number 0.
+/// numbers, so that their tiles share operands in the die's L2 cache. The result is a permutation
+/// of the workgroups' numbers; workgroup 0 keeps number 0.
 IRIS_DEVICE u32 die_swizzle(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
@@ -100,9 +100,9 @@ struct SplitGrid {
 /// Dimension of A that is split over the ranks in an all-gather before a product.
 enum class Shard : u32 { Rows, Columns };
 
-/// Units in which a staged all-gather-matmul fetches A (`m` x `k`) from its peers: rectangles of
-/// `tile_m` x `k_group` of one rank's shard. Units are numbered source by source; within a source
-/// along M first if `m_contiguous`, otherwise along K first.
+/// Units in which a staged all-gather-matmul fetches A (`m` x `k`) from the peers of a rank:
+/// rectangles of `tile_m` x `k_group` of one rank's shard. Units are numbered source by source.
+/// Within a source, they are numbered along M first if `m_contiguous`, otherwise along K first.
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
@@ -137,7 +137,8 @@ struct Units {
         }
         return size - 1;
     }
-    /// Number of the unit of `source` in row block `row` and K group `group` of its shard.
+    /// Number of the unit of `source` in row block `row` and K group `group` of the shard of
+    /// `source`.
     IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
         const u32 within =
             m_contiguous ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
@@ -161,9 +162,9 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
         return count;
     }
-    /// Row block of C: its first row (`row`), its number of rows, the rank whose shard has these
-    /// rows of A (`source`; 0 if A is split by columns), and the block's index in that shard
-    /// (`within`).
+    /// Row block of C: its first row (`row`), its number of rows (`rows`), the rank whose shard has
+    /// these rows of A (`source`; 0 if A is split by columns), and the index of the row block in
+    /// that shard (`within`).
     struct Block {
         u32 row, rows, source, within;
     };
@@ -181,7 +182,7 @@ struct Units {
         u32 source, within;
     };
     /// Returns the item at `position` when the items of all ranks except `rank` are taken
-    /// round-robin; `of(rank)` is the number of items of a rank. The round begins with the rank
+    /// round-robin. `of(rank)` is the number of items of a rank. Each round begins with the rank
     /// after `rank`, so that all links are busy at once. If some ranks have more items than the
     /// others (all by the same number), these additional items come last.
     template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
@@ -201,8 +202,9 @@ struct Units {
         }
         return Turn{source, least + turn / longer};
     }
-    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
-    /// whose rows of A it has itself, then the blocks of its peers round-robin.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the row
+    /// blocks whose rows of A are in the shard of `rank`, then the row blocks of its peers
+    /// round-robin.
     IRIS_DEVICE u32 row_block_at(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
         const u32 own = row_blocks_of(rank);
@@ -214,7 +216,7 @@ struct Units {
         return at.within;
     }
     /// Returns the unit that `rank` fetches at `position` of its order: the units of all other
-    /// ranks round-robin, then its own.
+    /// ranks round-robin, then the units of `rank` itself.
     IRIS_DEVICE u32 unit_at(u32 position, u32 rank) const {
         const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
         const u32 others = units() - of(rank);
@@ -222,7 +224,7 @@ struct Units {
             position < others ? in_turns(rank, position, of) : Turn{rank, position - others};
         return first(at.source) + at.within;
     }
-    /// Number of units that row block `block` needs.
+    /// Number of units that row block `block` of C needs as input.
     IRIS_DEVICE u32 needs(u32 block) const {
         if (shard == Shard::Rows) return groups_of(row_block(block).source);
         u32 count = 0;
@@ -245,7 +247,7 @@ struct Units {
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
 /// Division of a message into items of the LL protocol. The rows are concatenated, and every eight
-/// bytes are an item; the last item of a part may be shorter.
+/// bytes form an item; the last item of a part may be shorter.
 struct Items {
     Collective collective;
     u32 size, rows, cols, root;
@@ -264,8 +266,8 @@ struct Items {
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
-    /// Returns the number of rows that `from` sends to `to`; if both are the same rank, the number
-    /// of rows that it keeps.
+    /// Returns the number of rows that `from` sends to `to`. If both are the same rank, the number
+    /// of rows that the rank keeps for itself.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return rows;
@@ -287,7 +289,7 @@ struct Items {
         }
         return root == from ? whole : 0;
     }
-    /// First row, in this rank's matrix, of the data that it sends to `to`.
+    /// First row, in this rank's matrix, of the data that this rank sends to `to`.
     IRIS_DEVICE u32 source_row(u32 to) const {
         return collective == Collective::ReduceScatter || collective == Collective::AllToAll
                    ? before(to)
@@ -313,13 +315,14 @@ struct Items {
 };
 
 /// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
-/// `tiles` per rank, in rounds of `span` tiles for each owner. The first round has only tiles that
-/// other ranks own, beginning with the next rank's. Each later round has tiles of the other ranks,
-/// and also this rank's own tiles of the previous round, to which the other ranks have meanwhile
-/// stored their part. The own tiles of the last round come at the end.
+/// `tiles` tiles per rank. Tiles are multiplied in rounds of `span` tiles for each owner. The first
+/// round has only tiles that other ranks own, beginning with the tiles of the next rank. Each later
+/// round has tiles of the other ranks, and also this rank's own tiles of the previous round; by
+/// then the other ranks have stored their partials of these tiles. The own tiles of the last round
+/// come at the end.
 ///
-/// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
-/// ranks before it waits for their tiles of the first round, so the waits form no cycle.
+/// So a workgroup that takes every span-th tile has stored two rounds of tiles for the other ranks
+/// before it waits for their tiles of the first round. The waits therefore form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
     /// Result of Rounds::at: the owner of a tile, as its distance from the next rank (0: the next
@@ -339,13 +342,13 @@ struct Rounds {
     }
 };
 
-/// Order of arrival of rows that are gathered while they are multiplied: `rows` rows per rank, in
-/// parts of `part` rows, of which the last may be smaller.
+/// Order of arrival of rows that are gathered while they are multiplied. Each rank has `rows` rows,
+/// in parts of `part` rows; the last part may be smaller.
 struct Arriving {
     u32 rows, part, size, rank;
-    /// Returns the row that arrives at position `turn`: this rank's own rows first, then part by
-    /// part the rows of its peers, beginning with the preceding rank, which sends to this rank
-    /// first.
+    /// Returns the row that arrives at position `turn`. This rank's own rows come first, then the
+    /// rows of its peers part by part. Each round of parts begins with the preceding rank, because
+    /// that rank sends to this rank first.
     IRIS_DEVICE u32 row(u32 turn) const {
         if (turn < rows) return rank * rows + turn;
         const u32 others = size - 1, behind = turn - rows, number = min_of(behind / (part * others), rows / part);

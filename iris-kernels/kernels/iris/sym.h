@@ -1,8 +1,9 @@
 // Symmetric memory in kernels: the view of the heap, its words, and access to peers' memory.
 //
 // A word of symmetric memory (SymWord) has operations of system scope only, a word of this device
-// (DevWord) operations of device scope only. Neither converts to the other or exposes its address,
-// so scopes cannot be confused. Words order the plain data beside them; see sync.h.
+// (DevWord) operations of device scope only. Neither type converts to the other or exposes its
+// address, so scopes cannot be confused. Words order the plain data that is stored with them; see
+// sync.h.
 #ifndef IRIS_SYM_H
 #define IRIS_SYM_H
 
@@ -25,7 +26,7 @@ template <> inline constexpr bool is_word<i64> = true;
 
 /// Word of 32 or 64 bits whose accesses all have scope S; kernels use it as SymWord or DevWord.
 ///
-/// The template arguments of a function are the memory order and, in protocol code, the access
+/// The template arguments of its functions are the memory order and, in protocol code, the access
 /// number.
 template <Scope S, class T> class ScopedWord {
     static_assert(detail::is_word<T>, "a word is an i32 or an i64");
@@ -64,8 +65,8 @@ template <Scope S, class T> class ScopedWord {
     template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T max(T value) const {
         return port::rmw<Rmw::Max, O, S>(address, value, A);
     }
-    /// Plain accesses to a word that is used as data; a release and an acquire of another word must
-    /// order them.
+    /// Plain accesses to a word that is used as data. A release and an acquire of another word must
+    /// order these accesses.
     IRIS_DEVICE T get() const { return port::read<T>(address); }
     IRIS_DEVICE void put(T value) const { port::write(address, value); }
     /// Returns the word that is `words` words later in the same memory.
@@ -78,8 +79,8 @@ template <Scope S, class T> class ScopedWord {
     template <class> friend class Remote;
 };
 
-/// Word of 64 bits of the LL protocol: four bytes of data, and as flag the number of the call that
-/// the data belongs to; same as iris_sync::LlWord.
+/// Word of 64 bits of the LL protocol: four bytes of data, and as flag the number of the call to
+/// which the data belongs; same as iris_sync::LlWord.
 struct LlWord {
     u32 data;
     i32 call;
@@ -120,7 +121,7 @@ using SymWord = ScopedWord<Scope::System, i32>;
 /// Word of device memory that only this rank's workgroups access.
 using DevWord = ScopedWord<Scope::Device, i32>;
 
-/// Array at the same offset of every rank's data segment; iris_heap::SymSlice on the host.
+/// Array at the same offset in every rank's data segment; iris_heap::SymSlice on the host.
 template <class T> struct Slice {
     /// Offset in bytes from the start of the data segment.
     u64 offset;
@@ -133,7 +134,7 @@ template <class T> struct Slice {
 /// Part of a slice in the memory of one rank, for access to its elements.
 template <class T> class Remote {
   public:
-    /// Plain access to element `i`, which the caller must order by words.
+    /// Plain access to element `i`. The caller must order it by release and acquire of a word.
     IRIS_DEVICE T get(u64 i) const { return port::read<T>(address + i * sizeof(T)); }
     IRIS_DEVICE void put(u64 i, T value) const { port::write(address + i * sizeof(T), value); }
     /// Returns element `i` as a word, for atomic access with system scope; T must be i32 or i64.
@@ -148,7 +149,7 @@ template <class T> class Remote {
     /// Returns the elements from `first` on.
     IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
     /// Copies `count` elements from `source`, in 16-byte vectors if both addresses are aligned to
-    /// 16. Called by all threads; no barrier.
+    /// 16. All threads call this function; no barrier is included.
     IRIS_DEVICE void copy_from(Remote source, u64 count) const {
         static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
                       "elements of 2, 4, 8 or 16 bytes");
@@ -165,14 +166,14 @@ template <class T> class Remote {
 struct HeapView {
     /// Number of this rank, and number of ranks of the world.
     u32 rank, size;
-    /// Start addresses of each rank's data segment and signal segment.
+    /// Start addresses of each rank's data segment (`data`) and signal segment (`signal`).
     u64 data[MAX_RANKS];
     u64 signal[MAX_RANKS];
     /// Address of this rank's control block: host_abort, fault_claim, fault[14].
     u64 control;
     /// Address of this rank's device words.
     u64 device_words;
-    /// Deadlines, in nanoseconds: of waits for a peer's entry, and of other waits.
+    /// Deadlines in nanoseconds: for waits for a peer's entry, and for other waits.
     u64 entry_deadline_ns;
     u64 progress_deadline_ns;
 

@@ -1,10 +1,10 @@
-// Includes all protocol headers. They transcribe iris-sync operation by operation, and that crate's
-// PROTOCOL.md has the reasons. Each header has the name of its Rust counterpart and defines the
-// same names; `cargo xtask tidy` compares them. They are listed in the order of their layers; each
-// header includes those that it needs.
+// Includes all protocol headers. The headers transcribe iris-sync operation by operation;
+// PROTOCOL.md of that crate gives the reasons. Each header has the name of its Rust counterpart and
+// defines the same names; `cargo xtask tidy` compares them. The headers are listed in the order of
+// their layers, and each header includes those that it needs.
 //
 // All threads of a workgroup call the functions of Workgroup together. If a function returns false,
-// it does so on all threads, and the workgroup must then end its part of the call.
+// it returns false on all threads, and the workgroup must then end its part of the call.
 #ifndef IRIS_SYNC_H
 #define IRIS_SYNC_H
 

@@ -6,22 +6,22 @@
 
 namespace iris::tile_flags {
 
-/// Raise the flag of staging unit `unit`, which is filled with data of its source rank. Called by
-/// one thread, after the barrier of the workgroup that filled the unit.
+/// Raise the flag of staging unit `unit`, which is filled with data of its source rank. One thread
+/// calls this function, after a barrier of the workgroup that filled the unit.
 IRIS_DEVICE void raise(const Words& m, Call call, u32 unit) {
     m.dev_store<Access::FlagStore>(m.flag(unit), call.number());
 }
 
 /// Wait until a workgroup of this device has filled staging unit `unit` with data of rank `source`.
-/// Called by one thread.
+/// One thread calls this function.
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 unit, u32 source) {
     const Awaited awaited{call, call, source, static_cast<i32>(unit), Limit::Progress};
     return wait_for<Access::FlagLoad>(
         m, awaited, [&] { return m.dev_load<Access::FlagLoad>(m.flag(unit)); });
 }
 
-/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. Called by
-/// one thread of the last workgroup, in every RESTAMP_PERIOD-th call.
+/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. One thread
+/// of the last workgroup calls this function, in every RESTAMP_PERIOD-th call.
 IRIS_DEVICE void stamp(const Words& m, Call call) {
     for (u32 unit = 0; unit < m.channel.flag_count; ++unit) {
         m.dev_store<Access::FlagStamp>(m.flag(unit), call.number());

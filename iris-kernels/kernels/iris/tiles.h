@@ -1,9 +1,9 @@
 // Waits for tiles of C in a user's kernel that runs concurrently with an op. The waits use the
 // words, memory orders, deadlines and faults of the op itself.
 //
-// Only tiles that peers write directly into C have a signal here. This rank's own tiles have none:
-// they are complete when the op has ended, so a kernel that is launched after the op on a stream
-// can read them.
+// Only tiles that peers write directly into C have a signal here. This rank's own tiles have no
+// signal: they are complete when the op has ended. So a kernel that is launched after the op on the
+// same stream can read them.
 #ifndef IRIS_TILES_H
 #define IRIS_TILES_H
 
@@ -26,7 +26,8 @@ enum class Arrival : u32 {
 };
 
 /// One call of an op, as passed to a user's kernel; same layout as iris_kernels::args::TileView.
-/// The channel's two words that number the call are copies of the op's words.
+/// The two words with the number of the call, to which the channel points, are copies of the op's
+/// words.
 struct TileView {
     HeapView heap;
     Channel channel;
@@ -65,10 +66,10 @@ class Tiles {
     /// Whether this rank itself writes `tile`; a kernel must not wait for such a tile.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
-    /// Wait until a peer's tile has arrived. All threads call it together, and may then read the
-    /// tile by port::read or Remote::get. Returns false on all threads if the call cannot be
-    /// finished: a deadline passed, a rank gave up, or a peer does not write C directly. Waiting
-    /// for an own tile is a fault, too, because it has no signal.
+    /// Wait until a peer's tile has arrived. All threads call this function together, and may then
+    /// read the tile by port::read or Remote::get. Returns false on all threads if the call cannot
+    /// be finished: a deadline passed, a rank gave up, or a peer does not write C directly. To wait
+    /// for a tile of this rank itself is a fault too, because such a tile has no signal.
     [[nodiscard]] IRIS_DEVICE bool wait(u32 tile) {
         const u32 from = source(tile), me = view.channel.rank;
         if (from == me) return refuse(FaultKind::NoProgress, tile, me, -1);
@@ -84,7 +85,7 @@ class Tiles {
 
   private:
     IRIS_DEVICE bool split() const { return view.arrival == Arrival::Parts; }
-    /// Record a fault of this wait; returns false.
+    /// Record a fault for the refused wait; returns false.
     IRIS_DEVICE bool refuse(FaultKind kind, u32 tile, u32 rank, i32 field) const {
         if (port::thread() == 0) {
             give_up(wg.m,

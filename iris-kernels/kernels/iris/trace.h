@@ -1,7 +1,7 @@
-// Trace spans and counters of a workgroup. Without IRIS_OBSERVED, the default unless an op is
-// planned with tracing or counting, no code is generated, because merely testing an address for 0
-// costs up to a sixth of the time of a small all_reduce. With IRIS_OBSERVED, tracing is off if the
-// address of the trace is 0, and counting is off if the address of the counters is 0.
+// Trace spans and counters of a workgroup. IRIS_OBSERVED is defined only if an op is planned with
+// tracing or counting. Without it no code is generated, because merely testing an address for 0
+// costs up to a sixth of the time of a small all_reduce. With it, tracing is off if the address of
+// the trace is 0, and counting is off if the address of the counters is 0.
 #ifndef IRIS_TRACE_H
 #define IRIS_TRACE_H
 
@@ -51,7 +51,7 @@ class Trace {
         port::write<u32>(count_word, ++used);
     }
 
-    /// First half of a span that encloses another launch: stores the time at the position of the
+    /// First half of a span that encloses another launch: stores the start time in the slot of the
     /// next span.
     IRIS_DEVICE void leave_begin() const {
         if (!OBSERVED || count_word == 0 || used >= capacity) return;
@@ -67,14 +67,14 @@ class Trace {
         end(span);
     }
 
-    /// Add `amount` to a counter; called by one thread.
+    /// Add `amount` to a counter. One thread calls this function.
     IRIS_DEVICE void add(Counter counter, u64 amount) const {
         if (!OBSERVED || counters == 0) return;
         port::rmw<Rmw::Add, Order::Relaxed, Scope::Device>(
             counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
     }
 
-    /// Add `amount` to a counter once for the workgroup; called by all threads.
+    /// Add `amount` to a counter once for the workgroup. All threads call this function.
     IRIS_DEVICE void add_once(Counter counter, u64 amount) const {
         if (OBSERVED && port::thread() == 0) add(counter, amount);
     }

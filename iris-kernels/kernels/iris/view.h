@@ -1,4 +1,4 @@
-// Access to elements of matrices as f32, in vectors of eight elements of a row.
+// Access to elements of matrices as f32, in vectors of eight adjacent elements of a row.
 #ifndef IRIS_VIEW_H
 #define IRIS_VIEW_H
 
@@ -41,8 +41,8 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
 /// Whether `count` elements at `address` fill one aligned vector, which can be accessed as a whole.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
 
-/// Vector in the format that it has in memory. Code that loads a vector in this form waits for the
-/// load only where the values are used.
+/// Vector in the format that it has in memory. After a load in this form, a thread waits for the
+/// data only where the values are used.
 struct Raw {
     Vec16 low, high;
 };

@@ -1,5 +1,5 @@
-// Waits with deadlines and abort checks; transcribes iris_sync::wait. Also wait_until(), for
-// kernels of users.
+// Waits with deadlines and abort checks; transcribes iris_sync::wait. This header also has
+// wait_until(), for users' kernels.
 #ifndef IRIS_WAIT_H
 #define IRIS_WAIT_H
 
@@ -21,11 +21,13 @@ struct Awaited {
     }
 };
 
-/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be
+/// gone.
 ///
-/// A rank that gives up because of its host or of a peer cannot know whether all ranks have been
-/// told of that. It tells them before it leaves, because later work on its stream may overwrite
-/// memory that they still read: the shard that they pull, or what a copy engine sends them.
+/// A rank that gives up because of its host or of a peer cannot know whether the other ranks know.
+/// It tells all peers before it leaves the call, because later work on its stream may overwrite
+/// memory that a peer still reads: the shard that the peer pulls from this rank, or data that a
+/// copy engine sends to the peer.
 IRIS_COLD void pass_on(Words m, i32 code) {
     for (u32 step = 1; step < m.channel.size; ++step) {
         const u32 peer = m.channel.peer(step);
@@ -34,8 +36,8 @@ IRIS_COLD void pass_on(Words m, i32 code) {
     }
 }
 
-/// Whether this rank's host or a peer has given up. If so, records a fault that names the rank that
-/// gave up, and tells all peers.
+/// Whether this rank's host or a peer has given up. If so, this function records a fault that names
+/// the rank that gave up, and tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
@@ -43,7 +45,7 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     if (host == 0 && peer >= PEER_LOST) {
         m.record(awaited.fault(FaultKind::PeerLost, m.channel, peer - PEER_LOST, peer));
     } else if (host == 0) {
-        // The abort word of a broken peer may hold any value; the fault record shows the value.
+        // The abort word may hold any value here. The fault record has this value as `seen`.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
@@ -53,8 +55,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         m.record(awaited.fault(FaultKind::HostAbort, m.channel, me, host));
     }
     if (host != 0) {
-        // The abort word is set, too, because later launches check only this word and not the code
-        // of the host.
+        // The abort word of this rank is set too, because later launches check only this word, not
+        // the host's code.
         const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
         m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
         pass_on(m, code);
@@ -64,8 +66,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     return true;
 }
 
-/// Returns whether this rank has given up, or a peer has and told this rank. Once true, the result
-/// stays true.
+/// Returns whether this rank has given up, or a peer has told it to give up. The abort word is
+/// never reset, so a true result stays true.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
@@ -79,8 +81,8 @@ IRIS_COLD void give_up(Words m, Fault fault) {
     }
 }
 
-/// Rank that has not entered this call, and the value of its entry word; `any` is false if all have
-/// entered.
+/// Rank that has not entered this call (`rank`), and the value of its entry word. `any` is false if
+/// all ranks have entered.
 struct Absent {
     bool any;
     u32 rank;
@@ -106,7 +108,7 @@ struct Missing {
 };
 
 /// Poll until `look` reports nothing missing; false if a deadline passes or the call is aborted.
-/// wait_for() is the case of a single word.
+/// wait_for() is the version for a single word.
 template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Look look) {
     port::Deadline deadline = m.deadline();
     u32 spins = 0;
@@ -134,8 +136,8 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
                     return false;
                 }
                 if (!absent.any) {
-                    // The late rank has entered, so the progress deadline starts anew with its full
-                    // time.
+                    // The late rank has now entered the call. This wait goes on, with the full
+                    // deadline for progress.
                     late = false;
                     spins = 0;
                     continue;
@@ -148,13 +150,13 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
     }
 }
 
-/// Poll with `look` until its value was set by call `awaited.want` or a later one. Called by one
-/// thread.
+/// Poll the value that `look` returns until call `awaited.want` or a later one has set it. One
+/// thread calls this function.
 ///
-/// Returns false if the deadline passes (the fault is recorded and all ranks are told) or if a rank
-/// or the host gave up. The progress deadline applies only once all ranks are in the call. If the
-/// awaited rank itself waits for a third rank that has not entered, the third rank is blamed, after
-/// the longer entry deadline.
+/// Returns false if the deadline passes, or if a rank or the host gave up. A missed deadline is
+/// recorded as a fault, and all ranks are told. The progress deadline runs only while all ranks are
+/// in the call. If the awaited rank itself waits for a third rank that has not entered the call,
+/// the fault names the third rank, and only after the longer entry deadline.
 template <Access A, class Look>
 IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     return poll(m, awaited, [&]() IRIS_INLINE {
@@ -163,23 +165,24 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
-/// Wait for `word`, the signal of `tile` from rank `rank`; false if the wait fails. Called by one
-/// thread.
+/// Wait for `word`, the signal of `tile` from rank `rank`; false if the wait fails. One thread
+/// calls this function.
 IRIS_DEVICE bool wait_signal(const Words& m, Call call, SymWord word, u32 rank, u32 tile) {
     const Awaited awaited{call, call, rank, static_cast<i32>(tile), Limit::Progress};
     return wait_for<Access::SignalLoad>(
         m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
 }
 
-/// Store this call's number into `word` (release), as a signal that everything which this thread
-/// has stored, or has acquired from other threads, is visible.
+/// Store this call's number into `word` (release). It is the signal for everything that this thread
+/// has stored, or has acquired from other threads.
 IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
 
-/// Waits until `compare(seen, value)` is true for `word`. Called by all threads of a user kernel
-/// together. Returns false in all threads if the progress deadline passes or a rank gave up; the
-/// fault record then has op -1 and names `from` as the awaited rank.
+/// Waits until `compare(seen, value)` is true for the value `seen` of `word`. All threads of a
+/// workgroup of a user kernel call this function together. Returns false in all threads if the
+/// progress deadline passes or a rank gave up. The fault record then has op -1 and names `from` as
+/// the awaited rank.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {
@@ -195,7 +198,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
             if (port::Deadline::look_around(spins)) {
                 const bool over = stopped(m, awaited);
                 if (!over && !deadline.expired(Limit::Progress, spins)) {
-                    // Polls again if no rank has given up and the deadline has not passed.
+                    // Continues to poll: no rank has given up and the deadline has not passed.
                 } else {
                     if (!over) {
                         give_up(m, awaited.fault(FaultKind::NoProgress, none,
@@ -212,7 +215,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
     return port::vote(passed, Site::Waited);
 }
 
-/// Comparisons for wait_until: by wrapping difference, as calls are compared, and by equality.
+/// Comparisons for wait_until: by wrapping difference, like call numbers, and by equality.
 struct ReachedBy {
     IRIS_DEVICE bool operator()(i32 seen, i32 value) const { return Call(value).reached_by(seen); }
 };

@@ -1,8 +1,8 @@
-// Protocol functions of one workgroup in one call, which ops are made of; transcribes
+// Protocol functions of one workgroup in one call, of which ops are composed; transcribes
 // iris_sync::Workgroup.
 //
-// This file is long because the functions share one object, which records what the workgroup has already seen of
-// its peers.
+// This file is long because the functions share one object, which records what the workgroup has
+// already seen of its peers.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H
 
@@ -15,9 +15,9 @@
 
 namespace iris {
 
-/// Effect on the call number when the last workgroup of a launch finishes: the number stays (Keep),
-/// advances (Advance), or advances after the peers have told each other that they have read all
-/// data (Pulled).
+/// Effect on the call number when the last workgroup of a launch finishes. The number stays (Keep),
+/// advances (Advance), or advances after all ranks have told each other that they have read the
+/// data that they pull (Pulled).
 enum class End { Keep, Advance, Pulled };
 
 /// Arguments with which one workgroup of a launch runs.
@@ -25,7 +25,7 @@ struct Launch {
     const HeapView& heap;
     const Channel& channel;
     const Record& record;
-    /// Index of this workgroup, and number of workgroups; all are co-resident.
+    /// Index of this workgroup, and number of workgroups in the launch; all are co-resident.
     u32 index, count;
     Trace trace;
 };
@@ -54,11 +54,12 @@ class Workgroup {
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const { return m.channel.peer_in_turn(step, turn); }
 
     /// Check at the start of a later launch of a call that the rank has not given up; false if it
-    /// has. Launches that begin with credit() or barrier() need no such check.
+    /// has. A launch that begins with credit() or barrier() needs no such check.
     [[nodiscard]] IRIS_DEVICE bool check_not_aborted() { return all_not_aborted(Site::Waited); }
 
-    /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
-    /// else. It does so even if the rank has nothing to send, because peers wait for the entry.
+    /// Publish this rank's entry record at every peer. Only workgroup 0 publishes, and it does so
+    /// before anything else. It publishes even if the rank has nothing to send, because peers wait
+    /// for the entry.
     [[nodiscard]] IRIS_DEVICE bool enter() {
         if (index == 0) {
             const u64 all = others();
@@ -75,14 +76,14 @@ class Workgroup {
         return true;
     }
 
-    /// Wait, before LL words are pushed to the peers `to`, for the credit of these peers: they then
-    /// no longer read the words of two calls ago. Workgroup 0 waits for the credit of all peers,
-    /// because it announces this rank's entry to all of them.
+    /// Wait for the credit of the peers `to` before LL words are pushed to them. A peer that gave
+    /// credit no longer reads the words of two calls ago. Workgroup 0 waits for the credit of all
+    /// peers, because it announces this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
-        // If there are two threads per peer, each thread loads one credit word of one peer: that
-        // for even or that for odd call numbers, because the call number is not known yet. So these
-        // loads overlap with the load of the call number.
+        // If there are two threads per peer, each thread loads the credit word of one parity from
+        // one peer, before the call number is known. So these loads overlap with the load of the
+        // call number.
         const bool passed = port::threads() >= 2 * (size() - 1)
                                 ? port::vote(look_ahead(peers), Site::Waited)
                                 : for_peers(peers, [&](u32 peer) { return credit_of(peer); });
@@ -92,28 +93,29 @@ class Workgroup {
         return true;
     }
 
-    /// Share of this thread in the LL items. The last wave gets no items: it does the other work
-    /// (header, entry) in the functions that follow, so the other threads need not wait for the
-    /// entry, whose release takes a round trip. A workgroup of one wave does the header first and
-    /// then the items.
+    /// Share of this thread in the LL items. The last wave gets no items: it pushes the header and
+    /// announces the entry, so that the other threads need not wait for the release of the entry,
+    /// which takes a round trip. A workgroup of one wave pushes the header first and then the
+    /// items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers();
         if (port::thread() >= carriers) return ll::Share{~0u, 1};
         return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
     }
 
-    /// Rows that this workgroup takes as a whole, every count-th row, and this thread's share of
-    /// their items.
+    /// Rows that this workgroup takes as a whole (every count-th row), and this thread's share of
+    /// the items of these rows.
     IRIS_DEVICE ll::RowShare share_of_rows() const {
         return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
     }
 
-    /// Count this workgroup as finished already before it pushes its items, when all of its threads
-    /// have read the call number and passed a barrier. If the workgroup counted at its end, the
+    /// Count this workgroup as finished before it pushes its items. All of its threads have then
+    /// read the call number and passed a barrier. If the workgroup were counted at its end, the
     /// release of the counting thread would wait until the thread's pushes have arrived at the
-    /// peers. A thread of the last wave counts; in workgroup 0, whose last wave pushes the header,
-    /// a thread of the wave before it. Does nothing in calls that refresh words, because there the
-    /// last workgroup must come after all others.
+    /// peers. So a thread of the last wave counts, because it pushes no items. In workgroup 0, the
+    /// last wave pushes the header, so a thread of the wave before it counts. Does nothing in calls
+    /// that refresh words: the last workgroup refreshes the words after all others have finished,
+    /// so workgroups are counted at their end.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
@@ -121,11 +123,12 @@ class Workgroup {
         if (port::thread() == thread && count_one()) advance();
     }
 
-    /// Push this rank's header to the peers `to`, and announce its entry to every peer; only the
-    /// last wave of workgroup 0 acts. The headers go first, because peers await them in this call;
-    /// the entry is awaited only in the next call, and its release costs a round trip. No entry
-    /// record is written, because its release would wait for the arrival of the data: a rank that
-    /// enters without LL words finds the record of an older call here.
+    /// Push this rank's header to the peers `to`, and announce its entry to every peer. Only the
+    /// last wave of workgroup 0 acts. The headers go first: peers wait for them in this call, but
+    /// for the entry only in the next call, and the entry's release takes a round trip. No entry
+    /// record is written, because the release of a record would wait for the arrival of the data. If
+    /// a peer makes a call without LL words in place of this one, it compares its record with that of
+    /// an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL
@@ -138,22 +141,21 @@ class Workgroup {
         }
     }
 
-    /// Wait for the headers of `sources` and compare them with this rank's record; only the last
+    /// Wait for the headers of `sources` and compare them with this rank's record. Only the last
     /// wave of workgroup 0 acts. Returns false only on threads that find a difference, so
     /// leave_together() must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
-    /// Returns false on all threads if any thread passes false; for use after waits by single
-    /// threads.
+    /// Returns false on all threads if any thread passes false. Used after waits of single threads.
     [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
         return port::vote(result, Site::Waited);
     }
 
-    /// Wait, before this rank writes its slots at the peers `to`, for the credit of these peers:
-    /// they then no longer read the data of two calls ago. If this rank allows peers to write its C
-    /// directly, also wait until these peers have entered this call.
+    /// Wait for the credit of the peers `to` before this rank writes its slots at these peers. A
+    /// peer that gave credit no longer reads the data of two calls ago there. If this rank allows
+    /// peers to write its C directly, also wait until the peers `to` have entered this call.
     [[nodiscard]] IRIS_DEVICE bool wait_before_push(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -179,8 +181,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `peer` has entered this call with equal arguments. Required before this rank
-    /// accesses the peer's memory or uses what the peer sent.
+    /// Wait until `peer` has entered this call with equal arguments. This is required before this
+    /// rank accesses the peer's memory or uses data that the peer sent.
     [[nodiscard]] IRIS_DEVICE bool wait_entry(u32 peer) {
         if ((entered >> peer & 1) == 0) {
             if (!waiting([&] { return entry_of(peer); })) return false;
@@ -189,8 +191,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until all peers `from` have entered this call with equal arguments, like wait_entry()
-    /// for one.
+    /// Wait until all peers `from` have entered this call with equal arguments. wait_entry() is the
+    /// version for one peer.
     [[nodiscard]] IRIS_DEVICE bool wait_entries(Members from) {
         const u64 peers = from.bits & others() & ~entered;
         if (!for_peers(peers, [&](u32 peer) { return entry_of(peer); })) return false;
@@ -199,8 +201,8 @@ class Workgroup {
     }
 
     /// Stores in `answer` whether this rank and `peer` write results directly into each other's
-    /// result matrix C. If this rank allows that, waits until the peer has entered the call;
-    /// returns false if the wait fails.
+    /// result matrix C. If this rank allows direct writes, waits until the peer has entered the
+    /// call; returns false if that wait fails.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
         answer = false;
         if (own.direct == 0) return true;
@@ -220,9 +222,9 @@ class Workgroup {
         if (port::thread() == 0) raise(m.signal(peer, rank(), tile));
     }
 
-    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Used by
-    /// workgroups that replace a copy engine, and that, like the engine, know no other state of the
-    /// call.
+    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Only
+    /// workgroups that replace a copy engine use this function, because they know no other state of
+    /// the call.
     IRIS_DEVICE void push_copied(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
         if (port::thread() != 0) return;
@@ -251,15 +253,15 @@ class Workgroup {
         });
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and its data of `tile` has
-    /// arrived.
+    /// Wait until `source` has entered this call with equal arguments, and until the data of `tile`
+    /// from `source` has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tile(u32 source, u32 tile) {
         return wait_entry(source) &&
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and parts `first` to `first
-    /// + parts - 1` of its data have arrived. Each thread waits for some of the parts.
+    /// Wait until `source` has entered this call with equal arguments, and until the `parts` parts
+    /// from part `first` on have arrived from `source`. Each thread waits for some of the parts.
     [[nodiscard]] IRIS_DEVICE bool wait_parts(u32 source, u32 first, u32 parts) {
         if (!wait_entry(source)) return false;
         const bool passed = port::divergent([&] {
@@ -271,8 +273,8 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Wait until all peers `from` have entered this call with equal arguments, and the data of
-    /// `tile` from each has arrived.
+    /// Wait until all peers `from` have entered this call with equal arguments, and until the data
+    /// of `tile` from each of them has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();
         if (!for_peers(sources, [&](u32 source) {
@@ -286,8 +288,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `owner` has entered this call with equal arguments, and the finished `tile` that
-    /// it sends has arrived.
+    /// Wait until `owner` has entered this call with equal arguments, and until the finished `tile`
+    /// from `owner` has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_result(u32 owner, u32 tile) {
         return wait_entry(owner) &&
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
@@ -326,14 +328,14 @@ class Workgroup {
         return true;
     }
 
-    /// Barrier between the ranks `members`: all threads of this workgroup wait for the workgroups
-    /// of the other members that call barrier() with this `phase`.
+    /// Barrier of all threads of this workgroup and the workgroups of the ranks `members` that call
+    /// barrier() with the same `phase`.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_not_aborted(Site::Arrive)) return false;
-        // All threads call arrive_and_wait() together: if thread 0 called it in a branch of its
-        // own, it could wait before the other threads of its wave have stored. Traces record thread
-        // 0 only.
+        // All threads call arrive_and_wait() together. If thread 0 called it in a separate branch,
+        // thread 0 could wait before the other threads of its wave have stored. Traces record
+        // thread 0 only.
         trace.add_once(Counter::Waits, 1);
         trace.begin(Span::Wait, phase);
         const bool passed = arrive_and_wait(m, number, phase, members, limit);
@@ -342,23 +344,23 @@ class Workgroup {
     }
 
     /// Count this workgroup as finished, whether `result` is true or not. The last workgroup of the
-    /// launch ends the call: it waits until peers have read what they pull from this rank,
-    /// refreshes words if a refresh is due, and advances the call number.
+    /// launch then does what `end` requires. It waits until peers have read what they pull from
+    /// this rank, refreshes words if a refresh is due, and advances the call number.
     IRIS_DEVICE bool finish(End end, bool result) {
         return finish_push(end, result, [](u32) { return 0u; });
     }
 
-    /// Count this workgroup as finished, like finish(), in a call that used LL words: `used(peer)`
-    /// is the number of pairs used for `peer`, from the first on. The other pairs are refreshed if
-    /// a refresh is due.
+    /// End the workgroup's part of a call that used LL words; otherwise like finish(). `used(peer)`
+    /// is the number of pairs that the call used for `peer`, counted from pair 0. The other pairs
+    /// are refreshed if a refresh is due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
         if (port::thread() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
-        // Words are not refreshed in a call that was given up: not all of its signals have been
-        // raised, and the refresh would raise the missing ones.
+        // If the rank has given up, not all signals of the call were raised. The words must then
+        // not be refreshed, because a refresh would raise the missing signals.
         if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {
             ll::stamp(m, number, used);
             if (number.restamps()) stamp();
@@ -375,12 +377,12 @@ class Workgroup {
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Sets of peers, one bit each: peers whose credit was seen (their slots are free), peers that
-    /// were seen to have entered the call, peers that were asked for permission to write their C,
-    /// and peers that gave it.
+    /// Sets of peers, one bit each. `credited`: peers whose credit was seen (their slots are free).
+    /// `entered`: peers that were seen to have entered the call. `asked`: peers whose permission to
+    /// write their C was read. `directs`: peers that gave this permission.
     u64 credited, entered, asked, directs;
 
-    /// Count this workgroup as finished. Returns true for the last one of the launch.
+    /// Count this workgroup as finished. Returns true for the last workgroup of the launch.
     IRIS_DEVICE bool count_one() {
         // The only workgroup of a launch is always the last.
         if (count == 1) return true;
@@ -398,9 +400,9 @@ class Workgroup {
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// Load credit words before the call number is known: threads 2i and 2i + 1 load the two words
-    /// of the i-th peer, one for each parity of call numbers. The thread whose parity is that of
-    /// the previous call then waits for the credit. Returns false on failure.
+    /// Load credit words before the call number is known. Threads 2i and 2i + 1 load the two words
+    /// of the i-th peer, one word for each parity of call numbers. The thread that loaded the word
+    /// of the previous call's parity then waits for the credit. Returns false if that wait fails.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -420,7 +422,7 @@ class Workgroup {
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// This thread's share of the work of the last wave of workgroup 0: that wave pushes headers
+    /// Share of this thread in the work of the last wave of workgroup 0. That wave pushes headers
     /// and announces the rank's entry, and pushes no items.
     IRIS_DEVICE ll::Share beside() const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
@@ -431,8 +433,8 @@ class Workgroup {
     /// Bit set of all ranks except this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
 
-    /// Call `each` for this thread's share of `peers` until one call returns false; returns whether
-    /// all were true.
+    /// Call `each` for this thread's share of `peers` until one call returns false. Returns whether
+    /// all calls returned true.
     template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
         return port::divergent([&] {
             for (u32 step = 1 + port::thread(); step < size(); step += port::threads()) {
@@ -454,7 +456,8 @@ class Workgroup {
         return false;
     }
 
-    /// Record a fault saying that this rank or a peer gave up, unless there is a fault already.
+    /// Record a fault which says that this rank or a peer gave up, unless a fault is already
+    /// recorded.
     IRIS_DEVICE void leave() {
         stopped(m, Awaited{number, number, rank(), -1, Limit::Progress});
     }
@@ -482,22 +485,22 @@ class Workgroup {
         return passed;
     }
 
-    /// Let thread 0 run `wait`, then pass all threads through a barrier, so that all see what
-    /// thread 0 has acquired. Returns the result of `wait` on all threads.
+    /// Let thread 0 run `wait`, then pass all threads through a barrier, so that all threads see
+    /// what thread 0 has acquired. Returns the result of `wait` on all threads.
     template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
         const bool passed = port::thread() != 0 || wait();
         return port::vote(passed, Site::Waited);
     }
 
-    /// Call `each` for all `peers`, shared among the threads, until one call returns false; then
-    /// pass all threads through a barrier, so that each sees what any of them acquired.
+    /// Call `each` for all `peers`, shared among the threads, until one call returns false. Then
+    /// pass all threads through a barrier, so that each thread sees what any thread acquired.
     template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
         return port::vote(share_of_peers(peers, each), Site::Waited);
     }
 
-    /// Tell all peers that this rank has read the data that it pulls from them, and wait until they
-    /// have told this rank the same, because a later launch on this stream may overwrite the data
-    /// that they pull.
+    /// Tell all peers that this rank has finished reading their memory, and wait until all peers
+    /// have told the same to this rank. A later launch on this stream may overwrite the data that
+    /// peers read.
     IRIS_DEVICE bool settle(bool result) {
         if (!result) return false;
         for (u32 step = 1; step < size(); ++step) {
@@ -512,25 +515,25 @@ class Workgroup {
             }
         }
         if (has_given_up(m)) {
-            // The result is not valid, because a peer that gave up may have overwritten its shard
-            // before this rank read it.
+            // The result is not valid: a peer that gave up may have overwritten its shard before
+            // this rank had read the shard.
             leave();
             return false;
         }
         return true;
     }
 
-    /// Store this call's number into every word that this rank writes. All of its workgroups have
-    /// finished, and the acquire of the last count orders their tiles before these release stores.
-    /// So a peer that sees a refreshed word instead of a signal still sees the tiles.
+    /// Store this call's number into every word that this rank writes. All workgroups of the rank
+    /// have finished, and the acquire of the last count orders their tiles before these release
+    /// stores. So a peer that sees a refreshed word instead of a signal still sees the tiles.
     IRIS_DEVICE void stamp() {
         for (u32 step = 1; step < size(); ++step) {
             for (u32 tile = 0; tile < m.channel.tiles; ++tile) {
                 m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
                 m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
             }
-            // Done words are refreshed even if this call pulls nothing, because ops of one channel
-            // may pull in some calls only.
+            // Done words are refreshed even if this call pulls nothing, because an op may pull in
+            // some of its calls only.
             m.store<Access::StampStore>(m.done(peer(step), rank()), number.number());
             for (u32 phase = 0; phase < 2; ++phase) {
                 m.store<Access::StampStore>(m.barrier(peer(step), rank(), phase), number.number());

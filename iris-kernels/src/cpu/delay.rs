@@ -1,5 +1,5 @@
-//! Random delays before signals and waits, for stress tests. `IRIS_DELAY` is the maximum in
-//! microseconds; unset means no delays.
+//! Random delays before signals and waits, for stress tests. The variable `IRIS_DELAY` is the
+//! maximum delay in microseconds; without it there are no delays.
 
 use std::cell::Cell;
 use std::sync::LazyLock;

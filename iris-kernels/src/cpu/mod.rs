@@ -32,8 +32,8 @@ pub fn now() -> u64 {
 /// # Safety
 /// Every address in `args` refers to live memory of the size that `args` gives: segments, control
 /// block and device words of the heap, matrices, trace and counters. A matrix that is written must
-/// not overlap another. While the call runs, no other code of this process accesses the matrices,
-/// except peers in the same call, because the kernels' accesses are plain.
+/// not overlap another matrix. While the call runs, no other code of this process accesses the
+/// matrices, except peers in the same call, because the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
     // SAFETY: the caller guarantees that the addresses in `args` are valid, as `Words::new`
     // requires.
@@ -47,7 +47,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
         // Number of dedicated senders: none for a product, because a workgroup pushes the tiles
-        // that it has multiplied itself.
+        // that it has itself multiplied.
         let senders = if args.producer == producer::GEMM { 0 } else { args.dedicated_workgroups };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
@@ -125,14 +125,14 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // Results use the signals after those of the blocks, which have one signal per tile of
-            // the largest part.
+            // Results use the signals after those of the blocks. The blocks use one signal per tile
+            // of the largest part.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // No time stamp is written, because CPU kernels trace their own spans.
+        // CPU kernels trace their own spans, so no time stamp is written.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);

@@ -1,12 +1,12 @@
-//! Rectangles of matrices in memory: load, store, copy, multiply. Besides the signal words, only
-//! this file of the CPU kernels touches raw memory.
+//! Rectangles of matrices in memory: load, store, copy, multiply. All accesses of the CPU kernels
+//! to raw memory are in this file, except those to synchronisation words.
 //!
 //! Accesses are plain, because GEMM libraries and vectorised conversions cannot use atomics. The
-//! protocols order the kernels' accesses, and [`iris_heap::plain_access`] makes host copies of the
-//! same bytes wait.
+//! protocols order the kernels' accesses. [`iris_heap::plain_access`] makes host copies of the same
+//! bytes wait.
 //!
 //! All functions take a [`Matrix`] whose address, rows and columns the host checked when the op was
-//! called, and assert that the rectangle lies inside.
+//! called. They assert that the rectangle lies inside the matrix.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -15,10 +15,10 @@ use half::{bf16, f16};
 use crate::args::{Matrix, element_bytes};
 use crate::schedule::Tile;
 
-/// Number of columns of A that are converted to f32 at once, which bounds the buffer.
+/// Number of columns of A that are converted to f32 at once; this bounds the size of the buffer.
 const DEPTH: usize = 512;
 
-/// Buffers for elements converted to f32, which a workgroup reuses from tile to tile.
+/// Buffers for elements converted to f32; a workgroup reuses them from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
     left: Vec<f32>,
@@ -54,18 +54,19 @@ fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
 /// # Safety
 /// The elements are mapped, aligned for `T`, and not written while the slice lives.
 unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
-    // SAFETY: the caller keeps the contract of this function, which covers that of
-    // `from_raw_parts`.
+    // SAFETY: the caller keeps the contract of this function, which includes the contract
+    // of `from_raw_parts`.
     unsafe { std::slice::from_raw_parts(address.cast::<T>(), len) }
 }
 
 /// Returns the `len` contiguous elements at `address` as a mutable slice.
 ///
 /// # Safety
-/// Contract of [`run`], and the elements are not read by others while the slice lives.
+/// The contract of [`run`] holds. In addition, no other code reads the elements while the slice
+/// lives.
 unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
-    // SAFETY: the caller keeps the contract of this function, which covers that of
-    // `from_raw_parts_mut`.
+    // SAFETY: the caller keeps the contract of this function, which includes the contract
+    // of `from_raw_parts_mut`.
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 
@@ -133,7 +134,8 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
             widen(matrix.dtype, address, part.len(), part);
             address = address.wrapping_add(part.len() * element_bytes(matrix.dtype));
             if step == 1 {
-                // Contiguous addition has its own loop, because the compiler vectorises that loop.
+                // Contiguous addition has a separate loop, because the compiler vectorises that
+                // loop.
                 let sums = &mut out[place..place + part.len()];
                 sums.iter_mut().zip(part.iter()).for_each(|(sum, value)| *sum += value);
                 place += part.len();
@@ -221,7 +223,7 @@ pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Rounds values to element type `dtype` in place; they stay f32.
+/// Rounds values to element type `dtype` in place; the values stay f32.
 pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     match dtype {
         0 => {}
@@ -230,8 +232,8 @@ pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     }
 }
 
-/// Copies rectangle `from` of `source` to rectangle `to` of `target`, of the same element type.
-/// Returns the number of bytes copied.
+/// Copies rectangle `from` of `source` to rectangle `to` of `target`; both matrices have the same
+/// element type. Returns the number of bytes copied.
 pub(crate) fn copy(
     source: &Matrix,
     from: Tile,

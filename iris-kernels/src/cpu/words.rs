@@ -1,4 +1,4 @@
-//! Synchronisation words in a mapped heap: implements [`iris_sync::Memory`] by atomics.
+//! Synchronisation words in a mapped heap: an implementation of [`iris_sync::Memory`] by atomics.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Milliseconds that a test had already added to the clock of kernels when the current wait
+    /// Number of milliseconds that a test had added to the clock of kernels before the current wait
     /// began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
@@ -80,8 +80,8 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // The 64-bit counter is two device words of 32 bits, which the host reads one by one, so
-        // the carry is added in a second step.
+        // The 64-bit counter consists of two device words of 32 bits, which the host reads one by
+        // one. So the carry is added in a second step.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {

@@ -1,4 +1,4 @@
-//! Enqueueing of one call: chooses the program's alternative, and enqueues each of its steps.
+//! Enqueueing of one call: chooses an alternative of the program, and enqueues each of its steps.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -20,13 +20,13 @@ use crate::program::{Alternative, At, EarliestStart, Lane, Step, Transfer, When,
 /// elements.
 const COLUMNS: u32 = 2048;
 
-/// Call that is being enqueued, with all that its steps need.
+/// Call that is being enqueued, with all data that its steps need.
 pub(super) struct Call<'a> {
     pub(super) of: &'a Executor,
     pub(super) heap: &'a Arc<SymmetricHeap>,
     pub(super) stream: &'a Stream,
-    /// Arguments of the call, from which the arguments of each step are derived. They are large, so
-    /// a step that needs no other arguments uses these without a copy.
+    /// Arguments of the call, from which the arguments of each step are derived. The arguments are
+    /// large, so a step that needs no other arguments uses these without a copy.
     pub(super) args: &'a mut OpArgs,
     groups: Workgroups,
     /// Whether copy engines carry out the transfers of this call; determined when first needed.
@@ -38,8 +38,8 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see that the call has begun.
     pub(super) visible: bool,
-    /// Whether the call's stream does not yet wait for copies that were enqueued on the side
-    /// stream.
+    /// Whether copies were enqueued on the side stream for which the call's stream does not wait
+    /// yet.
     pub(super) forked: bool,
 }
 
@@ -47,8 +47,7 @@ impl<'a> Call<'a> {
     /// Makes a call with arguments `args`; nothing is enqueued yet.
     ///
     /// # Safety
-    /// The conditions of [`Executor::run`] must hold for everything that the call's methods
-    /// enqueue.
+    /// The conditions of [`Executor::run`] must hold for all work that the call's methods enqueue.
     pub(super) unsafe fn new(
         of: &'a Executor,
         (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
@@ -90,15 +89,16 @@ impl<'a> Call<'a> {
             When::Wide => n >= COLUMNS * (channel.size - 1),
             When::Engines => self.has_engines()?,
             When::Exchanges => fits(),
-            // A GEMM that waits for copies or stores to peers needs what copy engines need: no
-            // other rank shares the device, and the call is neither traced nor counted.
+            // A GEMM that waits for copies, or that stores to peers, needs the same conditions as
+            // copy engines: no other rank shares the device, and the call is neither traced nor
+            // counted.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
-                // With a single part the GEMM does not add the sum: it would wait for the peer's
-                // part before it multiplies, which takes longer than a separate sum. With 1024 rows
-                // a call took 106 us with a separate sum, 130 us without; with 8192 rows in four
-                // parts 806 us with separate sums, 791 us without (all_reduce, 2 x H200,
-                // 2026-11-22).
+                // If the message has a single part, the GEMM does not add the sum. It would wait
+                // for the peer's part before it multiplies, which takes longer than a separate sum.
+                // With 1024 rows in one part, a call took 106 us with a separate sum and 130 us
+                // without; with 8192 rows in four parts, 806 us with separate sums and 791 us
+                // without (all_reduce, 2 x H200, 2026-11-22).
                 let places = self.places();
                 let rows = places.own_rows(At::default()).unwrap_or_default();
                 let can = self.args.residual.address == 0
@@ -114,10 +114,10 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Whether copy engines do the transfers. Workgroups do them instead if ranks share the device,
-    /// because copies of two ranks could block each other in an engine's queue; if elements change
-    /// their type or storage order; if transferred bytes are counted or delays are injected; and in
-    /// a capture that cannot order a signal after its data.
+    /// Whether copy engines do the transfers. Workgroups do them instead in these cases: ranks
+    /// share the device, because copies of two ranks could block each other in an engine's queue;
+    /// elements change their type or storage order; transferred bytes are counted or delays are
+    /// injected; the call is in a capture that cannot order a signal after its data.
     fn has_engines(&self) -> Result<bool> {
         if let Some(&known) = self.engines.get() {
             return Ok(known);
@@ -130,7 +130,7 @@ impl<'a> Call<'a> {
         Ok(*self.engines.get_or_init(|| has))
     }
 
-    /// Enqueues a step, or the steps that replace it if this call cannot do it.
+    /// Enqueues a step, or the steps that replace it if the step cannot be done in this call.
     pub(super) fn step<Peers: Iterator<Item = u32>>(
         &self,
         step: &Step,
@@ -155,8 +155,8 @@ impl<'a> Call<'a> {
         walk(step.or, at, bounds, &mut visit)
     }
 
-    /// Enqueues the work of a step. Returns true if it was enqueued or there is nothing to do,
-    /// false if it cannot be done in this call.
+    /// Enqueues the work of a step. Returns true if the work was enqueued or there is nothing to
+    /// do, false if the work cannot be done in this call.
     fn enqueue(&self, work: Work, at: At) -> Result<bool> {
         let places = self.places();
         let one = Workgroups::from(1);
@@ -208,16 +208,16 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Whether the launch of `work` may begin before the previous launch has ended. It may not on a
-    /// device that ranks share, or while a step between nodes may run, because a waiting launch
+    /// Whether the launch of `work` may begin before the previous launch has ended. It may not if
+    /// ranks share the device, or if a step between nodes may be running, because a waiting launch
     /// must leave room for the launches that it waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
         let alone = self.heap.ranks_on_device() == 1 && self.of.program.overlap.is_none();
         work.early() != EarliestStart::No && alone
     }
 
-    /// Numbers of the tiles that must have arrived from the peer of the surrounding loop; `None` if
-    /// there is nothing to wait for.
+    /// Numbers of the tiles of `message` that must have arrived from the peer of the surrounding
+    /// loop; `None` if there is nothing to wait for.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -226,8 +226,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Enqueues a kernel that adds up rows which have arrived, with one workgroup per tile, as far
-    /// as they are co-resident.
+    /// Enqueues a kernel that adds up rows that have arrived, with one workgroup per tile; fewer if
+    /// not all workgroups would be co-resident.
     fn spread(
         &self,
         args: OpArgs,
@@ -242,9 +242,10 @@ impl<'a> Call<'a> {
         launch(Kernel::Sums, &OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
-    /// Lets a copy engine do the transfer `of`: the part that the surrounding loop has reached, or
-    /// all parts if there is no loop over parts; to the peer of the loop, or to all peers. Returns
-    /// false if engines cannot do it.
+    /// Lets a copy engine do the transfer `of`. Within a loop over parts, only the part that the
+    /// loop has reached is sent, otherwise all parts. Within a loop over peers, the data goes to
+    /// the loop's peer, otherwise to all peers. Returns false if copy engines cannot do the
+    /// transfer.
     fn copy(&self, of: Transfer, at: At) -> Result<bool> {
         if !self.has_engines()? {
             return Ok(false);
@@ -268,8 +269,8 @@ impl<'a> Call<'a> {
             // copies.
             Some(peer) => unsafe { gpu.copy_concurrent(stream, sent(peer).flat_map(copies)) },
             None => {
-                // Every peer gets the same parts; each part goes to all peers before the next part
-                // is sent.
+                // Every peer gets the same parts. Each part is sent to all peers before the next
+                // part is sent.
                 let parts =
                     sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
                 // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover these

@@ -20,14 +20,14 @@ pub(super) struct Gemms {
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
     library: Option<WholeGemm>,
-    /// Kernels of the tile GEMM, for products that no whole-matrix GEMM can do; `None` if the
-    /// program has alternative steps instead.
+    /// Kernels of the tile GEMM, for products that no whole-matrix GEMM can do. `None` if the
+    /// program has replacement steps for such products.
     tiles: Option<KernelSet>,
     fused: Fused,
 }
 
-/// GEMM fused with communication: it waits for peers or stores at them. A program uses at most one
-/// kind.
+/// GEMM fused with communication: it waits for data from peers, or stores its result at peers. A
+/// program uses at most one kind.
 #[derive(Debug)]
 enum Fused {
     None,
@@ -69,8 +69,8 @@ impl Gemms {
     }
 
     /// Returns name and version of the GEMM libraries, which ranks compare; `None` if there are
-    /// none. The names omit the GEMM that exchanges its result itself ([`Fused::Exchanging`]): a
-    /// rank without it may take part in the same call, in two launches.
+    /// none. The names omit the GEMM that exchanges its result itself ([`Fused::Exchanging`]),
+    /// because a rank without this GEMM may take part in the same call, in two launches.
     pub(super) fn library(&self) -> Option<String> {
         let fused = match self.fused {
             Fused::Gated(_) => " or gemm_sm90_gather",
@@ -80,7 +80,7 @@ impl Gemms {
         Some(self.library.as_ref()?.title() + fused)
     }
 
-    /// Whether some call can meet the condition `when`.
+    /// Whether any call can meet the condition `when`.
     pub(super) fn may_meet(&self, when: When) -> bool {
         match when {
             When::Exchanges => matches!(self.fused, Fused::Exchanging(_)),
@@ -117,8 +117,8 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues `gemm`. Returns true if it was enqueued or there is nothing to do, false if no GEMM
-    /// can do it in this call.
+    /// Enqueues `gemm`. Returns true if the GEMM was enqueued or there is nothing to do, false if
+    /// no GEMM implementation can do it in this call.
     pub(super) fn gemm(&self, gemm: &Gemm, at: At) -> Result<bool> {
         let Some(gemms) = &self.of.gemms else { return Ok(false) };
         let places = self.places();
@@ -191,7 +191,8 @@ impl Call<'_> {
 
     /// Enqueues a plain product; returns false if neither the library nor the tile GEMM can do it.
     fn product(&self, gemms: &Gemms, mut args: OpArgs, early: bool) -> Result<bool> {
-        // The library is not used for a product with a residual, which only the tile GEMM can add.
+        // The library is not used for a product with a residual: only the tile GEMM can add a
+        // residual.
         let library = gemms.library.as_ref().filter(|_| args.residual.address == 0);
         if let Some(library) = library.filter(|it| it.fits(&args)) {
             // SAFETY: `Call::new` requires live operands, including the workspace.
@@ -213,8 +214,8 @@ impl Call<'_> {
         Ok(true)
     }
 
-    /// Parts in which the shards of A arrive, for a GEMM that waits for them; `None` if the ranks'
-    /// shards have different sizes.
+    /// Parts in which the shards of A arrive, for a GEMM that waits for these parts; `None` if the
+    /// ranks' shards have different sizes.
     fn parts_of_shards(&self) -> Option<Parts> {
         let OpArgs { ref channel, m, k, shard, .. } = *self.args;
         let message = self.places().message(Transfer::Shards);
@@ -228,8 +229,7 @@ impl Call<'_> {
         let (mut part, mut step) =
             ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
         if columns {
-            // The transposed message is used if A is split by columns: the rows of the message are
-            // then A's columns.
+            // If A is split by columns, the message is transposed: its rows are the columns of A.
             part.reverse();
             step.reverse();
         }
@@ -261,13 +261,13 @@ impl Stored {
     }
 }
 
-/// Address of the call's workspace, which begins with the part that the GEMM library uses.
+/// Address of the call's workspace. The GEMM library uses the first part of the workspace.
 fn workspace(args: &OpArgs) -> u64 {
     args.heap.data[args.heap.rank as usize] + args.workspace
 }
 
-/// Whether a program multiplies by [`Core::Any`] without steps to replace it, so that the tile GEMM
-/// must be loaded.
+/// Whether a program has a product by [`Core::Any`] without replacement steps, so that the tile
+/// GEMM must be loaded.
 fn needs_tiles(program: &Program) -> bool {
     let mut found = false;
     program.each_step(&mut |Step { work, or }| {

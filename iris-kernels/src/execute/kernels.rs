@@ -19,23 +19,24 @@ use crate::rtc::progress::Level;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 
-/// Size of a launch: its number of workgroups, and their threads.
+/// Size of a launch: number of workgroups, and threads per workgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Workgroups {
     /// Number of workgroups of the launch.
     pub count: u32,
-    /// Largest number of threads per workgroup on a GPU; `None` stands for the number for which the
-    /// kernel is built.
+    /// Largest number of threads per workgroup on a GPU. `None`: the number for which the kernel is
+    /// built.
     pub threads: Option<u32>,
-    /// Whether each thread handles several items of an LL message between two ranks that is
-    /// symmetric; then a variant of the kernel is launched that processes them together.
+    /// Whether each thread handles several items of an LL message between two ranks that send each
+    /// other equally much. If true, the variant of the kernel is launched that processes these
+    /// items together.
     pub several_items: bool,
 }
 
 impl Workgroups {
-    /// Size of a launch of [`Kernel::Norm`] on a GPU: one workgroup per row up to a limit, above
-    /// which each workgroup processes several rows. The kernel waits for no other workgroup, so
-    /// there may be more workgroups than are co-resident.
+    /// Size of a launch of [`Kernel::Norm`] on a GPU: one workgroup per row, up to a limit. Above
+    /// this limit, each workgroup processes several rows. The kernel's workgroups wait for no other
+    /// workgroup, so there may be more of them than are co-resident.
     pub fn of_rows(rows: u32) -> Self {
         rows.clamp(1, 4096).into()
     }
@@ -49,7 +50,7 @@ impl From<u32> for Workgroups {
     }
 }
 
-/// Kernels of an operator: loaded on a device, or the CPU's own code.
+/// Kernels of an operator: loaded on a GPU, or the CPU kernels of this crate.
 #[derive(Clone, Debug)]
 pub(super) struct KernelSet {
     resident: u32,
@@ -72,19 +73,20 @@ struct Loaded {
     /// Number of threads per workgroup for which the kernel is built.
     threads: u32,
     shared_bytes: u32,
-    /// Number of co-resident workgroups. It is checked only for kernel variants for two ranks;
-    /// larger launches do not use these.
+    /// Number of co-resident workgroups. It is checked only for kernel variants for two ranks:
+    /// larger launches use other variants.
     max_groups: u32,
 }
 
 impl KernelSet {
-    /// Compiles (if not cached) and loads `kernels` of an operator on the heap's device. It may
-    /// wait for the device, so call it where all ranks create the operator.
+    /// Loads `kernels` of an operator on the heap's device, and compiles them if they are not
+    /// cached. Loading may wait for the device, so call this function where all ranks create the
+    /// operator.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, type or tile that no kernel supports; [`Error::Other`]
     /// with a [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
-    /// share the device that not even one workgroup of each is resident.
+    /// share the device that not even one workgroup of each rank is co-resident.
     pub(super) fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         if heap.device().kind.traits().host_threads {
             return Ok(Self { resident: heap.workgroups(), code: Code::Host(Arc::default()) });
@@ -130,7 +132,7 @@ impl KernelSet {
     ///
     /// # Errors
     /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
-    /// kernel that was not loaded. Nothing is enqueued then.
+    /// kernel that was not loaded. If an error is returned, nothing is enqueued.
     ///
     /// # Safety
     /// The conditions of [`super::Executor::run`] hold.
@@ -168,8 +170,8 @@ impl KernelSet {
                 unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
             }
             Kernel::Gate { source, first, parts } => {
-                // `iris_gate` has a 64-bit `first`, because it takes parameters of the types of
-                // `iris_barrier`.
+                // The parameter `first` of `iris_gate` has 64 bits, because `iris_gate` has
+                // parameters of the same types as `iris_barrier`.
                 let (source, first) = (source.to_ne_bytes(), u64::from(first).to_ne_bytes());
                 let parts = parts.to_ne_bytes();
                 // SAFETY: the parameters are those of `iris_gate`; the caller guarantees that the
@@ -191,8 +193,8 @@ impl KernelSet {
     }
 }
 
-/// Launch objects for the heap's threads. Finished objects are reused, so that only the first calls
-/// allocate.
+/// Launch objects for launches on the heap's threads. Finished objects are reused, so that only the
+/// first calls allocate.
 #[derive(Default)]
 struct HostLaunches(Mutex<Vec<HostLaunch>>);
 
@@ -204,8 +206,8 @@ impl fmt::Debug for HostLaunches {
 
 struct HostLaunch {
     launch: Arc<RwLock<Launch>>,
-    /// Closure that runs `launch` on the heap's threads. While no launch is in progress, no other
-    /// reference to the closure exists.
+    /// Closure that runs `launch` on the heap's threads. While no launch is in progress, this is
+    /// the only reference to the closure.
     run: CpuKernel,
 }
 
@@ -215,19 +217,19 @@ struct Launch {
     args: OpArgs,
     /// Control block of the heap.
     control: Arc<Control>,
-    /// Number of workgroups that have not ended.
+    /// Number of workgroups that have not ended yet.
     left: AtomicU32,
-    /// Announcement of the launch's operands, which makes host copies of the same bytes wait; held
-    /// from the first workgroup's start until the last one's end.
+    /// Announcement of the launch's operands, which makes host copies of the same bytes wait. It is
+    /// held from the start of the first workgroup until the end of the last one.
     access: Mutex<Option<Access>>,
 }
 
 impl HostLaunches {
-    /// Largest number of launch objects that are kept; if more are in progress at once, the others
-    /// are allocated and freed.
+    /// Largest number of launch objects that are kept. If more launches are in progress at once,
+    /// further objects are allocated and freed.
     const MOST: usize = 32;
 
-    /// Enqueues a CPU kernel by a launch object that is free, or by a new one if none is.
+    /// Enqueues a CPU kernel by a free launch object, or by a new object if none is free.
     fn enqueue(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -277,13 +279,13 @@ impl Launch {
         // SAFETY: the caller of `enqueue` guarantees that the matrices are valid; the heap's
         // threads keep its memory mapped.
         let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
-        // The fault record is returned instead of `Stop`, because it says more; the record of this
-        // rank or of a peer is complete by now.
+        // The fault record is returned instead of `Stop`, because the record gives the reason. The
+        // record of this rank or of a peer is complete by now.
         result.or_else(|_stop| self.control.outcome())
     }
 }
 
-/// Guard that counts a workgroup as ended when it is dropped, even if the workgroup panics.
+/// Guard that counts a workgroup as ended when the guard is dropped, even if the workgroup panics.
 struct EndGuard<'a>(&'a Launch);
 
 impl Drop for EndGuard<'_> {
@@ -294,8 +296,8 @@ impl Drop for EndGuard<'_> {
     }
 }
 
-/// Compiles and loads the kernel called `name`; also returns a function that computes its number of
-/// co-resident workgroups.
+/// Compiles and loads the kernel called `name`. Also returns a function that computes the kernel's
+/// number of co-resident workgroups.
 fn load<'a>(
     heap: &'a SymmetricHeap,
     target: &Target,
@@ -313,8 +315,8 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// Number of a kernel's co-resident workgroups that this rank may use: all of them, or this rank's
-/// share if ranks share the device.
+/// Number of a kernel's co-resident workgroups that this rank may use. If ranks share the device,
+/// it is only this rank's share.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,
@@ -322,8 +324,8 @@ pub(crate) fn share(
     shared: u32,
 ) -> Result<u32> {
     let (all, ranks) = (function.resident(threads, shared)?, heap.ranks_on_device());
-    // On a shared device only one workgroup per multiprocessor of this rank's share is counted,
-    // because kernels of other ranks may fill whole multiprocessors.
+    // If ranks share the device, only one workgroup per multiprocessor of this rank's share is
+    // allowed, because kernels of other ranks may fill whole multiprocessors.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
     match (all / ranks).min(most) {
         0 => Err(Error::TooManyGroups {
@@ -335,7 +337,8 @@ pub(crate) fn share(
     }
 }
 
-/// Checks that `groups` workgroups can be co-resident, for which `resident` is the limit.
+/// Checks that `groups` workgroups can be co-resident; `resident` is the largest number of
+/// co-resident workgroups.
 pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
     match groups {
         0 => Err(Error::Invalid {

@@ -1,5 +1,5 @@
-//! Messages of whole rows between ranks, in parts: which rank sends which rows, the signals of
-//! their arrival, and the copies that an engine makes.
+//! Messages of whole rows between ranks, in parts: which rank sends which rows, the signals of the
+//! parts' arrival, and the copies that a copy engine makes.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use iris_heap::DeviceCopy;
 use crate::args::{Matrix, OpArgs};
 use crate::schedule::{Grid, SplitGrid, split};
 
-/// Message in which each rank sends rows of A, in parts, to C of other ranks. A and C are matrices
-/// of `args`.
+/// Message in which each rank sends rows of A, in parts, to C of other ranks. A and C are the
+/// matrices in `args`.
 pub(super) struct Message {
     /// Arguments for the kernels that send the message if copy engines do not.
     pub(super) args: OpArgs,
@@ -23,13 +23,13 @@ pub(super) struct Message {
 enum Pattern {
     /// All-gather: A has this rank's own rows, which all ranks get; C has the rows of all ranks.
     Gather,
-    /// Scatter: A has all rows, of which each rank gets those that it owns; C has one such block
-    /// from each source.
+    /// Scatter: A has all rows, and each rank gets the rows that it owns. C has one block of these
+    /// rows from each source rank.
     Scatter,
 }
 
-/// Part of a message: one row of tiles. Tiles and rows are counted from the first one that the
-/// sender sends.
+/// Part of a message: one row of tiles. Tiles and rows are counted from the first tile and row of
+/// the rank's share.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) tiles: Range<u32>,
@@ -68,8 +68,8 @@ impl Message {
         }
     }
 
-    /// Number of signals that each source uses: the number of rank 0, whose share of the rows is
-    /// the largest.
+    /// Number of signals that each source uses: one per tile of the share of rank 0, which is the
+    /// largest share.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
@@ -89,7 +89,7 @@ impl Message {
         0..self.grid().part(self.share_of(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A that hold the rows `rows` of its message to rank `to`.
+    /// Rows of this rank's A that contain the rows `rows` of its message to rank `to`.
     fn source_rows(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.pattern {
             Pattern::Gather => 0,
@@ -111,14 +111,14 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Whether source and destination have the same element type and storage order, so that an
-    /// engine can copy.
+    /// Whether source and destination have the same element type and storage order, so that a copy
+    /// engine can copy the rows.
     pub(super) fn has_same_layout(&self) -> bool {
         let OpArgs { a, c, .. } = self.args;
         a.transposed == c.transposed && a.dtype == c.dtype
     }
 
-    /// Copies by which an engine sends a part to `peer`: its tiles, each followed by its signal
+    /// Copies by which a copy engine sends a part to `peer`: the tiles, each followed by its signal
     /// word.
     pub(super) fn copies(&self, peer: u32, part: Part) -> impl Iterator<Item = DeviceCopy> {
         let OpArgs { ref heap, ref channel, n, tile_n, .. } = self.args;
@@ -158,7 +158,7 @@ impl Message {
     }
 }
 
-/// Grid of tiles that a message with the arguments `args` has, with its rows split over the ranks.
+/// Grid of tiles of a message with the arguments `args`; its rows are split over the ranks.
 pub(super) fn grid(args: &OpArgs) -> SplitGrid {
     let OpArgs { m, n, tile_m, tile_n, .. } = *args;
     SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: args.channel.size }

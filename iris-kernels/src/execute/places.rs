@@ -1,8 +1,8 @@
 //! Operands of the steps of a call: their rows, their positions in the workspace, and the kernel
 //! arguments built from them.
 //!
-//! The workspace starts with the part that the GEMM library uses, followed by the [`Areas`]
-//! (regions for intermediate matrices) of the program.
+//! The GEMM library uses the first part of the workspace. The [`Areas`] of the program (regions for
+//! intermediate matrices) follow.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,13 +12,13 @@ use crate::args::{Matrix, OpArgs, producer, rows_of};
 use crate::program::{Area, Areas, At, Gemm, Operands, Rows, Sizes, Source, Target, Transfer};
 use crate::schedule::split;
 
-/// Operands of the steps of one call, computed from the arguments and the workspace of the call.
+/// Operands of the steps of one call, computed from the call's arguments and workspace.
 pub(super) struct Places<'a> {
     /// Kernel arguments of the call.
     pub(super) args: &'a OpArgs,
     /// Areas of the workspace that the program uses for intermediate matrices.
     pub(super) areas: Areas,
-    /// Size of the GEMM library's own part at the start of the workspace, in bytes.
+    /// Size of the first part of the workspace, which the GEMM library uses, in bytes.
     pub(super) library_bytes: u64,
 }
 
@@ -39,7 +39,8 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// All of `matrix`, or only the rows that this rank owns if `to` is [`Target::OwnOfC`].
+    /// Returns the rows of `matrix` that this rank owns if `to` is [`Target::OwnOfC`], otherwise
+    /// `matrix`.
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -52,8 +53,8 @@ impl Places<'_> {
         message::parts(&message::grid(self.args), 0).count() as u32
     }
 
-    /// Rows of the part that the surrounding loop over parts has reached, numbered among all rows;
-    /// `None` if the rank has no such part.
+    /// Rows of the part that the surrounding loop over parts has reached, counted from row 0 of the
+    /// whole matrix; `None` if the rank has no such part.
     fn part(&self, at: At) -> Option<Range<u32>> {
         let rank = at.peer.unwrap_or(self.args.channel.rank);
         let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
@@ -61,7 +62,8 @@ impl Places<'_> {
         Some(first + part.rows.start..first + part.rows.end)
     }
 
-    /// Rows that a GEMM multiplies, numbered among all rows; `None` if the step has nothing to do.
+    /// Rows that a GEMM multiplies, counted from row 0 of the whole matrix; `None` if the step has
+    /// nothing to do.
     fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
         let (own, all) = (self.own(), 0..self.args.m);
         match rows {
@@ -97,8 +99,8 @@ impl Places<'_> {
         };
         let none = Matrix::default();
         let args = match gemm.to {
-            // A partial product gets no bias, residual and epilogue here; they are applied once, to
-            // the sum of all partials.
+            // A partial product gets no bias, residual and epilogue here, because these are applied
+            // once, to the sum of all partials.
             Target::Area(area) => {
                 let c = self.area(area);
                 OpArgs { c, bias: none, residual: none, epilogue: 0, ..*self.args }
@@ -108,15 +110,16 @@ impl Places<'_> {
         Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
     }
 
-    /// Arguments of a product for two ranks that also adds the peer's rows: the product of rows
-    /// `rows` of this rank's share, and the matrix that is added.
+    /// Arguments of a product for two ranks that also adds rows received from the peer. Returns the
+    /// arguments for the product of the rows `rows` of this rank's share, and the matrix that is
+    /// added.
     pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
         let own = self.own();
         let taken = own.start + rows.start..own.start + rows.end;
         let a = rows_of(self.args.a, &taken);
         let c = rows_of(self.target(self.args.c, to), rows);
-        // The inbox has one block per source, this rank's own block included, in the order of
-        // ranks.
+        // The inbox has one block per source rank, in the order of ranks; this rank has a block
+        // too.
         let peer = (1 - self.args.channel.rank) * (own.end - own.start);
         let inbox = self.message(Transfer::Blocks).args.c;
         let addend = rows_of(inbox, &(peer + rows.start..peer + rows.end));
@@ -129,8 +132,8 @@ impl Places<'_> {
         OpArgs { c, residual, ..*self.args }
     }
 
-    /// Arguments for adding up the rows `rows`, counted from the first that this rank owns, of what
-    /// all ranks have sent.
+    /// Arguments of a step that adds up the rows `rows` of all ranks' partials. Rows are counted
+    /// from the first row that this rank owns.
     pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
         let message = self.message(Transfer::Blocks).args;
         let own = self.own();
@@ -148,8 +151,8 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments for copying a peer's received rows to their position in C; `None` if the step has
-    /// nothing to do.
+    /// Arguments of a copy of rows that a peer has sent to their position in C; `None` if the step
+    /// has nothing to do.
     pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
         let source = at.peer?;
         let rows = match at.part {
@@ -192,7 +195,8 @@ impl Places<'_> {
             ..*self.args
         };
         let blocks = || {
-            // The inbox has one block per rank: the rank's partial of the rows that this rank owns.
+            // The inbox has one block per rank: that rank's partial of the rows that this rank
+            // owns.
             let rows = channel.size * (own.end - own.start);
             let inbox = Matrix { rows, ..self.area(Area::Blocks) };
             Message::scatter(moves(self.area(Area::Partial), inbox))

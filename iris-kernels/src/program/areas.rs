@@ -1,5 +1,5 @@
-//! Workspace areas: matrices that the calls of a program keep in the workspace, after the library's
-//! own workspace.
+//! Workspace areas: matrices that the calls of a program keep in the workspace. They lie after the
+//! part that the GEMM library uses.
 //!
 //! The steps of a program determine its areas: a GEMM that reads the gathered A, results stored in
 //! the partial, rows received from peers. The areas follow one another in the order of [`Area`].
@@ -11,8 +11,8 @@ use iris_heap::DType;
 use super::{Gemm, Operands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 
-/// Number of elements to whose multiple the rows of a workspace matrix are padded, so that they
-/// consist of whole vectors.
+/// Number of elements to a multiple of which the rows of a workspace matrix are padded, so that a
+/// row consists of whole vectors.
 const LINE: u64 = 8;
 
 vocabulary! {
@@ -22,8 +22,8 @@ vocabulary! {
         Gathered = "the gathered A",
         /// This rank's partial product, `m` x `n`, without bias, epilogue and residual.
         Partial = "the partial",
-        /// Blocks of the ranks' partial products with the rows of this rank; each block has room
-        /// for as many rows as the largest share of a rank.
+        /// Blocks of partial products, one per rank, with the rows that this rank owns. Each block
+        /// has room for the largest share of rows of any rank.
         Blocks = "blocks of partials",
         /// Sums of all rows, each received from the rank that added it up.
         Sums = "the sums of all ranks",
@@ -34,7 +34,7 @@ vocabulary! {
 
 const ALL: [Area; 5] = [Area::Gathered, Area::Partial, Area::Blocks, Area::Sums, Area::Rows];
 
-/// Set of areas: those that a program uses.
+/// Set of areas that a program uses: one flag per [`Area`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Areas([bool; ALL.len()]);
 
@@ -81,7 +81,7 @@ impl Areas {
         areas
     }
 
-    /// Number of bytes that the areas take for calls of the sizes `of`.
+    /// Size in bytes of all areas for calls of the sizes `of`.
     pub fn bytes(self, of: &Sizes) -> u64 {
         self.before(ALL.len(), of)
     }
@@ -91,14 +91,14 @@ impl Areas {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Number of bytes of workspace before area number `end`: the sum of the used areas that
+    /// Number of bytes of workspace before area number `end`: the total size of the used areas that
     /// precede it.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
     }
 
-    /// Area `area` as a matrix; the first area begins at `address`.
+    /// Area `area` as a matrix, if the first area begins at `address`.
     pub(crate) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
         let (rows, cols, dtype) = area.shape(of);
         let address = address + self.before(area as usize, of);
@@ -107,8 +107,8 @@ impl Areas {
 }
 
 impl Area {
-    /// Workspace areas that are the source and the destination of a transfer; `None` if it is an
-    /// operand of the call.
+    /// Workspace areas that are the source and the destination of a transfer; `None` for an operand
+    /// of the call.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],

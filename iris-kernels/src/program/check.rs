@@ -22,8 +22,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// State of a simulated call while [`Program::check`] visits the steps of a program one after the
-/// other.
+/// State of a simulated call, which [`Program::check`] updates at each step of a program.
 #[derive(Default)]
 struct State {
     opened: bool,
@@ -38,19 +37,18 @@ struct State {
 }
 
 impl Program {
-    /// Checks a program for a call of `parts` parts between `size` ranks, with the work of each
-    /// step and with its alternative steps:
+    /// Checks a program for a call of `parts` parts between `size` ranks, once with the work of
+    /// each step and once with the steps that replace the work. The rules are:
     ///
     /// - exactly one step ends the call, and every later step is invisible to peers; a program
-    ///   without any visible step (`local`) has no step that ends it;
-    /// - no step before the one that opens the call is visible to peers, and only one step opens
-    ///   it;
-    /// - copies on the side stream are joined before the call ends: the step that ends it is
+    ///   without any visible step (`local`) has no step that ends the call;
+    /// - exactly one step opens the call, and no step before it is visible to peers;
+    /// - copies on the side stream are joined before the call ends: the step that ends the call is
     ///   [`Work::Close`];
     /// - a launch that may begin while the call is being opened directly follows the step that
-    ///   opens it;
-    /// - only the last alternative has no conditions, and only alternatives that require engines,
-    ///   or whose copies have alternative steps, copy by engines;
+    ///   opens the call;
+    /// - only the last alternative has no conditions; an alternative copies by engines only if it
+    ///   requires engines or if its copies have steps that replace them;
     /// - a launch that waits for peers leaves room for a step between nodes that may be in flight
     ///   ([`Program::overlap`]), in each alternative that calls take ([`Program::takes`]).
     ///
@@ -92,8 +90,8 @@ impl Program {
     }
 }
 
-/// First [`Item::PreviousPart`] (steps for the previous part of a loop) that is not inside a loop over
-/// parts.
+/// First [`Item::PreviousPart`] (steps for the previous part of a loop) that is not inside a loop
+/// over parts; `None` if there is no such item.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
@@ -192,7 +190,8 @@ mod tests {
     const COPY: Item = step(Work::Copies(Transfer::Shards));
     const CLOSE: Item = step(Work::Close(Transfer::Shards));
 
-    /// Expands to the violation that [`Program::check`] finds in a program of these alternatives.
+    /// Expands to the violation that [`Program::check`] finds in a program of the given
+    /// alternatives.
     macro_rules! broken {
         ($($alternative:expr),*) => {{
             const ALTERNATIVES: &[Alternative] = &[$($alternative),*];
@@ -217,8 +216,8 @@ mod tests {
             let overlap = Some(Overlap { step_blocks: 8, left_free });
             Program { overlap, ..Program::new(alternatives) }.check(3, 2).map_err(|it| it.what)
         };
-        // The first alternative would break the rule, but no call takes it while a step between
-        // nodes may run.
+        // The first alternative would break the rule, but no call uses this alternative while a
+        // step between nodes may run.
         check(EITHER, 8).unwrap();
         check(LOCAL, 0).unwrap();
         for (alternatives, left, rule) in [

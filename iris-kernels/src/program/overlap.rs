@@ -4,12 +4,12 @@ use super::{Alternative, Core, Program, When, Work};
 
 /// Step between nodes that may be in flight on the device while a program runs.
 ///
-/// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If one
-/// of them fills the device, the other cannot begin, and four ranks can wait for each other in a
+/// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If
+/// either fills the device, the other cannot begin, and four ranks can wait for each other in a
 /// circle. So launches that wait for peers leave room for the step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Overlap {
-    /// Maximum number of thread blocks of the step. A thread block takes at most one
+    /// Maximum number of thread blocks of the step. A thread block occupies at most one
     /// multiprocessor.
     pub step_blocks: u32,
     /// Number of multiprocessors that launches which wait for peers leave free.
@@ -17,9 +17,9 @@ pub struct Overlap {
 }
 
 impl Program {
-    /// Whether calls that meet the conditions of alternative `of` may take it. GEMMs that wait for
-    /// peers fill the device, so an alternative with such a GEMM is not taken if a step between
-    /// nodes may be in flight.
+    /// Whether a call that meets the conditions of alternative `of` may use this alternative. GEMMs
+    /// that wait for peers fill the device. So an alternative with such a GEMM is not used if a
+    /// step between nodes may be in flight.
     pub fn takes(&self, of: &Alternative) -> bool {
         let fills = |when: &When| matches!(when, When::Exchanges | When::Stores | When::Gated);
         self.overlap.is_none() || !of.when.iter().any(fills)

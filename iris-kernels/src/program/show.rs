@@ -8,7 +8,7 @@ use super::{Alternative, Core, Gemm, Item, Operands, Program, Source, Target, Wo
 const INDENT: usize = 2;
 
 impl fmt::Display for Program {
-    /// Prints all alternatives; each begins with a line of its conditions, unless it has none.
+    /// Prints all alternatives, each with a line of its conditions first, if it has any.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for of in self.alternatives {
             self.show(f, of)?;

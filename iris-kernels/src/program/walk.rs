@@ -17,7 +17,7 @@ impl Program {
     /// peers.
     ///
     /// # Errors
-    /// The first error of `visit`, which ends the walk.
+    /// The first error of `visit`; no later step is visited.
     pub fn walk<Peers: Iterator<Item = u32>, E>(
         &self,
         of: &'static Alternative,
@@ -52,8 +52,8 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                     }
                 }
             }
-            // Only the loop over parts above runs these steps; `check` rejects programs that have
-            // them elsewhere.
+            // The loop over parts above runs these steps. `check` rejects programs that have them
+            // outside of such a loop.
             Item::PreviousPart(_) => {}
             Item::Peers(items) => {
                 for peer in peers() {

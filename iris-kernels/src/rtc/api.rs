@@ -40,8 +40,8 @@ type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// Pair of functions for one output of a compilation: one function returns the output's size, the
-/// other copies its bytes.
+/// Pair of functions for one output of a compilation. One function returns the size of the output,
+/// the other copies the bytes of the output.
 #[derive(Clone, Copy, Debug)]
 struct Output {
     name: &'static str,
@@ -70,15 +70,15 @@ pub(super) struct Api {
     version: Version,
     error: ErrorString,
     create_name: &'static str,
-    // These libraries are the last field, so that they are dropped last: the function pointers
-    // above point into them.
+    // Libraries to which the function pointers above point. The field is the last one, so that the
+    // libraries are dropped last.
     _libraries: Vec<Library>,
 }
 
 impl Api {
-    /// Finds the compiler library: at the path that the environment variable `variable` gives, else
-    /// in `folders`, else by its bare name on the loader's path. In the folder of a library, files
-    /// for whose names `before` returns true are loaded first.
+    /// Finds the compiler library: at the path that the environment variable `variable` gives,
+    /// otherwise in `folders`, otherwise by its bare name on the loader's path. Files in the
+    /// library's folder for whose names `before` returns true are loaded before the library.
     pub(super) fn find(
         names: &Names,
         variable: &str,
@@ -146,7 +146,7 @@ impl Api {
         Ok((major, minor))
     }
 
-    /// Compiles a source, which may include `headers`, with the given options.
+    /// Compiles a source with the given options; the source may include `headers`.
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
@@ -233,7 +233,7 @@ impl Api {
     }
 }
 
-/// Program object that the compiler library made, destroyed when this handle is dropped.
+/// Program object that the compiler library made. It is destroyed when this handle is dropped.
 struct Handle<'a> {
     program: Program,
     api: &'a Api,
@@ -242,7 +242,7 @@ struct Handle<'a> {
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
         // SAFETY: the program is live and not used afterwards. A failure is ignored, because a
-        // destructor can do nothing about it.
+        // destructor cannot return an error.
         let _ = unsafe { (self.api.destroy)(&mut self.program) };
     }
 }

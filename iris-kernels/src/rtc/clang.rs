@@ -1,5 +1,5 @@
 //! clang as an external program, for AMD's architectures. It compiles kernels ahead of time on a
-//! machine without ROCm, and replaces a hiprtc that is missing or too old for the device.
+//! machine without ROCm, and is used if hiprtc is missing or too old for the device.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Error, KernelSource, Result};
 
-/// Program clang that was found on this machine, with its version.
+/// Program clang on this machine, with its version.
 #[derive(Debug)]
 pub(super) struct Clang {
     program: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Clang {
 }
 
 /// Names of clang programs in the order in which they are tried: first the version for which the
-/// checks of compiled code are written, last ROCm's own clang.
+/// checks of compiled code are written, last the clang of ROCm.
 const NAMES: [&str; 5] = ["clang-19", "clang-20", "clang-21", "clang", "/opt/rocm/llvm/bin/clang"];
 
 impl Clang {
@@ -62,8 +62,8 @@ impl Clang {
         let made = folder.0.join("code.o");
         let mut command = Command::new(&self.program);
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only"]);
-        // Without this option clang bundles the output for several architectures by an extra
-        // program that not every installation has.
+        // Without this option, clang bundles the output for several architectures by an extra
+        // program that some installations do not have.
         command.arg("--no-gpu-bundle-output").args(options).arg("-I").arg(&folder.0);
         command.arg("-o").arg(&made).arg(folder.0.join(source.name)).stdin(Stdio::null());
         let failed = |log: String| Error::Compile {
@@ -95,8 +95,8 @@ impl Folder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("iris-clang-{}-{number}", std::process::id()));
-        // A folder with this name can only be left over from an earlier process with the same id
-        // that was killed.
+        // A folder with this name can only be left over from a killed process that had the same
+        // process id.
         let _ = fs::remove_dir_all(&path);
         let made = fs::DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|error| wrong(&path, &error))?;

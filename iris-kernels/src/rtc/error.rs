@@ -18,7 +18,8 @@ pub enum Error {
     NotFound {
         /// Name of the compiler library that was searched.
         what: &'static str,
-        /// Places that were searched, in order, each with the problem of the library there.
+        /// Places that were searched, in order, each with the reason why the library there was not
+        /// used.
         looked: Vec<String>,
     },
     /// A kernel of an operator is neither shipped with the program nor can it be compiled here.
@@ -37,7 +38,8 @@ pub enum Error {
         options: String,
         /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Reason why the kernel cannot be compiled: the error of the missing or outdated compiler.
+        /// Reason why the kernel cannot be compiled: the error for the missing or outdated
+        /// compiler.
         no_compiler: String,
     },
     /// A function of the compiler library failed.
@@ -64,7 +66,7 @@ pub enum Error {
         /// Text of the compiler's log.
         log: String,
     },
-    /// The compiler is too old for an architecture; calling it anyway would abort the process.
+    /// The compiler is too old for an architecture. A call would abort the process.
     #[error(
         "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
     )]
@@ -100,8 +102,8 @@ pub enum Error {
     },
 }
 
-/// Formats the last two of the searched places, which are the names given to the system's loader,
-/// and the number of all places.
+/// Formats the last two of the searched places, which are names given to the system's loader, and
+/// the number of all places.
 pub(crate) fn places(looked: &[String]) -> String {
     let last = looked[looked.len().saturating_sub(2)..].join(" or ");
     if looked.len() > 2 { format!("{last} (places searched: {})", looked.len()) } else { last }

@@ -1,4 +1,4 @@
-//! hiprtc: search paths, the architectures that it supports, and the options for every compilation.
+//! hiprtc: search paths, supported architectures, and the options for every compilation.
 
 use std::path::{Path, PathBuf};
 
@@ -60,8 +60,8 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Amd, Tool::Library(api), version))
 }
 
-/// Version of ROCm, as reported by the HIP runtime, because hiprtc reports 9.0 in every release.
-/// Without the runtime the version is parsed from the library's file name, for example
+/// Version of ROCm. The HIP runtime reports it, because hiprtc reports 9.0 in every release.
+/// Without the runtime, the version is parsed from the library's file name, for example
 /// `libhiprtc.so.6.4.43484`.
 fn version(api: &Api) -> Result<(i32, i32)> {
     const MAJOR: u32 = 10_000_000;
@@ -80,9 +80,9 @@ fn in_name(library: &Path) -> Option<(i32, i32)> {
     Some((major, minor.checked_mul(MINOR)?.checked_add(number()?)?))
 }
 
-/// Whether hiprtc of this release of ROCm can compile the kernels for an architecture. Must be
-/// checked first: hiprtc aborts the process without an error if it does not know an architecture.
-/// Release 5.2, which Debian 12 has, also lacks a function that the kernels call.
+/// Whether hiprtc of this release of ROCm can compile the kernels for an architecture. Call it
+/// before a compilation, because hiprtc aborts the process without an error if it does not know an
+/// architecture. Release 5.2, which Debian 12 has, also lacks a function that the kernels call.
 pub(super) fn knows(release: (i32, i32), arch: &str) -> bool {
     let since = match arch {
         "gfx90a" => (5, 300_000),

@@ -3,12 +3,12 @@
 //! **Problem.** One source must become machine code for the present device, and programs must start
 //! even if no vendor's compiler is installed.
 //!
-//! **Solution.** The vendor's compiler is a library that is searched in its usual places when it is
-//! first needed, and whose functions are loaded by name. Compiled code is cached.
+//! **Solution.** The vendor's compiler is a library. It is searched in its usual places when it is
+//! first needed, and its functions are loaded by name. Compiled code is cached.
 //!
-//! **Running.** [`compile`] does everything: from a source of [`crate::source`], or a user's source
-//! that includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object. The first
-//! compilation takes seconds; [`progress`] shows it if stderr is a terminal.
+//! **Running.** [`compile`] turns a source into a cubin or code object. The source is one of
+//! [`crate::source`], or a user's source that includes `"iris/sym.h"` and `"iris/sync.h"`. The
+//! first compilation takes seconds; [`progress`] shows its progress if stderr is a terminal.
 //!
 //! **Debugging.** A compilation error has the compiler's log; the error for a missing compiler
 //! lists every place that was searched.
@@ -46,7 +46,8 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// Vendor of an architecture, from its name: `gfx942` is AMD's, all others are NVIDIA's.
+    /// Vendor of an architecture, from the architecture's name: `gfx942` is AMD's, names without
+    /// `gfx` are NVIDIA's.
     pub fn of(arch: &str) -> Self {
         if arch.starts_with("gfx") { Vendor::Amd } else { Vendor::Nvidia }
     }
@@ -74,7 +75,7 @@ impl<'a> From<&'a str> for KernelSource<'a> {
     }
 }
 
-/// Options of a compilation: macros, and further arguments.
+/// Options of a compilation: macros and further arguments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
@@ -163,7 +164,7 @@ impl Compiler {
     /// is missing or does not support the architecture.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Architecture`] if hiprtc is too old and there is no clang.
+    /// [`Error::NotFound`]; [`Error::Architecture`] if hiprtc is too old and clang is missing.
     pub fn of(vendor: Vendor, arch: &str) -> Result<&'static Compiler> {
         if vendor == Vendor::Nvidia {
             return Self::nvrtc();
@@ -171,8 +172,8 @@ impl Compiler {
         let hiprtc = Self::hiprtc();
         match &hiprtc {
             Ok(compiler) if compiler.knows(arch) => return hiprtc,
-            // If the user has named a hiprtc library that is missing, report that instead of using
-            // clang.
+            // If the user has named a hiprtc library that is missing, the error is reported and
+            // clang is not used.
             Err(_) if search::variable("IRIS_HIPRTC").is_some() => return hiprtc,
             _ => {}
         }
@@ -192,8 +193,8 @@ impl Compiler {
         compiler
     }
 
-    /// Whether this compiler may be called for an architecture at all. For an unsupported
-    /// architecture NVRTC and clang return an error, but hiprtc aborts the process.
+    /// Whether this compiler may be called for an architecture. For an unsupported architecture,
+    /// NVRTC and clang return an error, but hiprtc aborts the process.
     pub fn knows(&self, arch: &str) -> bool {
         match (&self.tool, self.vendor) {
             (Tool::Library(_), Vendor::Amd) => hiprtc::knows(self.version, arch),
@@ -227,8 +228,8 @@ impl Compiler {
         }
     }
 
-    /// Compiles for an architecture (`sm_90a`, `gfx942`), without the cache. For `compute_90a` the
-    /// result is PTX text.
+    /// Compiles for an architecture (`sm_90a`, `gfx942`), without the cache. For a virtual
+    /// architecture such as `compute_90a` the result is PTX text.
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log.
@@ -259,8 +260,8 @@ impl Compiler {
         Ok(if text { made.text } else { made.code })
     }
 
-    /// Compiles once, for an architecture of NVIDIA such as `sm_90a`, and returns both PTX and
-    /// machine code.
+    /// Compiles once, for an architecture of NVIDIA such as `sm_90a`, and returns PTX and machine
+    /// code.
     ///
     /// # Errors
     /// Errors of [`Self::compile`].
@@ -298,11 +299,11 @@ impl Compiler {
 }
 
 /// Compiles for an architecture, or returns code that was compiled before: from the folder shipped
-/// with the program, which needs no compiler at all, or from the cache.
+/// with the program, which needs no compiler, or from the cache.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a missing compiler; [`Error::Compile`] with its log; [`Error::Cache`]
-/// for a cache folder that others can write.
+/// [`Error::NotFound`] for a missing compiler; [`Error::Compile`] with the compiler's log;
+/// [`Error::Cache`] for a cache folder that other users can write.
 pub fn compile(
     vendor: Vendor,
     source: KernelSource<'_>,
@@ -317,8 +318,8 @@ pub fn compile(
     let compiler = Compiler::of(vendor, arch)?;
     let cache = Cache::of_user()?;
     let key = key(source, options, arch, Some(compiler.version));
-    // Ranks that are threads request the same code at the same time: one thread compiles it, and
-    // the others wait here for its result.
+    // Ranks that are threads of one process request the same code at the same time. One thread
+    // compiles it, and the others wait here for its result.
     let lock = compile_lock(&key);
     let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {
@@ -339,16 +340,16 @@ fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
-/// Cache key of a compiled source: a hash of everything that determines the code. Without a
-/// compiler version it is the key in the folder of kernels that is shipped with a program.
+/// Cache key of a compiled source: a hash of everything that determines the code. A key without a
+/// compiler version is the key in the folder of kernels that is shipped with a program.
 pub fn key(
     source: KernelSource<'_>,
     options: &Options,
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    // Hash the headers only once per process, because they are most of the text and equal for all
-    // kernels.
+    // The headers are hashed only once per process, because they are most of the text and equal for
+    // all kernels.
     static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
     let headers = OF_HEADERS.get_or_init(|| {
         let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);

@@ -1,8 +1,8 @@
 //! Progress of compilations, shown on stderr as one line that is redrawn, if stderr is a terminal.
 //!
 //! Levels of progress nest: the variants of an operator are one level, and the kernels of a variant
-//! a level inside it; the line shows number and total of each level. It appears after `PATIENCE`,
-//! has no colours, and is erased at the end.
+//! are a level inside it. The line shows the current number and the total of each level. It appears
+//! after `PATIENCE`, has no colours, and is erased at the end.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -21,12 +21,12 @@ const INTERVAL: Duration = Duration::from_millis(250);
 const ERASE: &str = "\r\x1b[2K";
 
 /// State of the progress line, which shows the levels of one thread at a time. Levels of other
-/// threads are ignored meanwhile, because ranks that are threads of one process compile the same
-/// kernels.
+/// threads are ignored until this thread's levels end, because ranks that are threads of one
+/// process compile the same kernels.
 struct Gauge {
     patience: Duration,
     interval: Duration,
-    /// Function that opens the output for the line; returns `None` if the line shall not be shown.
+    /// Function that opens the output for the line; returns `None` if the line must not be shown.
     open: fn() -> Option<Box<dyn Write + Send>>,
     state: Mutex<State>,
 }
@@ -61,18 +61,18 @@ fn gauge() -> Arc<Gauge> {
     gauge.get_or_insert_with(|| Gauge::new(PATIENCE, INTERVAL, open)).clone()
 }
 
-/// Level of the progress line. Dropping it ends the level; when the last level ends, the line is
-/// erased.
+/// Level of the progress line. The level ends when this value is dropped. When the last level ends,
+/// the line is erased.
 #[must_use = "the level ends when it is dropped"]
 pub struct Level {
-    /// Gauge that shows the level; `None` if another thread has the line.
+    /// Gauge that shows the level; `None` if the line shows another thread's levels.
     gauge: Option<Arc<Gauge>>,
 }
 
 impl Level {
     /// Begins a level of `total` steps, such as 3 steps of the unit "kernel". The line is shown if
     /// the level lasts longer than two seconds and stderr is a terminal. If `shown` is false,
-    /// nothing is shown: of several processes, only one should have the line.
+    /// nothing is shown: only one of several processes should show a line.
     pub fn new(unit: &'static str, total: usize, shown: bool) -> Level {
         match shown {
             true => gauge().begin(unit, total),
@@ -140,7 +140,7 @@ impl Gauge {
         }
         let drawing = state.drawing.take();
         drop(state);
-        // The line must be erased before another thread may begin its own.
+        // The line must be erased before another thread may begin a line.
         if let Some((end, thread)) = drawing {
             drop(end);
             let _ = thread.join();
@@ -188,7 +188,7 @@ impl State {
     fn line(&self) -> String {
         let mut line = format!("iris: compiling {}: ", self.source);
         for Count { unit, current, total } in &self.levels {
-            // While a library is loaded no step has begun yet; the line then shows the first step.
+            // While a library is loaded, no step has begun yet. The line then shows the first step.
             let _ = write!(line, "{unit} {}/{total}, ", (*current).clamp(1, *total.max(&1)));
         }
         let _ = write!(line, "{} s", self.begun.elapsed().as_secs());
@@ -200,7 +200,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Everything that the gauge under test has drawn so far.
+    /// Text that the gauge under test has drawn so far.
     static DRAWN: Mutex<String> = Mutex::new(String::new());
 
     /// Lock that makes the tests run one after the other, because they share [`DRAWN`].

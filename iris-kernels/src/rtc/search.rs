@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Opens the first usable file of a vendor's library: at the path that the environment variable
-/// `variable_name` gives, else in `folders`, else by its bare name on the loader's path. The error
-/// lists every place that was searched, each with its problem.
+/// `variable_name` gives, otherwise in `folders`, otherwise by its bare name on the loader's path.
+/// The error lists every place that was searched, each with the reason why no file there was used.
 pub(crate) fn first<T, E: std::fmt::Display>(
     variable_name: &str,
     folders: &[PathBuf],
@@ -38,8 +38,8 @@ pub(crate) fn first<T, E: std::fmt::Display>(
     Err(looked)
 }
 
-/// Folders with CUDA's libraries: those of CUDA toolkits, and the folders `wheels` inside Python's
-/// package folders.
+/// Folders with CUDA's libraries: folders of CUDA toolkits, and the folders `wheels` inside
+/// Python's package folders.
 pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name));
@@ -52,8 +52,8 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
-/// Paths of files mapped into this process (loaded libraries, for example) whose names begin with
-/// `name`.
+/// Paths of files that are mapped into this process (loaded libraries, for example) and whose names
+/// begin with `name`.
 pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -66,7 +66,7 @@ pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Paths of the files in a folder whose names match, latest version first.
+/// Paths of the files in a folder for whose names `matches` returns true, latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries
@@ -89,15 +89,15 @@ pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Package folders of Python: of active environments, of the interpreters on PATH, of the user and
-/// of the system.
+/// Package folders of Python: those of active environments, of the interpreters on PATH, of the
+/// user and of the system.
 pub(crate) fn python_packages() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).collect();
     let path = env::var_os("PATH").unwrap_or_default();
     for folder in env::split_paths(&path) {
-        // In a virtual environment the interpreter is a link; take the folder that contains the
-        // link, not the folder of its target.
+        // The interpreter of a virtual environment is a link. The folder that contains the link is
+        // used, not the folder of the link's target.
         if folder.join("python3").exists()
             && let Some(root) = folder.parent()
         {

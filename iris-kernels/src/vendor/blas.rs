@@ -11,8 +11,8 @@ use super::dialect::{Dialect, Handle, Version, VersionApi};
 use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
 
-/// Algorithm that the library's heuristic chose: opaque data in the library's format, and its
-/// workspace.
+/// Algorithm that the library's heuristic chose: opaque data in the library's format, and the
+/// number of bytes of workspace that the algorithm needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
     words: [u64; Algorithm::MOST],
@@ -22,8 +22,8 @@ pub struct Algorithm {
 impl Algorithm {
     /// Largest number of 64-bit words that any library's algorithm format has.
     pub(super) const MOST: usize = 8;
-    /// Number of 64-bit words that follow the algorithm in an answer of the heuristic: bytes of
-    /// workspace, state and waves, and four reserved 32-bit words.
+    /// Number of 64-bit words that follow the algorithm in an answer of the heuristic. They contain
+    /// the bytes of workspace, the state, the number of waves, and four reserved 32-bit words.
     pub(super) const BEHIND: usize = 4;
 
     /// Reads the algorithm from an answer of the heuristic; `None` if the answer reports an error.
@@ -96,8 +96,8 @@ impl Blas {
         self.dialect.name
     }
 
-    /// Version of the library. hipBLASLt reports it only through a handle, so a device must be
-    /// current.
+    /// Version of the library. hipBLASLt reports its version only through a handle, so a device
+    /// must be current.
     ///
     /// # Errors
     /// Errors of [`Multiplier::new`].
@@ -108,7 +108,8 @@ impl Blas {
         }
     }
 
-    /// Path of the file that the library was loaded from, or its bare name if the loader found it.
+    /// Path of the file from which the library was loaded, or its bare name if the system's loader
+    /// found it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -184,7 +185,8 @@ impl Multiplier {
         self.version.to_string()
     }
 
-    /// Name and version of the library; with the device they determine the bits of results.
+    /// Name and version of the library. Together with the device, they determine the bits of
+    /// results.
     pub fn title(&self) -> String {
         format!("{} {}", self.blas.name(), self.version)
     }
@@ -200,16 +202,16 @@ impl Multiplier {
     /// [`Error::NoAlgorithm`] if there is none; [`Error::Call`].
     pub fn algorithms(&self, problem: &Problem, most: usize) -> Result<Vec<Algorithm>> {
         let none = || Error::NoAlgorithm { library: self.title(), problem: problem.to_string() };
-        // The library sees a row-major C transposed and adds the bias along the rows of that view,
-        // so it cannot add a bias to a column-major C.
+        // The library sees a row-major C transposed and adds the bias along the rows of that view.
+        // So it cannot add a bias to a column-major C.
         let odd = problem.bias && problem.c.transposed;
         let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
         if odd || types.contains(&None) || problem.shape.contains(&0) {
             return Err(none());
         }
         let blas = &self.blas;
-        // The addresses are not known yet, so pass one that has the guaranteed alignment and no
-        // more.
+        // The addresses are not known yet. An address with the guaranteed alignment, and no larger
+        // alignment, is passed instead.
         let described = Described::new(blas, problem, u64::from(problem.alignment))?;
         let preference = Preference::new(blas, problem)?;
         let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
@@ -363,10 +365,11 @@ impl Drop for Preference<'_> {
     }
 }
 
-/// Product with its algorithm, described to the library once and enqueued any number of times.
+/// Matrix product with its algorithm, described to the library once and enqueued any number of
+/// times.
 pub struct Product {
-    /// Descriptors of the product, locked while a call sets the address of the bias and enqueues
-    /// the product.
+    /// Descriptors of the product. They are locked while a call sets the address of the bias and
+    /// enqueues the product.
     described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,
@@ -391,8 +394,8 @@ impl Product {
     }
 
     /// Makes a product with an algorithm that the heuristic named for this problem. If the library
-    /// rejects unsuitable algorithms (cuBLASLt), the algorithm may also be one for a problem that
-    /// differs only in a larger m, or in other leading dimensions of the same alignment.
+    /// rejects unsuitable algorithms (cuBLASLt), the algorithm may also be one that was named for a
+    /// problem with a larger m, or with other leading dimensions of the same alignment.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -405,8 +408,8 @@ impl Product {
         Ok(Product { described, of: of.clone(), problem, algorithm })
     }
 
-    /// Makes one product for each of the first `most` algorithms of the heuristic, so that they can
-    /// be timed.
+    /// Makes one product for each of the first `most` algorithms of the heuristic, so that the
+    /// algorithms can be timed.
     ///
     /// # Errors
     /// Errors of [`Multiplier::algorithms`].
@@ -420,7 +423,7 @@ impl Product {
         &self.problem
     }
 
-    /// Enqueues the product. It creates and allocates nothing unless the library fails.
+    /// Enqueues the product. The call creates and allocates nothing unless the library fails.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -429,8 +432,8 @@ impl Product {
     /// The device must be current, and `stream` one of its streams, as the driver's handle. The
     /// addresses must be device addresses of the problem's matrices and workspace, with the
     /// problem's alignment, and stay valid until the stream has finished the product and every
-    /// replay of a graph that captures it. An addend is either C itself, with C's leading
-    /// dimension, or does not overlap it.
+    /// replay of a graph that captures the product. An addend is either C itself, with C's leading
+    /// dimension, or does not overlap C.
     pub unsafe fn enqueue(&self, at: Addresses, stream: u64) -> Result<()> {
         let Product { of, problem, algorithm, .. } = self;
         let described = self.described.lock().unwrap_or_else(PoisonError::into_inner);

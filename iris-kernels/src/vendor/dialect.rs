@@ -1,5 +1,5 @@
-//! Names and numbers in which cuBLASLt and hipBLASLt differ; apart from these their interfaces are
-//! equal.
+//! Names and numbers in which cuBLASLt and hipBLASLt differ; otherwise the interfaces of the two
+//! libraries are equal.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -14,8 +14,8 @@ use super::library;
 /// Opaque pointer: a handle of the library, or a stream of the driver.
 pub(super) type Handle = *mut c_void;
 
-/// Names and numbers of a vendor's library. Its functions differ from another vendor's only in
-/// their prefix, and take the same arguments, as listed in the table of `blas.rs`.
+/// Names and numbers of a vendor's library. The functions of two libraries differ only in the
+/// prefix of their names, and take the same arguments, as listed in the table of `blas.rs`.
 #[derive(Clone, Copy)]
 pub struct Dialect {
     /// Name of the library.
@@ -31,23 +31,23 @@ pub struct Dialect {
     /// Returns the folders in which the library is usually installed.
     pub(super) folders: fn() -> Vec<PathBuf>,
     pub(super) version_api: fn(Library) -> Result<VersionApi, String>,
-    /// Oldest release of the library to which these numbers apply.
+    /// Oldest release of the library to which the names and numbers here apply.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
     /// Number of 64-bit words in an algorithm of this library.
     pub algorithm_words: usize,
-    /// Whether a call of the library fails if its algorithm does not fit, so that an algorithm
-    /// chosen for more rows may be tried.
+    /// Whether a call of the library fails if its algorithm does not fit. If so, an algorithm that
+    /// was chosen for more rows may be tried.
     pub refuses: bool,
-    /// Number that stands for the compute type with sums in f32.
+    /// Number of the compute type with sums in f32.
     pub compute_f32: c_int,
-    /// Number that stands for the element type f32.
+    /// Number of the element type f32.
     pub f32: c_int,
-    /// Number that stands for the element type f16.
+    /// Number of the element type f16.
     pub f16: c_int,
-    /// Number that stands for the element type bf16.
+    /// Number of the element type bf16.
     pub bf16: c_int,
-    /// Number that stands for the transposition of a factor.
+    /// Number of the operation that transposes a factor.
     pub transpose: c_int,
     /// Numbers of the descriptor attributes for the operation on the left and on the right factor.
     pub desc_transposes: [c_int; 2],
@@ -55,18 +55,18 @@ pub struct Dialect {
     pub desc_epilogue: c_int,
     /// Number of the descriptor attribute for the address of the bias.
     pub desc_bias: c_int,
-    /// Descriptor attribute: type of the bias; set only for a library whose releases have different
-    /// defaults.
+    /// Number of the descriptor attribute for the type of the bias. It is set only for a library
+    /// whose releases have different defaults.
     pub desc_bias_type: Option<c_int>,
-    /// Number that stands for the epilogue that adds a bias.
+    /// Number of the epilogue that adds a bias.
     pub epilogue_bias: c_int,
     /// Number of the preference attribute for the bytes of workspace.
     pub pref_workspace: c_int,
-    /// Attribute of the heuristic's preferences that limits how partial sums of a split K may be
-    /// added, with the value that allows either no split or sums in the compute type.
+    /// Number and value of the preference attribute that limits how the heuristic may split K. The
+    /// value allows either no split, or partial sums that are added in the compute type.
     pub pref_reduction: Option<(c_int, u32)>,
     /// Numbers of the preference attributes for the alignments of A, B, C and D; `None` if the
-    /// library has none.
+    /// library has no such attributes.
     pub pref_alignment: Option<[c_int; 4]>,
     /// Status code of a call for an unsupported product.
     pub not_supported: c_int,
@@ -110,11 +110,11 @@ impl Dialect {
     /// hipBLASLt, with the numbers of `hipblaslt.h`, `hipblas-common.h` and HIP's `library_types.h`
     /// in ROCm 6 and 7. Earlier releases have other numbers for element types.
     ///
-    /// It has no preference for alignment, and its header requires alignment only for the
+    /// hipBLASLt has no preference for alignment, and its header requires alignment only for the
     /// workspace; that unaligned products are correct has not been verified on a device. It has no
     /// preference for how parts of a split K are added either: its kernels for gfx942 add them in
     /// the compute type, in the workspace (ROCm 6.2). A call does not check that its algorithm
-    /// fits; an unsuitable one would compute wrong results or read out of bounds.
+    /// fits; an unsuitable algorithm would compute wrong results or read out of bounds.
     pub const HIPBLASLT: Dialect = Dialect {
         name: "hipBLASLt",
         what: "hipBLASLt (libhipblaslt.so)",
@@ -145,8 +145,8 @@ impl Dialect {
         no_kernels: Some(3),
     };
 
-    /// Number that stands for an element type in the library; `None` if iris does not use the type
-    /// with it.
+    /// Number of an element type in the library; `None` if iris does not use this type with the
+    /// library.
     pub(super) fn kind(&self, dtype: DType) -> Option<c_int> {
         match dtype {
             DType::F32 => Some(self.f32),
@@ -175,8 +175,8 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// Functions that return the library's version and the names of status codes, which differ between
-/// the libraries.
+/// Functions that return the library's version and the names of its status codes. These functions
+/// differ between the libraries.
 pub(super) enum VersionApi {
     /// cuBLASLt: both functions need no handle.
     Global(CublasLt),
@@ -220,7 +220,7 @@ impl VersionApi {
         }
     }
 
-    /// Version of the library that made `handle`; on failure, the status code.
+    /// Version of the library that made `handle`. Returns the status code on failure.
     pub(super) fn version(&self, handle: Handle) -> Result<Version, c_int> {
         match self {
             VersionApi::Global(table) => Ok(table.version()),

@@ -1,12 +1,13 @@
 //! GEMMs of vendors' libraries, for products without fused communication.
 //!
 //! **Problem.** A vendor's GEMM is tuned for every shape and is the baseline for this crate's
-//! kernels. If the library is installed, a product without anything to fuse should use it.
+//! kernels. If the library is installed, it should compute every product that is not fused with
+//! communication.
 //!
 //! **Solution.** The library is loaded when it is first needed, and its functions are called by
-//! name: [`Blas`]. Its heuristic chooses an algorithm when a product is prepared, within a given
-//! workspace; nothing is timed. The first call of a problem describes it to the library. Later
-//! calls only enqueue and allocate nothing; all calls may be captured in a graph.
+//! name: [`Blas`]. When a product is prepared, the library's heuristic chooses an algorithm that
+//! fits into a given workspace; nothing is timed. The first call of a problem describes it to the
+//! library. Later calls only enqueue and allocate nothing; all calls may be captured in a graph.
 //!
 //! **Running.** A [`Product`] solves one [`Problem`]. [`Prepared`] has the algorithms of an
 //! operator whose rows, layouts and alignment change from call to call. A product may add a bias (a
@@ -15,9 +16,9 @@
 //! cuBLASLt and hipBLASLt have the same functions under different names and with different numbers.
 //! One implementation calls both; a [`Dialect`] has the names and numbers.
 //!
-//! **Limits.** GELU is not done by the library, which approximates it by tanh, while this crate
-//! uses erf. Column-major results with a bias are not done either. hipBLASLt has never been called
-//! on a device, only by tests over a fake library with its interface.
+//! **Limits.** The library does not compute GELU here, because it approximates GELU by tanh, while
+//! this crate uses erf. It also computes no column-major results with a bias. hipBLASLt has never
+//! been called on a device, only by tests over a fake library with its interface.
 
 mod blas;
 mod dialect;
@@ -51,16 +52,17 @@ pub enum Error {
     NotFound {
         /// Name of the GEMM library.
         what: &'static str,
-        /// Places that were searched, in order, each with the problem of the library there.
+        /// Places that were searched, in order, each with the reason why the library there was not
+        /// used.
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
     #[error("no GEMM library is supported on {kind}, expected cuda or hip: use Library::None")]
     None {
-        /// Kind of device that has no such library.
+        /// Kind of device for which no GEMM library is supported.
         kind: BackendKind,
     },
-    /// The library's release is older than the numbers used here.
+    /// The release of the library is older than the oldest supported one.
     #[error(
         "{library} is older than {oldest}, the oldest supported version: install a later one, or use \
          Library::Ours"
@@ -83,7 +85,7 @@ pub enum Error {
         /// Name that the library gives the status code.
         name: String,
     },
-    /// A call of the library that runs in the background did not end in time.
+    /// A call of the library that runs in the background did not end within the deadline.
     #[error(
         "{function} did not end within {seconds} s, expected all ranks to join it: see whether a rank is lost or \
          the network between the nodes is cut"
@@ -109,11 +111,12 @@ pub enum Error {
 /// Result with the error type of GEMM libraries.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Defines a struct of functions of a C library, loaded by name; the common prefix of the names is
-/// passed when the library is loaded.
+/// Defines a struct of functions of a C library, which are loaded by name. The common prefix of the
+/// names is passed when the library is loaded.
 ///
 /// The library stays loaded until the process ends, because threads that it has started may still
-/// run its code: those of a communicator of NCCL that was not destroyed, because a call had failed.
+/// run its code. An example are threads of an NCCL communicator that was not destroyed because a
+/// call had failed.
 macro_rules! library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
         /// Functions of the library, as the vendor's header declares them.
@@ -145,8 +148,8 @@ macro_rules! library {
 use library;
 
 /// Opens the first usable file of a library whose files are called `name` plus a version: at the
-/// path that the environment variable `variable` gives, else in `folders`, else as `bare` on the
-/// loader's path.
+/// path that the environment variable `variable` gives, otherwise in `folders`, otherwise as `bare`
+/// on the loader's path.
 ///
 /// # Errors
 /// [`Error::NotFound`] with the places that were searched.
@@ -160,14 +163,14 @@ fn find<T>(
         .map_err(|looked| Error::NotFound { what, looked })
 }
 
-/// Folders with CUDA's libraries: those of CUDA toolkits, and the folders `wheels` inside Python's
-/// package folders.
+/// Folders with CUDA's libraries: folders of CUDA toolkits, and the folders `wheels` inside
+/// Python's package folders.
 fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     search::cuda_folders(wheels)
 }
 
-/// Folders of the HIP runtimes that this process has loaded; a library in such a folder uses that
-/// runtime.
+/// Folders of the HIP runtimes that this process has loaded. A library in such a folder uses the
+/// runtime in the same folder.
 fn hip_folders() -> Vec<PathBuf> {
     search::loaded(HIP_RUNTIME).iter().filter_map(|file| Some(file.parent()?.into())).collect()
 }
@@ -178,8 +181,8 @@ const HIP_RUNTIME: &str = "libamdhip64.so";
 /// Loads a vendor's library.
 ///
 /// # Errors
-/// The loader's error; or an error if the library brings a second HIP runtime, as Python packages
-/// do, because streams and memory of the runtime that is already loaded would be invalid in it.
+/// The loader's error. Also an error if the library brings a second HIP runtime, as Python packages
+/// do: streams and memory of the runtime that is already loaded would be invalid in the second one.
 #[allow(unsafe_code, reason = "a library is loaded")]
 fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);

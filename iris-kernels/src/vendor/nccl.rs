@@ -1,4 +1,4 @@
-//! NCCL, or RCCL with the same functions: loading, and the communicator of one rank.
+//! NCCL, or RCCL, which has the same functions: loading, and the communicator of one rank.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
@@ -18,15 +18,16 @@ pub use window::Window;
 
 mod window;
 
-/// Id of a new communicator (C type `ncclUniqueId`): one rank makes it and sends it to the others.
+/// Id of a new communicator (C type `ncclUniqueId`). One rank makes the id and sends it to the
+/// others.
 pub type CommunicatorId = [u8; 128];
 
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId(CommunicatorId);
 
-/// C type `ncclConfig_t` as of release 2.18. Later releases have further fields, and take the default
-/// for each that lies beyond `size`.
+/// C type `ncclConfig_t` as of release 2.18. Later releases have further fields; a field beyond
+/// `size` has its default value.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -76,7 +77,8 @@ pub struct Nccl {
     /// Functions for windows, or the reason why the release lacks them.
     windows: std::result::Result<WindowTable, String>,
     path: PathBuf,
-    /// Name and value of an environment variable without which the library refuses some devices.
+    /// Name and value of an environment variable without which the library refuses some devices;
+    /// `None` if there is no such variable.
     needs: Option<(&'static str, &'static str)>,
 }
 
@@ -122,10 +124,10 @@ impl Nccl {
         })
     }
 
-    /// Returns the library for this kind of device, which the first call loads.
+    /// Returns the library for this kind of device. It is loaded at the first call.
     ///
     /// # Errors
-    /// Those of [`Nccl::load`], equal at each call.
+    /// Errors of [`Nccl::load`]; every call returns the same error.
     pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
         static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
         let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
@@ -156,8 +158,8 @@ impl Nccl {
         Ok(id.0)
     }
 
-    /// Converts the return code of `function` into an error with the library's texts, which also
-    /// names the environment variable to set if a needed one is missing.
+    /// Converts the return code of `function` into an error with the library's texts. If a needed
+    /// environment variable is missing, the error also names it.
     fn check(&self, function: &'static str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -198,7 +200,8 @@ pub struct CommunicatorOptions {
     pub deadline: Option<Duration>,
 }
 
-/// Collective over the ranks of a communicator. `count` is the number of elements of a rank's part.
+/// Collective over the ranks of a communicator. `count` is the number of elements of one rank's
+/// part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NcclCall {
     /// Sum over the ranks; input and output have `count` elements.
@@ -207,7 +210,7 @@ pub enum NcclCall {
     ReduceScatter,
     /// Concatenation of the inputs of all ranks, of `count` elements each.
     AllGather,
-    /// Exchange of parts: part r of the input goes to rank r.
+    /// Exchange of parts: part r of each rank's input goes to rank r.
     AllToAll,
     /// Copy of `count` elements of the root's input to the output of all ranks.
     Broadcast {
@@ -251,7 +254,7 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Creates this rank's communicator on the current device: collective over the ranks.
+    /// Creates this rank's communicator on the current device. All ranks must call this function.
     ///
     /// # Errors
     /// [`Error::Call`]; [`Error::Late`] if other ranks have not joined within the deadline.
@@ -273,8 +276,8 @@ impl Communicator {
             split_share: UNSET,
         };
         let mut handle = null_mut();
-        // SAFETY: the function writes the new communicator to `handle`, a local of the right type, and
-        // reads `config`; the id is passed by value.
+        // SAFETY: the function writes the new communicator to `handle`, a local variable of the
+        // right type, and reads `config`; the id is passed by value.
         let code = unsafe {
             (nccl.table.ncclCommInitRankConfig)(
                 &mut handle,
@@ -302,7 +305,7 @@ impl Communicator {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handle of the live communicator; an error after it was aborted or closed.
+    /// Handle of the live communicator; an error if the communicator was aborted or closed.
     fn live(&self, function: &'static str) -> Result<MutexGuard<'_, Live>> {
         let live = self.lock();
         match live.0.is_null() {
@@ -315,7 +318,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until the library has taken a call of `function`, which returned `code`.
+    /// Waits until the library has accepted a call of `function`, which returned `code`.
     fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
         let begun = Instant::now();
         while code == IN_PROGRESS {
@@ -331,15 +334,16 @@ impl Communicator {
         self.nccl.check(function, code)
     }
 
-    /// Enqueues a collective of `count` elements per part on a stream of the current device; `None`
-    /// as the type means bytes.
+    /// Enqueues a collective of `count` elements per part on a stream of the current device. `None`
+    /// as the element type means bytes.
     ///
     /// # Errors
-    /// [`Error::Call`] and [`Error::Late`]; also for an element type without a sum here.
+    /// [`Error::Call`] and [`Error::Late`]. [`Error::Call`] also for an element type without a sum
+    /// here.
     ///
     /// # Safety
-    /// `from` and `to` are memory of the device that has room for the elements, until the stream has
-    /// finished the collective; `stream` is a live stream of the device.
+    /// `from` and `to` are memory of the device that has room for the elements, until the stream
+    /// has finished the collective. `stream` is a live stream of the device.
     pub unsafe fn enqueue(
         &self,
         call: NcclCall,
@@ -381,7 +385,8 @@ impl Communicator {
                             made = made.and(self.nccl.check(function, code));
                         }
                     }
-                    // The group is ended in any case, because later calls would join it.
+                    // The group is ended even after an error, because later calls would otherwise
+                    // join it.
                     let ended = (table.ncclGroupEnd)();
                     made?;
                     ("ncclGroupEnd", ended)
@@ -391,7 +396,7 @@ impl Communicator {
         self.taken(handle, function, code)
     }
 
-    /// Error of a collective that has failed since it was enqueued, such as that of a lost
+    /// Returns an error if a collective has failed since it was enqueued, for example by a lost
     /// connection.
     ///
     /// # Errors
@@ -409,8 +414,8 @@ impl Communicator {
         self.nccl.check("a collective that was enqueued", state)
     }
 
-    /// Ends all collectives that are enqueued, and gives the communicator back. Graphs that captured
-    /// its collectives must not be launched afterwards. Does nothing the second time.
+    /// Ends all enqueued collectives, and frees the communicator. Graphs that captured its
+    /// collectives must not be launched afterwards. A second call does nothing.
     pub fn abort(&self) {
         let mut live = self.lock();
         if !live.0.is_null() {
@@ -423,8 +428,8 @@ impl Communicator {
         }
     }
 
-    /// Destroys the communicator after its enqueued collectives are done: collective over the ranks.
-    /// Does nothing after [`Communicator::abort`].
+    /// Destroys the communicator after its enqueued collectives have finished. All ranks must call
+    /// this function. Does nothing after [`Communicator::abort`].
     ///
     /// # Errors
     /// [`Error::Call`] and [`Error::Late`]; the communicator is then aborted.
@@ -447,7 +452,8 @@ impl Communicator {
     }
 }
 
-/// Code of an element type, for which sums are defined; bytes are for copies only.
+/// Code of an element type for which sums are defined. `None` stands for bytes, which can only be
+/// copied.
 fn type_code(dtype: Option<DType>) -> Result<c_int> {
     Ok(match dtype {
         None => BYTE,

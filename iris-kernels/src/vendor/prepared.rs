@@ -15,16 +15,16 @@ use crate::recent::Recent;
 
 /// Library products for all calls of an operator with up to `most` rows.
 ///
-/// The heuristic is queried once, when this is made: for each power of two of rows, for A and B
-/// row-major and column-major, for alignment to 16 bytes or to an element only, and, if aligned,
+/// The heuristic is queried once, when this value is made: for each power of two of rows, for A and
+/// B row-major and column-major, for alignment to 16 bytes or to an element only, and, if aligned,
 /// with and without a bias and an addend. With a library that rejects unsuitable algorithms, a call
-/// uses the algorithm of the next higher power of two, so the bits of its result depend on the
-/// plan, too. With another library (hipBLASLt) the heuristic is queried for the maximum number of
-/// rows only, to learn whether such products are supported; the first call of a problem then
-/// queries it for that problem, and later calls reuse the answer.
+/// uses the algorithm of the next higher power of two, so the bits of its result also depend on the
+/// plan. With another library (hipBLASLt) the heuristic is queried for the maximum number of rows
+/// only, to learn whether such products are supported. The first call of a problem then queries the
+/// heuristic for that problem, and later calls reuse the answer.
 ///
-/// The first call of a problem describes it to the library. Calls of the last
-/// [`Prepared::PRODUCTS`] problems reuse description and algorithm, and allocate nothing.
+/// The first call of a problem describes it to the library. Calls of the [`Prepared::PRODUCTS`]
+/// most recent problems reuse description and algorithm, and allocate nothing.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -39,12 +39,12 @@ pub struct Prepared {
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// Maximum number of rows in the second bucket of call sizes; the first bucket has calls of one
-/// row.
+/// Maximum number of rows of a call in the second bucket of call sizes. The first bucket has calls
+/// of one row.
 const LEAST_ROWS: usize = 16;
 
-/// Form of a call, without its rows: which factors are column-major (`a`, `b`), what is added to
-/// the product, and whether all matrices are aligned to 16 bytes.
+/// Form of a call without its rows: which factors are column-major (`a`, `b`), which of bias and
+/// addend are added to the product, and whether all matrices are aligned to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CallForm {
     a: bool,
@@ -73,15 +73,16 @@ impl Prepared {
     /// capability 9.0.
     pub const WORKSPACE: u64 = 32 << 20;
 
-    /// Number of problems for which descriptions and algorithms are kept; the least recently called
+    /// Number of problems whose descriptions and algorithms are kept. The least recently called
     /// problem is evicted.
     pub const PRODUCTS: usize = 64;
 
-    /// Prepares C = A B with C of up to `shape[0]` x `shape[1]` and type `output`, depth
-    /// `shape[2]`, and A and B of type `dtype`. The device must be current.
+    /// Prepares C = A B. C has up to `shape[0]` rows, `shape[1]` columns and type `output`; the
+    /// depth is `shape[2]`; A and B have type `dtype`. The device must be current.
     ///
     /// # Errors
-    /// [`Error::NoAlgorithm`] if there is none even for aligned matrices; [`Error::Call`].
+    /// [`Error::NoAlgorithm`] if the library has no algorithm even for aligned matrices;
+    /// [`Error::Call`].
     pub fn new(
         of: Multiplier,
         shape: [usize; 3],
@@ -104,8 +105,8 @@ impl Prepared {
         let first = if new.of.dialect().refuses { 0 } else { last };
         for bucket in first..=last {
             for form in (0..CallForm::COUNT).map(CallForm::of) {
-                // Where rows are not whole vectors of 8 elements, the library's algorithms round
-                // the product before they add the bias: seen with unaligned rows, and with 45
+                // If rows are not whole vectors of 8 elements, the library's algorithms round the
+                // product before they add the bias. This was seen with unaligned rows, and with 45
                 // columns of bf16. For an addend the same is assumed.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
                 if (form.bias || form.addend) && !(form.aligned && (whole || output == DType::F32))
@@ -131,7 +132,8 @@ impl Prepared {
         }
     }
 
-    /// Name and version of the library; with the device they determine the bits of results.
+    /// Name and version of the library. Together with the device, they determine the bits of
+    /// results.
     pub fn library(&self) -> String {
         self.of.title()
     }
@@ -164,9 +166,9 @@ impl Prepared {
         }
     }
 
-    /// Returns the problem of a call and an algorithm for it; `None` if the library cannot do the
-    /// call: one with an empty matrix, an epilogue, a column-major C, or an addend of another shape
-    /// or type than C.
+    /// Returns the problem of a call and an algorithm for it. `None` if the library cannot do the
+    /// call: a call with an empty matrix, an epilogue, a column-major C, or an addend whose shape
+    /// or type differs from C's.
     fn fitting(&self, args: &OpArgs, addend: Option<&Matrix>) -> Option<(Problem, &Algorithm)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let (rows, [of_n, of_k]) = (m as usize, self.shape);
@@ -221,21 +223,21 @@ impl Prepared {
         Some((problem, algorithm))
     }
 
-    /// Whether the library can do this call, as far as the heuristic was queried. With `addend`:
-    /// whether it can also add that matrix to the product.
+    /// Whether the library can do this call, as far as the heuristic was queried. If `addend` is
+    /// given: whether the library can also add that matrix to the product.
     pub fn fits(&self, args: &OpArgs, addend: Option<&Matrix>) -> bool {
         self.fitting(args, addend).is_some()
     }
 
     /// Enqueues the product of a call, and adds `addend` if given. Returns false if the library
-    /// cannot do it.
+    /// cannot do the call.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// The matrices in `args`, the addend and the workspace are on the device, and live until the
-    /// stream has finished the product, and every replay of a graph that captured it.
+    /// The matrices in `args`, the addend and the workspace are on the device. They live until the
+    /// stream has finished the product, and every replay of a graph that captured the product.
     pub unsafe fn enqueue(
         &self,
         args: &OpArgs,
@@ -255,8 +257,8 @@ impl Prepared {
         // SAFETY: the caller guarantees that the addresses are valid and the stream is alive, as
         // `Product::enqueue` requires.
         match unsafe { product.enqueue(at, stream) } {
-            // The library refuses the call, because the algorithm was chosen for more rows and does
-            // not fit this number.
+            // The library refuses the call: the algorithm was chosen for more rows and does not fit
+            // this number of rows.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
                 *kept = None;
                 Ok(false)
@@ -267,7 +269,7 @@ impl Prepared {
 
     /// Makes the product of a problem; `None` if the library cannot do it. If the library rejects
     /// unsuitable algorithms, the product uses `named`, the algorithm chosen for its bucket of
-    /// rows; otherwise the heuristic chooses an algorithm for this product.
+    /// rows. Otherwise the heuristic chooses an algorithm for this product.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),
@@ -280,9 +282,9 @@ impl Prepared {
     }
 }
 
-/// Returns the bucket of a number of rows: bucket 0 has 1 row, which libraries multiply
-/// differently; bucket 1 has up to `LEAST_ROWS` rows; each further bucket has up to twice as many
-/// rows as the one before, limited by `most`.
+/// Returns the bucket of a number of rows. Bucket 0 has 1 row, which libraries multiply
+/// differently. Bucket 1 has up to `LEAST_ROWS` rows. Each further bucket has up to twice as many
+/// rows as the previous bucket, limited by `most`.
 fn bucket_of(rows: usize, most: usize) -> usize {
     match rows.min(most) {
         0 | 1 => 0,

@@ -9,8 +9,8 @@ use iris_heap::DType;
 pub struct Layout {
     /// Type of a matrix element.
     pub dtype: DType,
-    /// Whether the matrix is column-major: element (r, c) is `c * ld + r` elements from the first;
-    /// otherwise it is row-major, `r * ld + c`.
+    /// Whether the matrix is column-major: element (r, c) is `c * ld + r` elements after element
+    /// (0, 0). Otherwise the matrix is row-major: `r * ld + c` elements.
     pub transposed: bool,
     /// Leading dimension in elements: the stride between rows, or between columns if column-major.
     pub ld: u64,
@@ -30,11 +30,11 @@ pub struct Problem {
     pub c: Layout,
     /// Whether a bias, n elements of C's type, is added to every row.
     pub bias: bool,
-    /// Whether sums stay f32 until they are rounded to C's type once. Otherwise a library may split
+    /// Whether sums stay f32 until they are rounded once to C's type. Otherwise a library may split
     /// the depth and add partial results that are already rounded.
     pub rounds_once: bool,
-    /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
-    /// storage order, and may be C itself.
+    /// Leading dimension of the addend; `None` if the problem has no addend. The addend has C's
+    /// type and storage order, and may be C itself.
     pub addend: Option<u64>,
     /// Minimum alignment in bytes of all addresses of a call.
     pub alignment: u32,
@@ -78,8 +78,8 @@ pub(super) struct ByColumns {
     pub(super) result: Stored,
     /// Matrix that is added to the result; `None` if there is none.
     pub(super) addend: Option<Stored>,
-    /// Whether `left` is B and `right` is A: a row-major C is the transpose of a column-major
-    /// matrix, and (A B)' = B' A'.
+    /// Whether `left` is B and `right` is A. This is so for a row-major C, because it is the
+    /// transpose of a column-major matrix, and (A B)' = B' A'.
     pub(super) swapped: bool,
 }
 
@@ -96,7 +96,7 @@ impl Layout {
 
     /// Column-major view of this `rows` x `cols` matrix, or of its transpose if `flipped`.
     fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
-        // In memory, a row-major matrix is the transpose of a column-major one.
+        // In memory, a row-major matrix equals the transpose of a column-major matrix.
         let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
         Stored {
             dtype: self.dtype,

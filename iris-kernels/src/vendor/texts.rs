@@ -1,5 +1,5 @@
-//! Tests of the texts of all errors of GEMM libraries: each shows the value, what was expected, and
-//! what to do.
+//! Tests of the texts of all errors of GEMM libraries. Each text shows the value, what was
+//! expected, and what to do.
 
 use iris_testkit::guide::check_texts;
 use iris_testkit::variants;

@@ -1,4 +1,4 @@
-//! Tests of how many library objects and memory allocations calls make, with a fake GEMM library.
+//! Tests that count the library objects and memory allocations of calls, with a fake GEMM library.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -56,8 +56,8 @@ pub(crate) fn a_problem_is_described_once() {
         let workspace = vec![0_u128; WORKSPACE as usize / 16];
         let multiplier = Multiplier::new(&blas).unwrap();
         let prepared = Prepared::new(multiplier, [most, n, k], (dtype, dtype), WORKSPACE).unwrap();
-        // Makes a call of `rows` rows. Returns whether the library took it, and how many objects
-        // and memory allocations the call made.
+        // Makes a call of `rows` rows. Returns whether the library accepted the call, and how many
+        // objects and memory allocations the call made.
         let call = |rows: usize, bias: &Held| {
             let c = Held::new(dtype, (rows, n), false);
             let mut args = OpArgs { m: rows as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
@@ -83,8 +83,8 @@ pub(crate) fn a_problem_is_described_once() {
             // objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
-        // For each problem that was kept, the fake library must hold one descriptor and three
-        // layouts.
+        // For each problem that was kept, the fake library must have one live descriptor and three
+        // live layouts.
         assert_eq!(counts.live() - before, 4 * kept as u64, "{}", dialect.name);
         assert_eq!(call(most - kept + 1, &biases[0]), (true, 0, 0), "{}", dialect.name);
         assert!(call(most - kept, &biases[0]).1 > 0, "{} kept too many", dialect.name);

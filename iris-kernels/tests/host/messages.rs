@@ -53,14 +53,14 @@ impl Message {
         }
     }
 
-    /// Whether an element lies in a gap or after row `rows`; a kernel must never write such
-    /// elements.
+    /// Whether an element lies in a gap between rows or after row `rows`; a kernel must never write
+    /// such elements.
     fn is_outside(self, rows: u32, row: u32, col: u32) -> bool {
         row >= rows || col >= self.cols
     }
 
-    /// Buffer for `rows` rows and one more, with all bits set: every element is NaN until it is
-    /// written.
+    /// Buffer for `rows` rows and one additional row, with all bits set: every element is NaN until
+    /// it is written.
     fn room(self, rows: u32) -> Vec<u32> {
         let elements = ((rows + 1) * (self.cols + self.gap)) as usize;
         vec![u32::MAX; (elements * self.element_bytes()).div_ceil(4)]
@@ -93,8 +93,8 @@ impl Message {
     }
 
     /// Whether `bits` is the right result for the sum `sum`, to which the function `added` adds the
-    /// residual: exact to the bit, except with GELU, which the implementations approximate
-    /// differently.
+    /// residual. The comparison is bit by bit, except with GELU, which the implementations
+    /// approximate differently.
     fn is_result(self, bits: u32, sum: f32, added: impl Fn(f32) -> f32) -> bool {
         if !self.gelu {
             return bits == self.rounded(added(sum));
@@ -104,8 +104,8 @@ impl Message {
         (self.value(bits) - wanted).abs() <= self.roundoff() * (sum.abs() + wanted.abs()).max(1.0)
     }
 
-    /// Whether `seen` is the right RMSNorm of the element with bits `bits`, where `row` yields the
-    /// bits of all elements of its row.
+    /// Whether `seen` is the right RMSNorm of the element with bits `bits`. `row` yields the bits
+    /// of all elements of the row.
     fn is_normed(self, seen: u32, bits: u32, row: impl Iterator<Item = u32>, weight: u32) -> bool {
         let squares = row.map(|bits| f64::from(self.value(bits)).powi(2)).sum::<f64>();
         let root = (squares / f64::from(self.cols) + f64::from(EPSILON)).sqrt();
@@ -135,9 +135,9 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Tests the Rust kernels against device kernels with four threads, bit by bit, for every
+/// Tests the Rust kernels against device kernels with four threads, bit by bit: for every
 /// collective of small messages, for tile reductions and for relayed tiles. Each test makes several
-/// calls, the first of them before a periodic refresh of words; some sums have a bias.
+/// calls; the first calls come before a periodic refresh of words. Some sums have a bias.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
@@ -151,7 +151,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Reductions tile by tile; in these a thread loads several vectors at a time.
+        // Reductions tile by tile, in which a thread loads several vectors at a time.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
@@ -176,7 +176,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    // Messages with an RMSNorm whose rows have at most as many vectors as a thread holds in
+    // Messages with an RMSNorm. Their rows have at most as many vectors as a thread holds in
     // registers, more vectors than that, or no whole vector.
     let normed = |dtype, cols, gap| Message {
         dtype,
@@ -239,10 +239,11 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             // that outlives the calls.
             let device_norm =
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
-            // In the LL kernel the RMSNorm is included; for the other kernels it is a second
+            // The LL kernel includes the RMSNorm. For the other kernels the RMSNorm is a second
             // launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
-            // In `two_shot` the owner of a tile reduces it, and adds its own partial result first.
+            // In `two_shot`, the owner of a tile reduces the tile, and adds its own partial result
+            // first.
             let at_owners = kernel == Kernel::TwoShot;
             let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
             exchange(collective, at_owners, size, message, &runs[..=behind]);
@@ -287,8 +288,8 @@ fn exchange(
     let tile_n = cols.min(48);
     let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
-    // Inboxes need room for the larger number of tiles: those of the whole grid, or those of the
-    // grid with its rows split over ranks.
+    // Inboxes need room for the larger number of tiles: that of the whole grid, or that of the grid
+    // whose rows are split over ranks.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
@@ -307,8 +308,8 @@ fn exchange(
             Rank { data, signal, device, control: Box::default() }
         })
         .collect();
-    // Number of rows that a rank passes to the call, and number of rows that it receives; in an
-    // all-gather M counts the rows of all ranks.
+    // Number of rows that a rank passes to the call (`given`), and number of rows that it receives.
+    // In an all-gather, M is the number of rows of all ranks.
     let given = |rank: u32| match collective {
         Collective::AllGather => items.rows_sent(rank, 0),
         _ => rows,
@@ -326,7 +327,7 @@ fn exchange(
             .map(|rank| {
                 let mut data = message.room(given(rank));
                 for (row, col) in (0..given(rank)).flat_map(|r| (0..cols).map(move |c| (r, c))) {
-                    // The values are not exact in sums, so the last bits of a sum depend on the
+                    // Sums of these values are not exact, so the last bits of a sum depend on the
                     // order of additions.
                     let value = (numbers.below(1 << 20) as f32 - 524_288.0) * 1.37e-5;
                     let value = value * [1.0, 37.0, 1e3][numbers.below(3) as usize];
@@ -335,14 +336,14 @@ fn exchange(
                 data
             })
             .collect();
-        // From the third call on, sums also get a bias, as a message after a product may have.
+        // From the third call on, sums also get a bias, like a message after a product.
         let mut bias = message.room(1);
         let has_bias = reduces && call >= 2;
         for col in 0..cols {
             message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
         }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
-        // In every second call with an RMSNorm there is also a residual.
+        // In every second call with an RMSNorm, a residual is added too.
         let has_residual = message.norm && call % 2 == 0;
         let (mut residual, mut weight) = (message.room(rows), message.room(1));
         for (row, col) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
@@ -382,7 +383,7 @@ fn exchange(
                 (args.slot, args.sources, args.producer) = (slot, size, producer::LOAD);
                 (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
-                // In every second call, one of a rank's workgroups only sends.
+                // In every second call, one of a rank's workgroups is a dedicated sender.
                 args.dedicated_workgroups = u32::from(call % 2 == 1);
                 args
             })

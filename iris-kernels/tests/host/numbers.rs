@@ -1,5 +1,5 @@
-//! Tests of the numbers by which the GEMM libraries are called: a fake library accepts only the
-//! right numbers, each number is made wrong once, and the fake library is compared with AMD's
+//! Tests of the numbers by which the GEMM libraries are called. A fake library accepts only the
+//! right numbers, and each number is made wrong once. The fake library is compared with AMD's
 //! header.
 
 use std::path::PathBuf;
@@ -99,7 +99,8 @@ impl Held {
 pub(crate) const WORKSPACE: u64 = 1 << 16;
 
 /// Multiplies by the fake library with the numbers of `dialect`, in all layouts and types, both
-/// directly and as an operator does. The error describes which result or call was wrong.
+/// directly and in the way that an operator does. The error describes which result or call was
+/// wrong.
 fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
     let told = |error: Error| error.to_string();
     let blas = Blas::load(dialect, &[PathBuf::from(folder.path())]).map_err(told)?;
@@ -167,8 +168,8 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
             }
         }
     }
-    // No product above needs the status code "not supported"; the library must return it for this
-    // unsupported problem, so that this is not reported as a failure.
+    // No product above leads to the status code "not supported". The library must return it for
+    // this unsupported problem, so that the problem is not reported as a failure.
     let odd = Layout::rows(DType::F32, 16);
     let problem = Problem {
         shape: [16, 16, 13],
@@ -212,7 +213,7 @@ pub(crate) fn wrong_numbers_are_found() {
         right(dialect, &folder).unwrap();
         for (name, plant) in plants {
             // With cuBLASLt these two changes are harmless: an algorithm may also be queried for
-            // each problem, and its fixed size must merely be large enough.
+            // each problem, and the size of an algorithm must only be large enough.
             let harmless =
                 dialect.refuses && ["a longer", "the other"].iter().any(|it| name.starts_with(it));
             let mut wrong = *dialect;
@@ -224,7 +225,7 @@ pub(crate) fn wrong_numbers_are_found() {
         }
         let mut wrong = *dialect;
         wrong.not_supported += 1;
-        // With hipBLASLt the code for "not supported" is unused: this library reports zero
+        // With hipBLASLt the code for "not supported" is unused, because hipBLASLt reports zero
         // algorithms instead of an error.
         assert_eq!(right(&wrong, &folder).is_err(), dialect.refuses, "not supported");
     }
@@ -239,7 +240,7 @@ pub(crate) fn wrong_numbers_are_found() {
     assert!(right(&alignment, &built(&alignment)).is_err(), "how parts are added up");
 }
 
-/// Reason why AMD's header cannot be checked (no g++, or no header); `None` if it can.
+/// Reason why AMD's header cannot be checked (no g++, or no header); `None` if it can be checked.
 pub(crate) fn no_header() -> Option<String> {
     harness::no_program("g++").or_else(|| {
         let found = with_header(&["-E"]).output().ok()?.status.success();
@@ -250,8 +251,8 @@ pub(crate) fn no_header() -> Option<String> {
 fn with_header(options: &[&str]) -> Command {
     let mut command = Command::new("g++");
     command.args(["-std=c++20", "-x", "c++", "-include", "hipblaslt/hipblaslt.h"]);
-    // ROCm's packages install the header in this folder; if it is elsewhere, CPLUS_INCLUDE_PATH
-    // names the folder.
+    // ROCm's packages install the header in this folder. If the header is in another folder,
+    // CPLUS_INCLUDE_PATH names that folder.
     command.args(["-isystem", "/opt/rocm/include", "-D__HIP_PLATFORM_AMD__", "-DHEADER"]);
     command.args(options).args(["-o", "/dev/null"]);
     command.arg(format!("{}/blaslt.cpp", fake::SOURCES));

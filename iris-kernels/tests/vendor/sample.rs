@@ -12,8 +12,8 @@ use iris_kernels::vendor::Layout;
 /// library.
 pub(crate) const CHILD: &str = "VENDOR_TEST_CHILD";
 
-/// Kind of GPU to test: CUDA if there is such a GPU; otherwise HIP, which a child process of the
-/// test has through the fake runtime.
+/// Kind of GPU to test: CUDA if there is such a GPU, otherwise HIP. A child process of the test has
+/// a HIP GPU through the fake runtime.
 pub(crate) fn here() -> BackendKind {
     match BackendKind::Cuda.device_count() {
         Ok(1..) if std::env::var_os(CHILD).is_none() => BackendKind::Cuda,
@@ -70,7 +70,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Allocates and writes a matrix with gaps between its rows, which begins `shift` elements
+    /// Allocates and writes a matrix with gaps between its rows. The matrix begins `shift` elements
     /// after an aligned address.
     pub(crate) fn new(
         heap: &SymmetricHeap,
@@ -187,7 +187,7 @@ impl Sample {
         self.addend.as_ref().map(|it| &it.matrix)
     }
 
-    /// Whether all addresses are multiples of 16 bytes, and so are the strides of matrices with
+    /// Whether all addresses are multiples of 16 bytes, and also the strides of all matrices with
     /// several rows.
     pub(crate) fn is_aligned(&self) -> bool {
         let added = [&self.bias, &self.addend].into_iter().flatten();
@@ -223,7 +223,7 @@ impl Sample {
                 expected[self.c.at(row, col)] = Some(products.sum::<f64>() + bias + addend);
             }
         }
-        // Relative error of one rounding to C's type. The error of summing k such terms in f32 is
+        // Relative error of one rounding to C's type. The error of a sum of k such terms in f32 is
         // added to it.
         let unit = match self.c.dtype {
             DType::F32 => 0.0,

@@ -13,14 +13,14 @@ use crate::matrix::MatRef;
 use crate::nodes::Operator;
 
 impl Comm {
-    /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank. Both
-    /// have the same number of elements.
+    /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank.
+    /// `input` and `output` have the same number of elements.
     ///
     /// # Errors
     /// [`Error::Invalid`] for unequal lengths, an operation other than [`ReduceOp::Sum`], a type
     /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
-    /// [`Error::Overlap`] if the two share elements; [`Error::Poisoned`] after a fault. With host
-    /// memory on the CPU, also the errors of the call itself.
+    /// [`Error::Overlap`] if input and output share elements; [`Error::Poisoned`] after a fault.
+    /// With host memory on the CPU, also the errors of the call itself.
     pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -43,7 +43,7 @@ impl Comm {
         self.sum::<T>(Op::AllReduce, None, data.lend_mut(&self.stream), *operation)
     }
 
-    /// Sums `input` over ranks and leaves part r of the sum on rank r: `input` has
+    /// Sums `input` over ranks and stores part r of the sum on rank r. `input` has
     /// [`Comm::world_size`] times as many elements as `output`.
     ///
     /// # Errors
@@ -72,8 +72,8 @@ impl Comm {
         self.travel::<T>(Op::AllGather, Some(input), output, 0)
     }
 
-    /// Sends part r of `input` to rank r, which stores it in its `output` as the part with the
-    /// sender's rank number. Both buffers have the same number of elements, a multiple of
+    /// Sends part r of `input` to rank r. The receiver stores the part in its `output`, as the part
+    /// with the sender's rank number. Both buffers have the same number of elements, a multiple of
     /// [`Comm::world_size`].
     ///
     /// # Errors
@@ -125,8 +125,8 @@ impl Comm {
         self.travel::<T>(Op::Broadcast, None, data.lend_mut(&self.stream), root)
     }
 
-    /// Enqueues a barrier over all ranks' streams: work after it on any rank's stream sees the
-    /// results of all work before it. The host does not wait.
+    /// Enqueues a barrier over all ranks' streams. Work after the barrier on any rank's stream sees
+    /// the results of all work before it. The host does not wait.
     ///
     /// # Errors
     /// [`Error::Poisoned`] after a fault.
@@ -145,7 +145,7 @@ impl Comm {
     }
 
     /// Enqueues a collective that sums, such as an all-reduce. Without `input`, the call is in
-    /// place: `output` also holds the input.
+    /// place: `output` also contains the input.
     fn sum<T: Summand>(
         &self,
         op: Op,
@@ -172,8 +172,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// Enqueues a collective that only moves data. At a root that passes no input, `output` holds
-    /// the data to be sent.
+    /// Enqueues a collective that only moves data. If the root passes no input, its `output`
+    /// contains the data to be sent.
     fn travel<T: Pod>(
         &self,
         op: Op,
@@ -196,7 +196,7 @@ impl Comm {
             _ => &all.broadcast,
         };
         let root = (op == Op::Broadcast).then_some(root);
-        // The size of `T` alone decides which path is taken, so that all ranks take the same.
+        // The size of `T` alone determines the path, so that all ranks use the same path.
         let stream = &self.stream.ours;
         self.stream.enqueue(|| match align_of::<T>() {
             _ if size == 1 => message.copy(self),
@@ -207,8 +207,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// Checks input and output and returns their address ranges: the input consists of `sent`
-    /// parts, the output of `got` parts, all of equal length.
+    /// Checks input and output and returns their address ranges. The input consists of `sent` parts
+    /// and the output of `got` parts; all parts have the same length.
     fn message(
         &self,
         op: Op,
@@ -247,14 +247,14 @@ impl Comm {
                 return Err(Error::Overlap { op: op.into(), first: "output", second: "input" });
             }
         }
-        // A call without an input is in place: the output of a sum, or of a root, is also the
+        // A call without an input is in place: `output` of a sum, or of the root, is also the
         // input.
         let input = own.unwrap_or(output);
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
     /// Waits until the call is complete if one of its arguments is host memory, because host memory
-    /// is borrowed only until this returns.
+    /// is borrowed only until the call returns.
     fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
         if lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.ours.sync().map_err(Error::comm);
@@ -296,7 +296,7 @@ struct Message {
 }
 
 impl Message {
-    /// Splits a part into byte ranges (offset, length) of at most `most` bytes, one for each
+    /// Splits a part into byte ranges (offset, length) of at most `most` bytes, one range for each
     /// launch.
     fn ranges(&self, most: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let part = self.part;
@@ -322,8 +322,8 @@ impl Message {
         Ok(())
     }
 
-    /// Runs the call through the communicator's own buffers, because its addresses or lengths are
-    /// not multiples of a word.
+    /// Runs the call through the communicator's own buffers. Used if addresses or lengths of the
+    /// call are not multiples of a word.
     fn by_stage(
         &self,
         comm: &Comm,
@@ -369,10 +369,10 @@ impl Message {
 
     #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
     fn copy_raw(&self, comm: &Comm, to: u64, from: u64, bytes: u64) -> Result<()> {
-        // SAFETY: one side lies in a buffer that only the communicator's calls use, on one stream;
-        // or both sides are lent. Lent memory stays until the call is enqueued. After that cudarc
-        // frees its memory only in the order of the stream, the heap keeps its own, and for host
-        // memory the call is waited for.
+        // SAFETY: one side is in a buffer that only the communicator's calls use, on one stream, or
+        // both sides are lent. Lent memory stays until the call is enqueued. After that, cudarc
+        // frees its memory only in the order of the stream, and the heap keeps its own memory. For
+        // host memory, the caller waits for the call.
         unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
     }
 }

@@ -7,13 +7,14 @@ use iris_heap::UniqueId;
 
 use crate::error::{Error, Result};
 
-/// Size of an [`Id`] in bytes, equal to NCCL's.
+/// Size of an [`Id`] in bytes, equal to the size of NCCL's id.
 const BYTES: usize = 128;
 
-/// First bytes of every [`Id`], by which it is distinguished from other data.
+/// First bytes of every [`Id`], which distinguish it from other data.
 const MAGIC: &[u8; 8] = b"iris-id1";
 
-/// Identity of a communicator: one rank makes it, all ranks give it to [`Comm::from_rank`](crate::comm::Comm::from_rank).
+/// Identity of a communicator. One rank makes the identity, and all ranks pass it to
+/// [`Comm::from_rank`](crate::comm::Comm::from_rank).
 ///
 /// It has the size and the methods of `cudarc::nccl::Id`, so that a program can pass it on in the
 /// same way: by a file, a pipe or MPI.
@@ -44,15 +45,15 @@ impl Id {
     /// Makes a new identity from the system's random numbers.
     ///
     /// # Errors
-    /// [`Error::Comm`] if the system has none.
+    /// [`Error::Comm`] if the system has no random numbers.
     pub fn new() -> Result<Self> {
         let unique = UniqueId::new().map_err(Error::comm)?.to_string();
         let mut bytes = MAGIC.iter().chain(unique.as_bytes()).map(|&byte| byte as c_char);
         Ok(Self { internal: std::array::from_fn(|_| bytes.next().unwrap_or_default()) })
     }
 
-    /// Makes an identity from the bytes that rank 0 has passed on, without checking them.
-    /// [`Comm::from_rank`](crate::comm::Comm::from_rank) refuses bytes that are no identity.
+    /// Makes an identity from the bytes that rank 0 has passed on, without a check.
+    /// [`Comm::from_rank`](crate::comm::Comm::from_rank) refuses bytes that are not an identity.
     pub fn uninit(internal: [c_char; BYTES]) -> Self {
         Self { internal }
     }
@@ -62,8 +63,8 @@ impl Id {
         &self.internal
     }
 
-    /// Identifier of the world that the ranks with this identity form; an error if the bytes are no
-    /// identity.
+    /// Identifier of the world that the ranks with this identity form; an error if the bytes are
+    /// not an identity.
     pub(super) fn unique(&self) -> Result<UniqueId> {
         let bytes = self.internal.map(|byte| byte as u8);
         let digits = bytes.strip_prefix(MAGIC).and_then(|rest| rest.get(..32));

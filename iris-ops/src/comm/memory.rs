@@ -13,13 +13,14 @@ use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
 
-/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
-/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>`, `CudaView<T>` and
-/// `CudaViewMut<T>`.
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T;
+/// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
+/// `CudaSlice<T>`, `CudaView<T>` and `CudaViewMut<T>`.
 pub trait Source<T>: sealed::Source<T> {}
 
-/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
-/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>` and `CudaViewMut<T>`.
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T;
+/// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
+/// `CudaSlice<T>` and `CudaViewMut<T>`.
 pub trait Target<T>: sealed::Target<T> {}
 
 impl<T, S: sealed::Source<T> + ?Sized> Source<T> for S {}
@@ -29,19 +30,19 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Source<T> {
-        /// Lends the memory to a call on `stream`, which is enqueued while the returned guard
-        /// lives.
+        /// Lends the memory to a call on `stream`. The call must be enqueued while the returned
+        /// guard lives.
         fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a>;
     }
 
     pub trait Target<T> {
-        /// Lends the memory to a call that writes it and is enqueued while the returned guard
-        /// lives.
+        /// Lends the memory to a call that writes it. The call must be enqueued while the returned
+        /// guard lives.
         fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
     }
 }
 
-/// Place of lent memory: host, GPU or symmetric heap.
+/// Location of lent memory: host, GPU or symmetric heap.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// Host memory at this address.
@@ -49,23 +50,23 @@ enum Place {
     /// Memory of cudarc, by address; `None` if the communicator's stream is not one of cudarc's.
     #[cfg(feature = "cudarc-0-19")]
     Cuda(Option<u64>),
-    /// Memory of cudarc on a device other than that of the communicator's stream; the field is the
-    /// device's number.
+    /// Memory of cudarc on a device other than that of the communicator's stream. The field is the
+    /// number of the memory's device.
     #[cfg(feature = "cudarc-0-19")]
     OtherDevice(usize),
     /// Memory of the symmetric heap.
     Sym(RawSlice),
 }
 
-/// Borrow of the memory that a call gets as an argument: until the call is enqueued, and for host
-/// memory until the call is complete.
+/// Borrow of the memory that a call gets as an argument. The borrow lasts until the call is
+/// enqueued; for host memory, until the call is complete.
 pub struct Lent<'a> {
     place: Place,
     /// Number of elements of the lent memory.
     len: usize,
     writable: bool,
-    /// Guard of cudarc; after it is dropped, later work of cudarc on this memory waits for the
-    /// call.
+    /// Guard of cudarc. Work of cudarc on this memory that is enqueued after the guard is dropped
+    /// waits for the call.
     #[cfg(feature = "cudarc-0-19")]
     _until: Option<SyncOnDrop<'a>>,
     _memory: std::marker::PhantomData<&'a ()>,
@@ -88,8 +89,8 @@ impl Lent<'_> {
         self.len
     }
 
-    /// Whether the memory is host memory. The caller must then wait for the call before it returns,
-    /// because only the borrow keeps the memory alive.
+    /// Whether the memory is host memory. If so, a method must not return before its
+    /// collective call is complete, because only the borrow keeps the memory alive.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
     }
@@ -147,8 +148,8 @@ impl Bytes {
         Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })
     }
 
-    /// Matrix of `rows` x `cols` elements of `T`, row-major with leading dimension `ld`, which
-    /// begins `from` bytes into the range.
+    /// Matrix of `rows` x `cols` elements of `T`, row-major with leading dimension `ld`. It begins
+    /// `from` bytes after the start of the range.
     #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
     pub(super) fn matrix<T: Element>(
         &self,
@@ -165,13 +166,13 @@ impl Bytes {
                 MatRef::sym(part.cast::<T>().in_op(op)?, rows, cols)
             }
             // SAFETY: the range comes from a `Lent`, which borrows the memory and is held until the
-            // call is enqueued. After that cudarc frees its memory only in the order of the stream,
-            // and for host memory the call is waited for.
+            // call is enqueued. After that, cudarc frees its memory only in the order of the
+            // stream. For host memory, the caller waits for the call.
             None if self.writable => unsafe {
                 MatRef::external_mut((self.address + from) as *mut T, len, rows, cols)
             },
-            // SAFETY: the memory is borrowed like the writable one above, and the call only reads
-            // it.
+            // SAFETY: the memory is borrowed like the writable memory above, and the call only
+            // reads it.
             None => unsafe { MatRef::external((self.address + from) as *const T, len, rows, cols) },
         };
         Ok(matrix.with_ld(ld))
@@ -223,8 +224,8 @@ impl<T: Element> sealed::Target<T> for SymSlice<T> {
 mod theirs {
     use super::*;
 
-    /// Makes the guard for a cudarc slice from its address on the stream's device and from cudarc's
-    /// own guard.
+    /// Makes the guard for a cudarc slice. `address` is the slice's address on the stream's device,
+    /// and `until` is cudarc's own guard.
     fn lent<'a>(
         (address, until): (Option<u64>, Option<SyncOnDrop<'a>>),
         (allocated, on): (usize, &'a CommStream),

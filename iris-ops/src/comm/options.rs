@@ -1,5 +1,5 @@
 //! Sizes of a communicator: the limits for which its operators are planned, and the memory that
-//! they need.
+//! these operators need.
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions};
 use iris_sync::LINE_WORDS;
@@ -19,37 +19,37 @@ pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// Types in whose units data is moved unchanged: f32 for words of four bytes, f16 for words of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 
-/// Maximum number of bytes of one launch for types without alignment, which pass through the
-/// communicator's own buffers.
+/// Maximum number of bytes that one launch moves of elements with an alignment of one byte, such as
+/// `u8`. Data of such types passes through the communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
 /// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;
 
-/// Smallest value that [`Options::max_bytes`] accepts per rank of the world, so that a part of a
-/// message is at least some words long.
+/// Smallest value that [`Options::max_bytes`] accepts per rank of the world. With a smaller value,
+/// a part of a message could be shorter than a few words.
 const LEAST_BYTES_OF_RANK: u64 = 64;
 
 /// Sizes of a [`Comm`](super::Comm).
 ///
-/// The workspace is symmetric memory into which peers write their parts of a message. Calls with
-/// more bytes than [`max_bytes`](Options::max_bytes) are done in parts, one launch after the other;
-/// so a small workspace costs time for large messages, and no memory.
+/// The workspace is symmetric memory into which peers write their parts of a message. A call with
+/// more bytes than [`max_bytes`](Options::max_bytes) is done in parts, one launch after the other.
+/// So a smaller workspace saves memory, and large messages take longer.
 ///
 /// # Workspace
-/// Bytes that a communicator takes of each rank's heap, with sums of f32, f16 and bf16;
-/// [`Options::footprint`] computes them for other options:
+/// Number of bytes of each rank's heap that a communicator uses, with sums of f32, f16 and bf16.
+/// [`Options::footprint`] computes the number for other options:
 ///
 #[doc = include_str!("footprint.md")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     max_bytes: u64,
     sums: Vec<DType>,
-    /// Room for other allocations of the program, in a heap that the communicator opens.
+    /// Room for other allocations of the program, in a heap that the communicator itself opens.
     beside: Footprint,
 }
 
-/// Memory that a [`Comm`](super::Comm) takes of its heap, on each rank.
+/// Memory of each rank's heap that a [`Comm`](super::Comm) uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Footprint {
@@ -68,36 +68,35 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Default options: at most 8 MiB per launch; sums of f32, f16 and bf16; no room for
+    /// Default options: at most 8 MiB per launch; sums of f32, f16 and bf16; no room for other
     /// allocations of the program.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the maximum message size of one launch in bytes, at least 4096 and at least 64 for each
-    /// rank. The size of a message
-    /// is the larger of a rank's input and output.
+    /// Sets the maximum message size of one launch in bytes: at least 4096, and at least 64 for
+    /// each rank. The size of a message is the larger of a rank's input and output.
     #[must_use]
     pub fn max_bytes(self, bytes: u64) -> Self {
         Self { max_bytes: bytes, ..self }
     }
 
-    /// Sets the element types that can be summed, out of f32, f16 and bf16. A communicator with
-    /// fewer types opens faster.
+    /// Sets the element types that can be summed, a subset of f32, f16 and bf16. A communicator
+    /// with fewer types opens faster.
     #[must_use]
     pub fn sums(self, dtypes: &[DType]) -> Self {
         Self { sums: dtypes.to_vec(), ..self }
     }
 
-    /// Adds `bytes` of data for the program's own allocations to the heap, if the communicator
-    /// opens it.
+    /// Adds `bytes` bytes for the program's own allocations to the heap, if the communicator opens
+    /// the heap.
     #[must_use]
     pub fn room(mut self, bytes: u64) -> Self {
         self.beside.data_bytes = self.beside.data_bytes.saturating_add(bytes);
         self
     }
 
-    /// Adds room for the operators of these plans to the heap, if the communicator opens it.
+    /// Adds room for the operators of these plans to the heap, if the communicator opens the heap.
     #[must_use]
     pub fn operators(mut self, plans: &[&Plan]) -> Self {
         for plan in plans {
@@ -124,8 +123,8 @@ impl Options {
         Ok(self.plans(ranks.into())?.footprint())
     }
 
-    /// Options for opening a heap that holds the communicator of these plans and the room that the
-    /// program asked for.
+    /// Options for opening a heap with room for the communicator of these plans and for the
+    /// program's own allocations.
     pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {
         let (own, beside) = (plans.footprint(), self.beside);
         let options = HeapOptions::new().backend(plans.barrier.ranks().device.backend);
@@ -139,7 +138,7 @@ impl Options {
             .device_words(words)
     }
 
-    /// Makes the plans of the communicator's operators. Ranks do not communicate in this.
+    /// Makes the plans of the communicator's operators, without communication between ranks.
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
@@ -187,8 +186,8 @@ pub(super) struct Plans {
     pub(super) all_to_all: Vec<(DType, Plan)>,
     pub(super) broadcast: Vec<(DType, Plan)>,
     pub(super) barrier: Plan,
-    /// Size in bytes of the send buffer, and of the receive buffer, for types without alignment; a
-    /// whole number of words for each rank.
+    /// Size in bytes of the send buffer, and of the receive buffer, for types without alignment. It
+    /// is a whole number of words for each rank.
     pub(super) stage: u64,
 }
 
@@ -213,8 +212,8 @@ impl Plans {
         Footprint {
             data_bytes: data + areas + barrier.data_bytes() + 2 * aligned(self.stage),
             signal_bytes: aligned(extent.signal_bytes()) + barrier.signal_bytes(),
-            // Device words: those of each operator, and one cache line for the word that counts
-            // calls.
+            // Device words: those of each operator, and one cache line for the word with the number
+            // of calls.
             device_words: words(extent.device_words())
                 + sharing.len() as u64 * words(OWN_WORDS)
                 + barrier.device_words()

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// Stream on which a communicator is to enqueue its calls, and with it the device.
+/// Stream on which a communicator enqueues its calls. The stream also determines the device.
 ///
-/// It is made from a [`BackendKind`], for a new stream of the heap; from a [`Stream`] of the heap;
-/// and, with the feature `cudarc-0-19`, from an `Arc<CudaStream>`, whose device is the
-/// communicator's. A stream of its own (`CudaContext::new_stream`, `CudaDevice::new_with_stream` of
-/// candle) is best. The legacy default stream is accepted, except where ranks that are threads
-/// share a device. The per-thread default stream, which `CudaDevice::new` of candle 0.11 has, is
-/// accepted, but costs two events per call, since the calls then run on a stream of the
-/// communicator's own.
+/// An `OnStream` is made from a [`BackendKind`], for a new stream of the heap; from a [`Stream`] of
+/// the heap; and, with the feature `cudarc-0-19`, from an `Arc<CudaStream>`, whose device is the
+/// communicator's. A separate stream (`CudaContext::new_stream`, `CudaDevice::new_with_stream` of
+/// candle) is best. The legacy default stream is accepted, except if ranks that are threads share a
+/// device. The per-thread default stream, which `CudaDevice::new` of candle 0.11 has, is accepted,
+/// but costs two events per call, because the calls then run on a separate stream of the
+/// communicator.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OnStream {
@@ -76,8 +76,8 @@ impl From<&Arc<CudaStream>> for OnStream {
 }
 
 impl OnStream {
-    /// Returns the kind of device for a communicator that opens a heap and, if the stream
-    /// determines it, the device's number.
+    /// Returns the kind of device for a communicator that opens a heap. Also returns the device's
+    /// number if the stream determines it.
     pub(super) fn device(&self) -> Result<(BackendKind, Option<usize>)> {
         match self {
             OnStream::New(backend) => Ok((*backend, None)),
@@ -119,7 +119,7 @@ pub struct CommStream {
     /// Stream that the program passed, if it is a cudarc stream.
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
-    /// Cudarc's view of `ours` if the communicator has a stream of its own; `None` if calls run on
+    /// Cudarc's view of `ours` if the communicator has a separate stream; `None` if calls run on
     /// the stream that the program passed.
     #[cfg(feature = "cudarc-0-19")]
     apart: Option<Arc<CudaStream>>,
@@ -135,8 +135,9 @@ impl CommStream {
 
 #[cfg(feature = "cudarc-0-19")]
 impl CommStream {
-    /// The per-thread default stream is a different one in each thread, so calls run on a stream of
-    /// the communicator's own, after the earlier and before the later work of the calling thread.
+    /// The per-thread default stream is a different stream in each thread. So calls run on a
+    /// separate stream of the communicator, after the earlier and before the later work of the
+    /// calling thread.
     fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
         const PER_THREAD: u64 = 2;
         let apart = match theirs.cu_stream() as u64 {
@@ -151,8 +152,8 @@ impl CommStream {
         self.theirs.as_deref()
     }
 
-    /// Enqueues a call so that it runs after the work that the program's stream already has, and
-    /// before its later work.
+    /// Enqueues a call so that it runs after the work that is already enqueued on the program's
+    /// stream, and before later work on that stream.
     pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
         apart.join(theirs).map_err(driver)?;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Declares each parameter of the machine once, as a field with its name. `iris tune` fits the
-/// parameters in this order.
+/// parameters in the order of declaration.
 macro_rules! machine {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Parameters for predicting the time of a program, for one kind of device and any number
@@ -42,11 +42,11 @@ machine! {
     /// Time of an empty message that is sent as tiles with signals: a launch, the wait for the
     /// peers' entry, one one-way latency, and the copy to C.
     push_us,
-    /// Additional time of a message whose tiles are summed, apart from the time for its bytes;
+    /// Additional time of a message whose tiles are summed, without the time for its bytes. It is
     /// added to [`Machine::push_us`].
     sum_us,
-    /// Time of a second hop of a message: sums sent back to all ranks, or tiles that a receiver of
-    /// a broadcast passes on.
+    /// Time of a second hop of a message: sums that are sent back to all ranks, or tiles of a
+    /// broadcast that a receiver forwards.
     hop_us,
     /// Additional time of a message for each peer after the first, in each hop.
     peer_us,
@@ -55,10 +55,10 @@ machine! {
     /// Rate of stores to all peers together, for messages that are sent as tiles with signals.
     link_bytes_per_us,
     /// Rate of stores to one peer. It equals `link_bytes_per_us` if a switch connects the GPUs, and
-    /// is lower if each pair has a link of its own.
+    /// is lower if each pair of GPUs has a separate link.
     peer_link_bytes_per_us,
-    /// Rate of stores to all peers by the LL protocol, flags included; with its flags a message has
-    /// twice as many bytes.
+    /// Rate of stores to all peers by the LL protocol, in bytes including flags. With its flags, a
+    /// message has twice as many bytes.
     ll_bytes_per_us,
     /// Rate at which received partials are read and added.
     sum_bytes_per_us,
@@ -70,7 +70,7 @@ machine! {
     flops_f32_per_us,
     /// Rate at which GEMMs, norms and copies on the device read and write device memory.
     memory_bytes_per_us,
-    /// Slowdown of the portable tile core: its time per operation relative to that of a library
+    /// Slowdown of the portable tile core: the ratio of its time per operation to that of a library
     /// GEMM.
     tile_core,
     /// Fraction of a message's fixed time during which the GEMM before it is still running.

@@ -1,16 +1,17 @@
 //! Predicted times of collectives over several nodes, as NCCL executes them.
 //!
 //! **Problem.** An operator over several nodes overlaps its steps between nodes with work in the
-//! node, so its time depends on a network that is usually not at hand when a plan is made.
+//! node. Its time depends on a network that is usually not available when a plan is made.
 //!
-//! **Solution.** Each collective costs a fixed time, a latency per hop, and its bytes by the rate
-//! of the network: the model that NCCL itself chooses its algorithms by (`src/graph/tuning.cc`). The
-//! constants are NCCL's, and the rate is an input ([`Network`]). None of them was fitted here.
+//! **Solution.** Each collective costs a fixed time, a latency per hop, and the time for its bytes
+//! at the rate of the network. NCCL itself chooses its algorithms by this model
+//! (`src/graph/tuning.cc`). The constants are NCCL's, and the rate is an input ([`Network`]). None
+//! of these numbers was fitted here.
 //!
-//! **Limits.** All ranks are alike, and each has a port of its own. Congestion, switches with
+//! **Limits.** All ranks are alike, and each rank has a separate port. Congestion, switches with
 //! in-network sums, NCCL's LL128 protocol and its algorithms NVLS, PAT and CollNet are left out.
 
-/// Collective between nodes, with its number of bytes, from which its time is predicted.
+/// Collective between nodes, with the number of bytes from which its time is predicted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Collective {
     /// Sum of `bytes` of each rank; all ranks get the sum.
@@ -25,10 +26,10 @@ pub(crate) enum Collective {
     Broadcast { bytes: f64 },
 }
 
-/// Network between nodes, as an input of predictions. Each rank has its own port to the network.
+/// Network between nodes, as an input of predictions. Each rank has a separate port to the network.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Network {
-    /// Rate of a port in each direction, in bytes per microsecond: a port sends and receives at the
+    /// Rate of a port in each direction, in bytes per microsecond. A port sends and receives at the
     /// same time.
     pub bytes_per_us: f64,
 }
@@ -40,8 +41,8 @@ pub(crate) struct Algorithm {
     pub(crate) fixed_us: f64,
     /// Latency of a hop between two nodes with several ranks each.
     hop_us: f64,
-    /// Latency of a hop between two nodes with one rank each. NCCL uses the tree's latency here,
-    /// because no hop within the node hides it.
+    /// Latency of a hop between two nodes with one rank each. NCCL uses the latency of the tree
+    /// here, because no hop within a node hides this latency.
     alone_us: f64,
     /// Latency of a hop between two ranks of one node.
     near_us: f64,
@@ -53,8 +54,8 @@ pub(crate) struct Algorithm {
 
 /// Ring and tree with NCCL's Simple protocol, then ring and tree with its LL protocol. The
 /// constants are from NCCL 2.30.7, `ncclTunerConstantsDefaults`: base latencies, and hardware
-/// latencies of the rows NVLINK and NET. A tree reaches 0.92 of the links' rate; LL reaches half of
-/// the rate on a ring and 1/3.8 of it on a tree.
+/// latencies of the rows NVLINK and NET. A tree reaches 0.92 of the links' rate. With LL, a ring
+/// reaches half of the rate and a tree 1/3.8 of it.
 pub(crate) const ALGORITHMS: [Algorithm; 4] = [
     Algorithm {
         fixed_us: 8.4,
@@ -125,7 +126,7 @@ impl Network {
     }
 
     /// Predicted time of a collective by this algorithm, in microseconds; `None` if NCCL does not
-    /// implement the collective by it.
+    /// implement the collective by this algorithm.
     pub(crate) fn time(
         &self,
         algorithm: &Algorithm,
@@ -139,8 +140,8 @@ impl Network {
         let rate = algorithm.rate((self.bytes_per_us * local as f64).min(link));
         let (far, near) = (algorithm.far_us(local), algorithm.near_us);
         let depth = f64::from(nodes.max(1).ilog2());
-        // In a ring, each rank passes data on to the next, `times` times around; `between` of the
-        // hops are between nodes.
+        // In a ring, each rank forwards data to the next rank, and the data goes around `times`
+        // times. `between` is the number of hops between nodes.
         let ring = |times: f64, moved: f64| {
             let (hops, between) = (times * (ranks - 1.0), times * (nodes as f64 - 1.0));
             algorithm.fixed_us + (hops - between) * near + between * far + moved / rate
@@ -157,8 +158,8 @@ impl Network {
                 ring(1.0, part * bytes)
             }
             Collective::Broadcast { bytes } => ring(1.0, bytes),
-            // In an all-to-all, each rank sends to all others at once, over its own port and its
-            // own links.
+            // In an all-to-all, each rank sends to all other ranks at once, through its own port
+            // and its own links.
             Collective::AllToAll { bytes } => {
                 let away = bytes * (ranks - local as f64) / ranks;
                 let near = bytes * (local as f64 - 1.0) / ranks / link;

@@ -2,7 +2,7 @@
 //! at the same time.
 //!
 //! The model assumes that all ranks run in lockstep: data from a peer arrives when this rank has
-//! sent as much itself.
+//! itself sent the same amount of data.
 
 use std::collections::BTreeMap;
 
@@ -25,17 +25,17 @@ pub(crate) struct Problem {
     /// Number of multiprocessors of the device; 0 for a host.
     pub(crate) multiprocessors: u32,
     pub(crate) shape: [usize; 3],
-    /// Element types: `dtype` is the type of A, `wire` of partial results sent between ranks,
-    /// `output` of C.
+    /// Element types: `dtype` is the type of A, `wire` the type of partial results that are sent
+    /// between ranks, and `output` the type of C.
     pub(crate) dtype: DType,
     pub(crate) wire: DType,
     pub(crate) output: DType,
-    /// Whether ranks pass columns of A, not rows.
+    /// Whether ranks pass columns of A; otherwise they pass rows.
     pub(crate) columns: bool,
-    /// Whether iris's own GEMMs that wait for peers and store to them support these operands on the
-    /// device.
+    /// Whether the built-in GEMMs that wait for peers and store to peers support these operands on
+    /// the device.
     pub(crate) has_stores: bool,
-    /// Whether programs may use a GEMM that waits for the parts of A that copy engines bring.
+    /// Whether programs may use a GEMM that waits for parts of A which copy engines deliver.
     pub(crate) gated: bool,
     /// Whether the device has engines that copy to peers without using multiprocessors.
     pub(crate) has_engines: bool,
@@ -57,8 +57,8 @@ struct Clock<'a> {
     behind_gemm: bool,
 }
 
-/// Number of columns of C from which on it takes longer to multiply a row of A than to receive it
-/// from one peer.
+/// Smallest number of columns of C for which it takes longer to multiply a row of A than to receive
+/// the row from one peer.
 const WIDE: usize = 2048;
 
 impl Problem {
@@ -66,7 +66,7 @@ impl Problem {
         self.shape[0].div_ceil(self.world)
     }
 
-    /// Number of parts in which a rank's data travels, if a tile has `rows` rows and `cols`
+    /// Number of parts in which a rank's data is sent, if a tile has `rows` rows and `cols`
     /// columns.
     fn parts(&self, [rows, cols]: [usize; 2]) -> usize {
         let own = |all: usize| all.div_ceil(self.world).max(1);
@@ -82,7 +82,7 @@ impl Problem {
     /// tests at run time.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
-            // The model counts a GEMM that also exchanges as two launches, so a prediction never
+            // The model predicts a GEMM that also exchanges as two launches, so a prediction never
             // uses this alternative.
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
@@ -166,13 +166,15 @@ impl Clock<'_> {
         m as f64 * k as f64 * self.problem.dtype.size() as f64
     }
 
-    /// Number of bytes of the rows of C that one rank owns, or of one part of those rows.
+    /// Number of bytes of the rows of C that one rank owns; inside a loop over parts, of one part
+    /// of those rows.
     fn rows_of_c(&self, at: At) -> f64 {
         let own = self.bytes_of_c(self.problem.output) / self.problem.world as f64;
         if at.part.is_some() { own / self.parts as f64 } else { own }
     }
 
-    /// Number of bytes that one rank contributes to the transfer `of`, or of one part of them.
+    /// Number of bytes that one rank contributes to the transfer `of`, or number of bytes of one
+    /// part of this contribution.
     fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
         let all = match of {
             Transfer::Shards => self.bytes_of_a(),
@@ -190,8 +192,8 @@ impl Clock<'_> {
         if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, Operands::Of(transfer)) =
             (kernel, of)
         {
-            // An earlier step has opened the call, and a later one waits for the data: here only
-            // the launch and the stores count.
+            // An earlier step has opened the call, and a later step waits for the data. So only the
+            // launch and the stores are added here.
             let sent = (world - 1.0) * self.bytes(transfer, None);
             self.main_us +=
                 machine.launch_us + machine.sent(sent, world - 1.0, machine.link_bytes_per_us);
@@ -221,7 +223,7 @@ impl Clock<'_> {
         let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
         let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
-        // The kernel normalises rows while other rows still arrive.
+        // The kernel normalises rows while other rows are still arriving.
         let within = self.norm == Norm::Within;
         let norm = if within { machine.norm(self.bytes_of_c(problem.output)) } else { 0.0 };
         self.main_us += fixed_us + product + moving_us.max(norm);
@@ -245,7 +247,7 @@ impl Clock<'_> {
         let alone = machine.gemm([rows, n, k], problem.dtype);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
-            // The GEMM waits for the rows of the peer, because it adds them.
+            // The GEMM adds the rows of the peer, so it waits for these rows.
             Core::Adding => {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
@@ -274,8 +276,8 @@ impl Clock<'_> {
         }
     }
 
-    /// Time of a GEMM that stores tiles to peers, counted in waves of tiles: first the tiles that
-    /// peers own, then those of this rank.
+    /// Time of a GEMM that stores tiles to peers, in waves of tiles: first the tiles that peers
+    /// own, then the tiles that this rank owns.
     fn waves(&self, blocks: bool) -> f64 {
         let (machine, problem) = (self.machine, self.problem);
         let [_, n, k] = problem.shape;
@@ -288,8 +290,8 @@ impl Clock<'_> {
         machine.gemm_us + ((tiles / each).ceil() + others) * wave
     }
 
-    /// Adds copies to the side timeline, one after the other; none starts before the current time
-    /// of the main timeline.
+    /// Adds copies to the side timeline, one after the other. No copy starts before the current
+    /// time of the main timeline.
     fn copies(&mut self, of: Transfer, at: At) {
         let (machine, world) = (self.machine, self.problem.world);
         let to = if at.peer.is_some() { 1 } else { world - 1 };
@@ -305,8 +307,8 @@ impl Clock<'_> {
         }
     }
 
-    /// Time in microseconds at which a part of the transfer `of` has arrived from all peers; for no
-    /// part, the whole transfer.
+    /// Time in microseconds at which a part of the transfer `of` has arrived from all peers. If
+    /// `at` has no part, time at which the whole transfer has arrived.
     fn arrival(&self, of: Transfer, at: At) -> f64 {
         let parts = self.arrived_us.range((of, 0)..=(of, at.part.unwrap_or(u32::MAX)));
         parts.map(|(_, &us)| us).fold(0.0, f64::max)

@@ -5,7 +5,8 @@ use iris_kernels::Kernel;
 
 use super::Machine;
 
-/// Time of a message as the sum of a fixed time and of a time that is proportional to its bytes.
+/// Time of a message: the sum of a fixed time and of a time that is proportional to the number of
+/// its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) fixed_us: f64,
@@ -18,8 +19,8 @@ impl Machine {
         self.product(shape, dtype, 1.0)
     }
 
-    /// Time of a product whose arithmetic takes `times` as long as a library GEMM's: the longer of
-    /// arithmetic and memory traffic, plus the fixed time.
+    /// Time of a product whose arithmetic takes `times` as long as that of a library GEMM. It is
+    /// the longer of the times for arithmetic and memory traffic, plus the fixed time.
     pub(super) fn product(&self, [m, n, k]: [f64; 3], dtype: DType, times: f64) -> f64 {
         if m <= 0.0 {
             return 0.0;
@@ -34,18 +35,18 @@ impl Machine {
         if dtype == DType::F32 { self.flops_f32_per_us } else { self.flops_per_us }
     }
 
-    /// Time of a message of `bytes` bytes in all, among `world` ranks; `None` for kernels that are
-    /// no message or are never the fastest.
+    /// Time of a message of `bytes` bytes in total, among `world` ranks; `None` for kernels that
+    /// send no message or are never the fastest.
     pub(super) fn message(&self, kernel: Kernel, world: f64, bytes: f64) -> Option<Message> {
         use Kernel::*;
         let (peers, others) = (world - 1.0, world - 2.0);
         let entry = self.push_us + self.peer_us * others;
         let sums = entry + self.sum_us;
-        // Bytes that a rank sends to its peers together: `all` if each peer gets the whole message,
-        // `parts` if each gets only its part.
+        // Number of bytes that a rank sends to all peers together: `all` if each peer gets the
+        // whole message, `parts` if each peer gets only its part.
         let (all, parts) = (peers * bytes, peers * bytes / world);
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
-        // The owner of a sum reads the data that has arrived and writes the result once.
+        // The owner of a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64| Message {
             fixed_us: self.ll_us + self.peer_us * others,
@@ -57,19 +58,19 @@ impl Machine {
         match kernel {
             OneShotLl => Some(words(others, all)),
             ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts)),
-            // The root receives nothing, so it stores three words in the time in which ranks that
-            // also receive store two.
+            // The root receives nothing. So it stores three words in the time in which a rank that
+            // also receives stores two.
             BroadcastLl => Some(words(from_root, all * 0.75)),
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),
             ReduceScatter => message(sums, summed(parts, (1.0 + 1.0 / world) * bytes)),
-            // The owner of a tile sends its sum while other tiles still arrive.
+            // The owner of a tile sends the tile's sum while other tiles are still arriving.
             TwoShot => {
                 let second = self.hop_us + self.peer_us * others;
                 message(sums + second, summed(2.0 * parts, bytes))
             }
             AllGather | AllToAll | Gather => message(entry, pushed(parts)),
             Broadcast => message(self.push_us + self.peer_us * from_root, pushed(all)),
-            // The root sends each part once, and the receiver passes it on to the others.
+            // The root sends each part once, and the receiver forwards it to the other ranks.
             Relay => {
                 let hop = if others > 0.0 { self.hop_us } else { 0.0 };
                 message(entry + hop, pushed(bytes + bytes * others / world))
@@ -79,8 +80,8 @@ impl Machine {
         }
     }
 
-    /// Time to send bytes to `peers` peers together: limited by the total rate, or by the rate of
-    /// each peer's link.
+    /// Time to send bytes to `peers` peers together. It is limited by the total rate, or by the
+    /// rate of each peer's link.
     pub(super) fn sent(&self, bytes: f64, peers: f64, rate: f64) -> f64 {
         (bytes / rate).max(bytes / peers.max(1.0) / self.peer_link_bytes_per_us)
     }

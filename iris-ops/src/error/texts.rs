@@ -1,4 +1,4 @@
-//! Tests of the texts of all errors: each text must show the value, the expectation, and an action
+//! Tests of the texts of all errors. Each text must show the value, the expectation, and an action
 //! for the user.
 
 use iris_heap::BackendKind;

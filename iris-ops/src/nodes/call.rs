@@ -18,7 +18,7 @@ use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// Call over several nodes while its parts are being enqueued.
+/// Call over several nodes whose parts are being enqueued.
 struct Calling<'a> {
     op: &'a Composite,
     call: &'a Call,
@@ -29,8 +29,7 @@ struct Calling<'a> {
     record: CallRecord,
     /// Number of the capture that the call is part of; `None` if there is none.
     capture: Option<u64>,
-    /// Whether some part of the call has been enqueued, so that the call can no longer be taken
-    /// back.
+    /// Whether any part of the call has been enqueued. If so, the call can no longer be cancelled.
     begun: Cell<bool>,
 }
 
@@ -50,8 +49,8 @@ impl Composite {
         if done.is_err() && !begun {
             lane.call -= 1;
         } else if done.is_err() {
-            // The call is incomplete, so other nodes may wait for steps that will not come.
-            // Poisoning the heap ends these waits.
+            // The call is incomplete, so other nodes may wait for steps that this node will not
+            // enqueue. Poisoning the heap ends these waits.
             let _ = heap.poison(abort::INCOMPLETE);
             if let Some(across) = heap.across() {
                 across.abort();
@@ -69,8 +68,8 @@ impl Composite {
     ) -> Result<()> {
         let op = self.plan.op();
         lane.call += 1;
-        // Calls run one after the other, whatever streams they are issued on.
-        // A graph is ordered with other work by the program that launches it.
+        // Calls run one after the other, on whatever streams they are issued. The program that
+        // launches a graph orders the graph with other work.
         let capture = stream.capture().in_op(op)?;
         if let Some((last, of)) = &lane.last
             && *of == capture
@@ -128,13 +127,14 @@ impl Calling<'_> {
         self.op.log.lock().unwrap().push(step);
     }
 
-    /// Enqueues a copy from `from` to `to` within this rank's memory, by the operator for `role`.
+    /// Enqueues a copy from `from` to `to` within this rank's memory, by this node's operator for
+    /// `role`.
     fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
         self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
 
-    /// Enqueues a step between nodes after the present work of the caller's stream, and returns the
-    /// event at the step's end.
+    /// Enqueues a step between nodes after the work that is already on the caller's stream. Returns
+    /// the event at the end of the step.
     fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
         #[cfg(test)]
         self.log(super::steps::NodeStep::Exchange {
@@ -145,8 +145,9 @@ impl Calling<'_> {
         self.record.step += 1;
         let ready = self.stream.record().in_op(op)?;
         if self.capture.is_some() || from.is_empty() {
-            // Joins the lane to the capture of the caller's stream, before anything is enqueued on it.
-            // A step without data, such as that of a barrier, consists of its records alone.
+            // Joins the lane to the capture of the caller's stream, before any work is enqueued on
+            // the lane. A step without data, such as that of a barrier, consists only of the
+            // comparison of records.
             self.lane.wait(&ready).in_op(op)?;
         }
         // The records are compared while the caller's stream computes the step's data.
@@ -164,14 +165,14 @@ impl Calling<'_> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
         if !self.op.fabric.uses_host() {
-            // Kernels look at the abort words themselves.
+            // Kernels check the abort words themselves.
             return Ok(());
         }
         let control = self.op.heap.control().clone();
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }
 
-    /// Slice of the operator's memory `area`, for the byte range `bytes` of the area.
+    /// Slice of the operator's memory `area`: the bytes `bytes` of that area.
     fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
         let range = bytes.start as usize..bytes.end as usize;
         self.op.areas[&area].slice(range).in_op(self.record.op)
@@ -194,8 +195,8 @@ impl Calling<'_> {
         self.op.plan.ranks().nodes()
     }
 
-    /// Indices of all nodes, this node last, so that the data that other nodes wait for is computed
-    /// first.
+    /// Indices of all nodes, with this node last, so that data for which other nodes wait is
+    /// computed first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
         let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
@@ -218,32 +219,25 @@ impl Calling<'_> {
         })
     }
 
-    /// Rows (or parts) of the call that node `node` owns, and those of them that the rank with this
-    /// rank's local rank owns there.
+    /// Rows (or parts) of the call that node `node` owns, and the rows among them that one rank
+    /// owns: the rank of that node with this rank's local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
         let rank = node * plan.ranks().local().size + self.op.heap.rank();
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
-    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums as f32.
-    /// 16-bit sums go through slot `at` of their area, whose slots have room for `rows` rows.
-    fn scatter(&self, a: MatRef, to: MatRef, (at, rows): (usize, usize)) -> Result<()> {
+    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums in the
+    /// wire type.
+    fn scatter(&self, a: MatRef, to: MatRef) -> Result<()> {
         let b = self.call.matrices.b;
-        let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
-        let Some(widen) = self.op.parts.get(&Role::Widen) else {
-            return self.part(Role::Main, scattered(to));
-        };
-        let partial = widen.plan().request().dtype;
-        let (shape, bytes) = ((to.rows(), to.cols()), slot_bytes(rows, to.cols(), partial));
-        let partial = self.slot(Area::Partial, (at, bytes), partial, shape)?;
-        self.part(Role::Main, scattered(partial))?;
-        self.copy(Role::Widen, partial, to)
+        self.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
     }
 
     fn all_reduce(&mut self) -> Result<()> {
         let request = self.op.plan.request();
-        let (elements, output) = (request.elements, request.output_dtype());
+        let (elements, output, wire) =
+            (request.elements, request.output_dtype(), request.wire_dtype());
         let local = self.op.heap.size();
         let (a, c) = (self.input()?, self.output()?);
         // Shape of the matrix that is split; a message of elements has one row for each rank of the
@@ -276,21 +270,21 @@ impl Calling<'_> {
             (all.clone(), all.start + own.start..all.start + own.end)
         };
         let own = m.div_ceil(blocks).div_ceil(local);
-        let [sums, results] = [DType::F32, output].map(|dtype| slot_bytes(own, n, dtype));
+        let [sums, results] = [wire, output].map(|dtype| slot_bytes(own, n, dtype));
         let mut ends = Vec::new();
         for block in 0..blocks {
             let (all, rows) = rows_of(block);
-            let to = self.slot(Area::Send, (block, sums), DType::F32, (rows.len(), n))?;
-            self.scatter(whole_a.some_rows(all), to, (block, own))?;
+            let to = self.slot(Area::Send, (block, sums), wire, (rows.len(), n))?;
+            self.scatter(whole_a.some_rows(all), to)?;
             let start = block as u64 * sums;
             let bytes = self.area(Area::Send, start..start + sums)?;
-            ends.push(self.step(Exchange::AllReduce, bytes, bytes)?);
+            ends.push(self.step(Exchange::AllReduce(wire), bytes, bytes)?);
         }
         for (block, end) in ends.iter().enumerate() {
             let (all, rows) = rows_of(block);
             self.wait(end)?;
             let shape = (rows.len(), n);
-            let sum = self.slot(Area::Send, (block, sums), DType::F32, shape)?;
+            let sum = self.slot(Area::Send, (block, sums), wire, shape)?;
             let result = self.slot(Area::Result, (block, results), output, shape)?;
             let normed = match self.call.matrices.norm {
                 None => None,
@@ -319,18 +313,19 @@ impl Calling<'_> {
     fn reduce_scatter(&mut self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
         let own = self.op.plan.rows_of(0, self.call.m).len();
-        let slot = slot_bytes(own, n, DType::F32);
+        let wire = self.op.plan.request().wire_dtype();
+        let slot = slot_bytes(own, n, wire);
         for node in self.others_first() {
             let (all, rows) = self.rows(node);
-            let to = self.slot(Area::Send, (node, slot), DType::F32, (rows.len(), n))?;
-            self.scatter(a.some_rows(all), to, (0, own))?;
+            let to = self.slot(Area::Send, (node, slot), wire, (rows.len(), n))?;
+            self.scatter(a.some_rows(all), to)?;
         }
         let from = self.area(Area::Send, 0..self.nodes() as u64 * slot)?;
         let to = self.area(Area::Receive, 0..slot)?;
-        let end = self.step(Exchange::ReduceScatter, from, to)?;
+        let end = self.step(Exchange::ReduceScatter(wire), from, to)?;
         self.wait(&end)?;
         let rows = self.rows(self.op.plan.ranks().node()).1;
-        let sum = MatRef::in_block(to, DType::F32, (rows.len(), n));
+        let sum = MatRef::in_block(to, wire, (rows.len(), n));
         let bias = self.call.matrices.bias;
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
@@ -365,7 +360,7 @@ impl Calling<'_> {
         let node = self.op.plan.ranks().node();
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(a, longest)?;
-        // These rows of C come from this node only, so they need no step between nodes.
+        // These rows of C come from this node's ranks only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
         self.gathered(slot, (a.dtype(), self.call.n), |from, all| {
@@ -389,7 +384,7 @@ impl Calling<'_> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
         let (slot, end) = self.gather(a, longest)?;
-        // The node multiplies its own rows while the step runs.
+        // The node multiplies its own rows while the step between nodes runs.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.op.plan.ranks().node()).0;
@@ -400,8 +395,8 @@ impl Calling<'_> {
         })
     }
 
-    /// Columns are sent as rows of the transpose, whose leading dimension is the number of rows of
-    /// the plan.
+    /// Columns of A are sent as rows of the transpose of A. The leading dimension of the transpose
+    /// is the number of rows in the plan.
     fn gather_columns(&mut self) -> Result<()> {
         let a = self.input()?;
         let plan = &self.op.plan;
@@ -441,7 +436,7 @@ impl Calling<'_> {
                 self.copy(Role::Copy, from, to)?;
                 continue;
             }
-            // In a message of elements each part is copied on its own, because there may be gaps
+            // In a message of elements, each part is copied separately, because there may be gaps
             // between parts.
             for part in 0..rows.len() {
                 let part = |matrix: MatRef| matrix.some_rows(part..part + 1).in_rows(1, n);
@@ -469,11 +464,11 @@ impl Calling<'_> {
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
         let staged = MatRef::in_block(block, c.dtype(), shape);
-        // All ranks of the node issue the same calls; the copy is empty on all ranks except the
-        // root.
+        // All ranks of the node issue the same calls. On all ranks except the root, the copy is
+        // empty.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
-        // All ranks except the root exchange no data, but they compare their calls with those of
-        // the other nodes.
+        // Only the root exchanges data. The other ranks take part in the step to compare their
+        // calls with those of the other nodes.
         let has = self.op.heap.rank() == root;
         let block = if has { block } else { self.area(Area::Receive, 0..0)? };
         let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;

@@ -1,25 +1,25 @@
-//! Steps between nodes: collectives over the ranks that have the same local rank, one on each node,
-//! enqueued on a stream.
+//! Steps between nodes, enqueued on a stream. A step is a collective over the ranks with the same
+//! local rank, one rank on each node.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use iris_heap::abi::abort;
 use iris_heap::bootstrap::OnMissing;
-use iris_heap::{AwaitedNode, Control, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{AwaitedNode, Control, DType, Element, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
-/// Collective between nodes, from a block `from` to a block `to` of equal slots. Sums are f32,
-/// added in the order of nodes, so that all nodes get the same bits.
+/// Collective between nodes, from a block `from` to a block `to`; both consist of slots of the same
+/// length. Sums are of elements of the given type, and all nodes get the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
     /// Stores in `to` the sum over nodes of `from`; both may be the same block.
-    AllReduce,
+    AllReduce(DType),
     /// Stores in slot d of `to` the block `from` of node d.
     AllGather,
     /// Stores in `to` the sum over nodes of their slots for this node in `from`.
-    ReduceScatter,
+    ReduceScatter(DType),
     /// Stores in slot d of `to` the slot for this node in `from` of node d.
     AllToAll,
     /// Stores in `to` the block `from` of the root's node; `from` of the other nodes is ignored.
@@ -31,13 +31,13 @@ pub(crate) enum Exchange {
 
 #[cfg(test)]
 impl Exchange {
-    /// Kind of the exchange, which for a broadcast leaves out the root.
+    /// Kind of the exchange. The kind of a broadcast does not contain the root.
     pub(crate) fn kind(self) -> super::steps::Kind {
         use super::steps::Kind;
         match self {
-            Exchange::AllReduce => Kind::AllReduce,
+            Exchange::AllReduce(_) => Kind::AllReduce,
             Exchange::AllGather => Kind::AllGather,
-            Exchange::ReduceScatter => Kind::ReduceScatter,
+            Exchange::ReduceScatter(_) => Kind::ReduceScatter,
             Exchange::AllToAll => Kind::AllToAll,
             Exchange::Broadcast { .. } => Kind::Broadcast,
         }
@@ -52,7 +52,8 @@ pub(crate) struct Step {
     pub(crate) to: RawSlice,
 }
 
-/// Description of a call that ranks exchange, so that they can compare it before they use its data.
+/// Description of a call. Ranks exchange their descriptions, and compare them before they use the
+/// call's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CallRecord {
     pub(crate) op: Op,
@@ -60,19 +61,21 @@ pub(crate) struct CallRecord {
     pub(crate) call: u64,
     /// Index of the step within its call.
     pub(crate) step: u64,
-    /// Number of rows of the call; for a message without rows, the number of parts that it is
-    /// divided into.
+    /// Number of rows of the call. For a message without rows, the number of parts into which it is
+    /// divided.
     pub(crate) m: u64,
-    /// Number of columns of the call, or of elements of a part; 0 if it differs between ranks.
+    /// Number of columns of the call, or number of elements of a part; 0 if the number differs
+    /// between ranks.
     pub(crate) n: u64,
-    /// Hash of the plan's properties that all ranks must agree on.
+    /// Hash of the properties of the plan on which all ranks must agree.
     pub(crate) plan: u64,
 }
 
 /// Transport for steps between nodes.
 pub(crate) trait Fabric: fmt::Debug + Send + Sync {
-    /// Enqueues the comparison of the step's records, before the step's data is ready; `records` is
-    /// the operator's memory for them. Does nothing if [`Fabric::enqueue`] compares them.
+    /// Enqueues the comparison of the step's records, before the step's data is ready. `records` is
+    /// the operator's memory for the records. Does nothing if [`Fabric::enqueue`] compares the
+    /// records.
     fn announce(
         &self,
         stream: &Stream,
@@ -89,16 +92,16 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
     }
 
     /// Enqueues a step. All ranks with the same local rank must enqueue the same steps in the same
-    /// order. If a step fails later, [`Control::check`] of this rank returns the reason and the
-    /// kernels of its node abort.
+    /// order. If a step fails later, [`Control::check`] of this rank returns the reason, and the
+    /// kernels of this node abort.
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
 }
 
-/// Engine that moves the data of steps between nodes, among the ranks with one local rank.
+/// Engine that moves the data of steps between nodes, among the ranks with the same local rank.
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
-    /// Executes an exchange on this rank, whose index among the nodes is `node` of `nodes`. All
-    /// ranks have agreed on the step, and `from` has the same length on all of them. Returns the
-    /// bytes of `to`.
+    /// Executes an exchange on this rank, which is on node `node` of `nodes` nodes. All ranks have
+    /// agreed on the step, and `from` has the same length on all of them. Returns the bytes of
+    /// `to`.
     fn exchange(
         &self,
         exchange: Exchange,
@@ -109,14 +112,15 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 
 /// Transport over the connections of the rendezvous. It carries the records of all calls, which the
 /// ranks compare before a step, and reports lost ranks and failed calls. Without an engine it also
-/// moves the data, which is simple but slow, because rank 0 forwards everything: for tests, and for
-/// programs on CPUs that exchange little.
+/// moves the data. This is simple but slow, because rank 0 forwards all data; it is meant for
+/// tests, and for programs on CPUs that exchange little data.
 pub(crate) struct Sockets {
     engine: Option<Arc<dyn Engine>>,
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     across: World,
-    /// Rank and host name of this rank's counterpart (equal local rank) on each node.
+    /// Rank and host name of this rank's counterpart on each node: the rank with the same local
+    /// rank.
     ranks: Arc<Vec<(usize, String)>>,
 }
 
@@ -148,7 +152,7 @@ impl Fabric for Sockets {
         let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
         let engine = self.engine.clone();
         stream.call_cpu("step between nodes", move || {
-            // No rank waits for the step if the heap has been dropped.
+            // If the heap has been dropped, no rank waits for the step.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
             control.publish_step(Some(awaited_first(step.exchange, &across)));
             let done = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record);
@@ -161,7 +165,7 @@ impl Fabric for Sockets {
     }
 }
 
-/// Rank and host name of this rank's counterpart (equal local rank) on each node.
+/// Rank and host name of this rank's counterpart on each node: the rank with the same local rank.
 pub(super) fn counterparts(heap: &SymmetricHeap) -> Vec<(usize, String)> {
     let world = heap.whole_world();
     let rank = |node: usize| {
@@ -171,14 +175,14 @@ pub(super) fn counterparts(heap: &SymmetricHeap) -> Vec<(usize, String)> {
     (0..world.nodes()).map(rank).collect()
 }
 
-/// Fails the heap because of a step, and aborts the other ranks of this node, which wait for this one
-/// in the call.
+/// Fails the heap because of a step. Also aborts the other ranks of this node, which wait for this
+/// rank in the call.
 pub(super) fn fail(heap: &SymmetricHeap, error: iris_heap::Error) {
     heap.control().fail_elsewhere(error);
     let _ = heap.poison(abort::ELSEWHERE);
 }
 
-/// Node that this rank reports as awaited until the step knows which nodes are missing.
+/// Node that this rank reports as awaited, until the step can tell which nodes are missing.
 pub(super) fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     match (exchange, across.rank(), across.size()) {
         (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
@@ -250,8 +254,8 @@ impl CallRecord {
     }
 }
 
-/// Size in bytes of the header before a step's data: the record, and the length of the failure's
-/// text.
+/// Size in bytes of the header before a step's data. The header consists of the record and the
+/// length of the error text.
 const HEADER: usize = 7 * 8;
 
 /// Executes a step between nodes, on the thread that runs the stream of steps.
@@ -298,7 +302,7 @@ fn exchange(
             return Err(iris_heap::Error::other(error));
         };
         let word = |at: usize| header[8 * at..][..8].try_into().map_or(0, u64::from_le_bytes);
-        // A rank that failed is behind in its calls and sends its error text.
+        // A rank that has failed sends its error text; it may be in an earlier call.
         let text = usize::try_from(word(6)).unwrap_or(usize::MAX).min(rest.len());
         if text > 0 {
             let message = String::from_utf8_lossy(&rest[..text]).into_owned();
@@ -324,7 +328,8 @@ fn exchange(
         }
         data.push((&rest[text..], rank, host));
     }
-    // If this rank itself has failed, return its error, which its peers got in place of data.
+    // If this rank itself has failed, its own error is returned. Its peers got this error in place
+    // of data.
     heap.control().outcome()?;
     if let Some(engine) = engine {
         let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
@@ -349,8 +354,10 @@ fn exchange(
     }
     let nodes = data.len();
     let result: Vec<u8> = match exchange {
-        Exchange::AllReduce => sum(data.iter().map(|(bytes, ..)| bytes.to_vec())),
-        Exchange::ReduceScatter => sum(data.iter().map(|(bytes, ..)| slot(bytes, node))),
+        Exchange::AllReduce(dtype) => sum(dtype, data.iter().map(|(bytes, ..)| bytes.to_vec())),
+        Exchange::ReduceScatter(dtype) => {
+            sum(dtype, data.iter().map(|(bytes, ..)| slot(bytes, node)))
+        }
         Exchange::AllGather => data.iter().flat_map(|(bytes, ..)| bytes.iter().copied()).collect(),
         Exchange::AllToAll => {
             let len = from.len() / nodes;
@@ -361,16 +368,27 @@ fn exchange(
     heap.write(to, &result)
 }
 
-/// Sums arrays of f32, given as bytes, element by element in the order of `parts`.
-pub(super) fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+/// Sums arrays of elements of type `dtype` (f32, f16 or bf16), given as bytes, element by element in
+/// the order of `parts`: in f32, rounded once at the end.
+pub(super) fn sum(dtype: DType, parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    match dtype {
+        DType::F16 => sum_of::<half::f16>(parts),
+        DType::BF16 => sum_of::<half::bf16>(parts),
+        _ => sum_of::<f32>(parts),
+    }
+}
+
+fn sum_of<T: Element>(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let value = |bytes: &[u8]| bytemuck::pod_read_unaligned::<T>(bytes).to_f64() as f32;
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {
-        let values = part.chunks_exact(4).map(bytemuck::pod_read_unaligned::<f32>);
+        let values = part.chunks_exact(size_of::<T>()).map(value);
         if sums.is_empty() {
             sums = values.collect();
         } else {
             sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
     }
-    bytemuck::cast_slice(&sums).to_vec()
+    let rounded: Vec<T> = sums.into_iter().map(|sum| T::from_f64(f64::from(sum))).collect();
+    bytemuck::cast_slice(&rounded).to_vec()
 }

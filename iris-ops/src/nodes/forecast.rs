@@ -10,22 +10,22 @@ use crate::spec::Part;
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// Time of the whole call, with overlap of the node's work and the steps between nodes.
+    /// Time of the whole call. Work within the node and steps between nodes overlap.
     pub total_us: f64,
-    /// Time of the call's operators within the node, without the waits for other nodes.
+    /// Time of the call's operators within the node, without waits for other nodes.
     pub node_us: f64,
-    /// Time of all steps between nodes, also where they overlap the node's work.
+    /// Time of all steps between nodes, including the time that overlaps with work within the node.
     pub network_us: f64,
-    /// Time of the baseline: a GEMM alone, then one collective by NCCL over all ranks (for an
-    /// all-gather before a product, in the other order).
+    /// Time of the baseline: a GEMM alone, and then one collective by NCCL over all ranks. For an
+    /// all-gather before a product, the collective comes first.
     pub unfused_us: f64,
-    /// Number of blocks of M that the call is split into.
+    /// Number of blocks of M into which the call is split.
     pub blocks: usize,
 }
 
 impl Kind {
-    /// Collective of the cost model for an exchange of this kind, whose input has `bytes` bytes on
-    /// each node.
+    /// Collective of the cost model for an exchange of this kind. The input of the exchange has
+    /// `bytes` bytes on each node.
     pub(crate) fn collective(self, bytes: f64, nodes: usize) -> Collective {
         match self {
             Kind::AllReduce => Collective::AllReduce { bytes },
@@ -38,11 +38,11 @@ impl Kind {
 }
 
 impl Plan {
-    /// Predicts a call of `m` rows over several nodes. `None` on one node, for messages of elements,
-    /// and if an operator of the node has no prediction.
+    /// Predicts a call of `m` rows over several nodes. `None` on one node, for messages of
+    /// elements, and if the model has no prediction for an operator of the node.
     ///
-    /// The steps between nodes take the time of NCCL's collectives, even if this backend has no such
-    /// steps, so a plan for GPUs can be predicted before it can be run.
+    /// The predicted time of a step between nodes is that of NCCL's collective, even if the plan's
+    /// backend has no such steps. So a plan for GPUs can be predicted before it can be run.
     ///
     /// ```
     /// use iris_ops::{Device, Network, Ranks, matmul_all_reduce};
@@ -55,8 +55,8 @@ impl Plan {
     pub fn forecast(&self, network: &Network, m: usize) -> Option<Forecast> {
         let composed = self.composed()?;
         let nodes = self.ranks.nodes();
-        // Times in microseconds at which the caller's stream, and the stream of the exchanges, will
-        // have done the work so far.
+        // Times in microseconds at which the caller's stream (`main_us`), and the stream of the
+        // exchanges (`lane_us`), will have completed the work so far.
         let (mut main_us, mut lane_us) = (0.0_f64, 0.0_f64);
         let (mut node_us, mut network_us) = (0.0, 0.0);
         let mut ends = Vec::new();
@@ -82,7 +82,7 @@ impl Plan {
         Some(Forecast { total_us, node_us, network_us, unfused_us, blocks })
     }
 
-    /// Time of the unfused baseline: a GEMM alone, and one collective by NCCL over all ranks.
+    /// Time of the unfused baseline: a GEMM alone, and then one collective by NCCL over all ranks.
     fn unfused(&self, network: &Network, m: usize) -> Option<f64> {
         let (request, row, ranks) = (&self.request, self.row(), self.ranks);
         let machine = &ranks.tuning().machine;
@@ -95,7 +95,7 @@ impl Plan {
             Op::ReduceScatter => Collective::ReduceScatter { bytes },
             Op::AllToAll => Collective::AllToAll { bytes },
             Op::Broadcast => Collective::Broadcast { bytes },
-            // NCCL has no barrier; programs usually replace it by an all-reduce of one word.
+            // NCCL has no barrier; programs usually use an all-reduce of one word instead.
             Op::Barrier => Collective::AllReduce { bytes: 4.0 },
             _ => return None,
         };

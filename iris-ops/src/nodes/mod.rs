@@ -1,4 +1,4 @@
-//! Operators over one or several nodes. On one node, an operator is that node's operator; over
+//! Operators over one or several nodes. On one node, an operator is an operator of that node. Over
 //! several nodes, it consists of operators of each node and steps between nodes, planned as
 //! [`Composed`](crate::plan::composed::Composed).
 
@@ -49,10 +49,10 @@ pub(crate) struct Composite {
     plan: Plan,
     parts: BTreeMap<Role, operator::Operator>,
     areas: BTreeMap<Area, RawSlice>,
-    /// Whether the areas belong to a workspace, which frees them.
+    /// Whether the areas belong to a workspace. If so, the workspace frees them.
     shares_areas: bool,
     fabric: Arc<dyn Fabric>,
-    /// Hash of the plan's properties that all ranks must agree on.
+    /// Hash of the properties of the plan on which all ranks must agree.
     digest: u64,
     /// Steps that calls have enqueued, for the test of [`steps::steps`].
     #[cfg(test)]
@@ -85,8 +85,8 @@ impl Operator {
         }
     }
 
-    /// Enqueues a call on the matrices `lent`: checks first that `stream` may use the memory of
-    /// each, and then tells each that a call uses its memory.
+    /// Enqueues a call on the matrices `lent`. First checks for each matrix that `stream` may use
+    /// its memory; afterwards tells each matrix that a call uses its memory.
     pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
         &self,
         stream: &Stream,
@@ -100,8 +100,8 @@ impl Operator {
         };
         lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
         let outcome = self.run(stream, matrices);
-        // Notify the operands even if the call failed: some of its steps may already be enqueued
-        // and use their memory.
+        // The operands are notified even if the call failed, because some of its steps may already
+        // be enqueued and use the operands' memory.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and(told)
     }
@@ -184,8 +184,8 @@ impl Composite {
         let (parts, areas) = match (made, told) {
             (Ok(made), Ok(())) => made,
             (Ok((parts, areas)), Err(error)) => {
-                // `give_back` is collective. All ranks of this node get here, unless the world is
-                // broken; in that case it fails at once.
+                // `give_back` is collective, and all ranks of this node call it here unless the
+                // world is broken. If the world is broken, `give_back` fails at once.
                 let own = if workspace.is_some() { BTreeMap::new() } else { areas };
                 give_back_or_warn(heap, op, parts, &own);
                 return Err(error);
@@ -251,7 +251,8 @@ impl Composite {
     }
 }
 
-/// Name of the engine that moves the data of steps between nodes; all ranks must use the same one.
+/// Name of the engine that moves the data of steps between nodes. All ranks must use the same
+/// engine.
 fn engine_name(heap: &SymmetricHeap) -> &'static str {
     let kind = heap.device().kind;
     if !kind.traits().host_threads {
@@ -264,8 +265,8 @@ fn engine_name(heap: &SymmetricHeap) -> &'static str {
     "sockets"
 }
 
-/// Engine that moves the data of steps between nodes; `None` for the sockets of the rendezvous.
-/// With MPI it is collective over the world.
+/// Engine that moves the data of steps between nodes; `None` if the sockets of the rendezvous move
+/// the data. With MPI, this function is collective over the world.
 fn engine(world: &World) -> Option<Arc<dyn Engine>> {
     #[cfg(feature = "mpi")]
     if mpi::is_ready(world) {

@@ -4,18 +4,18 @@
 //! network connects the nodes.
 //!
 //! **Solution.** The ranks compare the records of a step over the sockets, which have deadlines and
-//! report lost ranks. Then MPI's collectives move the data, on a communicator that each operator has
-//! for itself. Sums are added here, in the order of nodes, so that all ranks get the same bits;
-//! MPI promises no order.
+//! report lost ranks. Then MPI's collectives move the data, on a separate communicator for each
+//! operator. Sums are added in this module, in the order of nodes, so that all ranks get the same
+//! bits; MPI promises no order.
 //!
-//! **Limits.** MPI's calls have no deadline: if a rank dies while others are in one, only the
-//! launcher ends them, which mpirun does. MPI's own ports are not authenticated. A rank of the world
-//! must have the same number in `MPI_COMM_WORLD`.
+//! **Limits.** MPI's calls have no deadline: if a rank dies while other ranks are in such a call,
+//! only the launcher can end them, and mpirun does. MPI's own ports are not authenticated. A rank
+//! of the world must have the same number in `MPI_COMM_WORLD`.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use iris_heap::World;
+use iris_heap::{DType, World};
 use mpi::Threading;
 use mpi::environment::{Universe, is_finalized, is_initialized, threading_support};
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
@@ -28,11 +28,12 @@ use super::fabric::{Engine, Exchange, sum};
 #[error("{0}")]
 pub struct MpiError(&'static str);
 
-/// MPI, initialised for this process. Operators over several nodes that are made while it exists
-/// use it; keep it until they have been freed. Dropping it finalizes MPI, which all ranks must do.
+/// MPI, initialised for this process. Operators over several nodes that are made while this value
+/// exists use MPI; keep the value until they have been freed. Its drop finalizes MPI, which all
+/// ranks must do.
 pub struct Mpi {
-    /// Guard that finalizes MPI when it is dropped; `None` if the program had initialised MPI
-    /// itself.
+    /// Guard that finalizes MPI when it is dropped; `None` if the program itself had initialised
+    /// MPI.
     _universe: Option<Universe>,
 }
 
@@ -44,8 +45,8 @@ impl fmt::Debug for Mpi {
 
 impl Mpi {
     /// Initialises MPI for calls from several threads: collective over all processes that mpirun
-    /// started. If the program has initialised MPI already, MPI is only checked here, and dropping
-    /// the result finalizes nothing.
+    /// started. If the program has already initialised MPI, this function only checks MPI, and a
+    /// drop of the result finalizes nothing.
     ///
     /// # Errors
     /// [`MpiError`] if the library does not support calls from several threads, or has been
@@ -68,8 +69,8 @@ impl Mpi {
     }
 }
 
-/// Whether MPI can carry the steps of a world: it is initialised for several threads, and its ranks
-/// are those of the world.
+/// Whether MPI can carry the steps of a world: MPI is initialised for several threads, and its
+/// ranks are the ranks of the world.
 pub(super) fn is_ready(world: &World) -> bool {
     if !is_initialized() || is_finalized() || threading_support() != Threading::Multiple {
         return false;
@@ -118,11 +119,12 @@ impl Communicator {
         to
     }
 
-    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole f32.
-    fn reduce_scatter(&self, from: &[u8], nodes: usize) -> Vec<u8> {
+    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole
+    /// elements.
+    fn reduce_scatter(&self, dtype: DType, from: &[u8], nodes: usize) -> Vec<u8> {
         let len = from.len() / nodes;
         let parts = self.all_to_all(from);
-        sum((0..nodes).map(|node| parts[node * len..][..len].to_vec()))
+        sum(dtype, (0..nodes).map(|node| parts[node * len..][..len].to_vec()))
     }
 }
 
@@ -133,23 +135,23 @@ impl Engine for Communicator {
         mut from: Vec<u8>,
         (_, nodes): (usize, usize),
     ) -> iris_heap::Result<Vec<u8>> {
-        // A step without data is over when the records have been compared. Open MPI would refuse it,
-        // because two empty buffers have one address.
+        // A step without data ends when the records have been compared. Open MPI would refuse such
+        // a step, because its two empty buffers have the same address.
         if from.is_empty() {
             return Ok(from);
         }
         Ok(match exchange {
-            Exchange::AllReduce => {
+            Exchange::AllReduce(dtype) => {
                 let len = from.len();
-                // Pads the data to equal parts of whole f32 for all nodes.
-                from.resize(len.next_multiple_of(4 * nodes), 0);
-                let part = self.reduce_scatter(&from, nodes);
+                // Pads the data to equal parts of whole elements for all nodes.
+                from.resize(len.next_multiple_of(dtype.size() * nodes), 0);
+                let part = self.reduce_scatter(dtype, &from, nodes);
                 let mut all = self.all_gather(&part, nodes);
                 all.truncate(len);
                 all
             }
             Exchange::AllGather => self.all_gather(&from, nodes),
-            Exchange::ReduceScatter => self.reduce_scatter(&from, nodes),
+            Exchange::ReduceScatter(dtype) => self.reduce_scatter(dtype, &from, nodes),
             Exchange::AllToAll => self.all_to_all(&from),
             Exchange::Broadcast { root } => {
                 self.0.process_at_rank(root as i32).broadcast_into(&mut from[..]);

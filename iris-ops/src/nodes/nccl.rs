@@ -1,19 +1,20 @@
 //! Steps between nodes over NCCL or RCCL, on the streams of a GPU.
 //!
-//! **Problem.** Between nodes, NCCL and RCCL use every kind of network better than code of this crate
-//! would. But their calls hang or return wrong data if ranks make different calls, and a call whose
-//! peer is lost never ends.
+//! **Problem.** Between nodes, NCCL and RCCL use every kind of network better than code of this
+//! crate would. But their calls hang or return wrong data if ranks make different calls, and a call
+//! whose peer is lost never ends.
 //!
-//! **Solution.** Each heap has one communicator over the ranks with equal local ranks. Before a step
-//! moves data, the ranks gather their records of the step, and a kernel compares them; a difference
-//! ends the call with an error that names both ranks. The communicator is non-blocking, so that no
-//! call of the library can hang this process. Host threads that wait for the device look after the
-//! communicator: if the heap fails, they abort it, and the streams go on.
+//! **Solution.** Each heap has one communicator over the ranks with equal local ranks. Before a
+//! step moves data, the ranks gather their records of the step, and a kernel compares the records.
+//! If they differ, the call ends with an error that names both ranks. The communicator is
+//! non-blocking, so that no call of the library can hang this process. Host threads that wait for
+//! the device also check the communicator: if the heap fails, they abort the communicator, and the
+//! streams continue.
 //!
-//! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step whose
-//! peer is lost waits until [`SymmetricHeap::check`] is called by another thread. A graph with
-//! steps must not be launched after its heap has failed. NCCL's own ports are not authenticated.
-//! RCCL was never called on a device.
+//! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step
+//! whose peer is lost waits until another thread calls [`SymmetricHeap::check`]. A graph with steps
+//! must not be launched after its heap has failed. NCCL's own ports are not authenticated. RCCL was
+//! never called on a device.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -21,7 +22,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use iris_heap::{AwaitedNode, Control, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{
+    AwaitedNode, Control, DType, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World,
+};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall};
@@ -39,21 +42,22 @@ const RECORD: KernelSource<'static> =
 /// Number of threads of the kernels for records.
 const THREADS: u32 = 64;
 
-/// Communicator of a heap, with what the steps on it need.
+/// Communicator of a heap, with the data that steps on the communicator need.
 pub(super) struct Link {
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     communicator: Communicator,
     across: World,
-    /// Rank and host name of this rank's counterpart (equal local rank) on each node.
+    /// Rank and host name of this rank's counterpart on each node: the rank with the same local
+    /// rank.
     ranks: Vec<(usize, String)>,
     announce: UserKernel,
     compare: UserKernel,
-    /// Time after which a step that has begun counts as hanging.
+    /// Maximum duration of a step; a step that takes longer is treated as hanging.
     deadline: Duration,
-    /// Steps that have not been seen to end, in the order of the stream.
+    /// Steps whose end has not been seen yet, in the order of the stream.
     running: Mutex<VecDeque<Running>>,
-    /// Event before the exchange of records of the step that is being enqueued, outside of captures.
+    /// Event before the exchange of records of the step that is being enqueued; `None` in captures.
     begin: Mutex<Option<Event>>,
 }
 
@@ -78,7 +82,8 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Returns the heap's link, which the first call makes: collective over all ranks of the world.
+    /// Returns the heap's link. The first call makes the link and is collective over all ranks of
+    /// the world.
     #[track_caller]
     pub(super) fn of(
         op: Op,
@@ -98,16 +103,17 @@ impl Link {
         Ok(link)
     }
 
-    /// Performs one collective of each kind that needs connections of its own, because the library
-    /// connects ranks at the first one: a call would otherwise wait on the host for its peers.
+    /// Performs one collective of each kind that needs its own connections. The library connects
+    /// ranks at the first collective of a kind; without this function, an operator's call would
+    /// then wait on the host for its peers.
     fn connect(&self, heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<()> {
         let (own, all) = parts(heap, records)?;
         let stream = heap.stream()?;
         let slot = all.slice(0..all.len() / self.across.size())?;
         self.collective(heap, &stream, Exchange::AllGather, (own, all))?;
         self.collective(heap, &stream, Exchange::AllToAll, (all, all))?;
-        self.collective(heap, &stream, Exchange::ReduceScatter, (all, slot))?;
-        self.collective(heap, &stream, Exchange::AllReduce, (own, own))?;
+        self.collective(heap, &stream, Exchange::ReduceScatter(DType::F32), (all, slot))?;
+        self.collective(heap, &stream, Exchange::AllReduce(DType::F32), (own, own))?;
         stream.sync()
     }
 
@@ -124,7 +130,7 @@ impl Link {
             let kernel = |name| UserKernel::new(heap, RECORD, &Options::new(), name, (THREADS, 0));
             Ok((nccl, id, kernel("iris_step_announce")?, kernel("iris_step_compare")?))
         };
-        // All ranks learn of a failure before one waits for the others in the library.
+        // All ranks learn of a failure before any rank waits for the others in the library.
         let (nccl, id, announce, compare) = world.all_ok(op.name(), start()).in_op(op)?;
         let ids = across.allgather(&id).in_op(op)?;
         let deadline = world.settings().host_deadline();
@@ -165,10 +171,10 @@ impl Link {
         (from, to): (RawSlice, RawSlice),
     ) -> iris_heap::Result<()> {
         let nodes = self.across.size();
-        let f32s = |slice: RawSlice| (slice.len() / 4, Some(iris_heap::DType::F32));
+        let elements = |slice: RawSlice, dtype: DType| (slice.len() / dtype.size(), Some(dtype));
         let (call, size) = match exchange {
-            Exchange::AllReduce => (NcclCall::AllReduce, f32s(to)),
-            Exchange::ReduceScatter => (NcclCall::ReduceScatter, f32s(to)),
+            Exchange::AllReduce(dtype) => (NcclCall::AllReduce, elements(to, dtype)),
+            Exchange::ReduceScatter(dtype) => (NcclCall::ReduceScatter, elements(to, dtype)),
             Exchange::AllGather => (NcclCall::AllGather, (from.len(), None)),
             Exchange::AllToAll => (NcclCall::AllToAll, (from.len() / nodes, None)),
             Exchange::Broadcast { root } => (NcclCall::Broadcast { root }, (to.len(), None)),
@@ -180,8 +186,8 @@ impl Link {
         let data = heap.view().data[heap.rank()];
         let places = (data + from.offset(), data + to.offset());
         heap.gpu()?.with_relaxed_capture(|| {
-            // SAFETY: both slices are allocated in this heap, whose close waits for its streams; the
-            // stream is one of this heap.
+            // SAFETY: both slices are allocated in this heap, whose close waits for its streams;
+            // `stream` is a stream of this heap.
             let done =
                 unsafe { self.communicator.enqueue(call, places, size, stream.raw_handle()) };
             done.map_err(|error| self.named(error))
@@ -195,8 +201,9 @@ impl Link {
         others.collect::<Vec<_>>().join(", ")
     }
 
-    /// Error to report for one of the library's, which names no rank. If a rank is lost, the world
-    /// learns its number, but perhaps later than the library sees its connection close.
+    /// Error to report for an error of the library, which names no rank. If a rank is lost, the
+    /// world learns the rank's number, but perhaps later than the library sees the rank's
+    /// connection close.
     fn named(&self, error: vendor::Error) -> iris_heap::Error {
         const GRACE: Duration = Duration::from_secs(2);
         let begun = Instant::now();
@@ -209,7 +216,7 @@ impl Link {
         iris_heap::Error::other(StepError::Engine { others: self.others(), error })
     }
 
-    /// Fails the heap because of a step; nothing is left to fail if the heap has been dropped.
+    /// Fails the heap because of a step. If the heap has been dropped, there is nothing to fail.
     fn fail(&self, error: iris_heap::Error) {
         if let Some(heap) = self.heap.upgrade() {
             fail(&heap, error);
@@ -243,14 +250,15 @@ impl Fabric for Link {
         let nodes = self.across.size() as u32;
         let (to, gathered) = (data + own.offset(), data + all.offset());
         let (view, values) = (bytemuck::bytes_of(&view), bytemuck::bytes_of(&values));
-        // SAFETY: the parameters are those of the kernel; its memory is allocated until the heap is
-        // closed, which waits for the stream. The kernel waits for nothing.
+        // SAFETY: the parameters are those of the kernel. The memory of its records is allocated
+        // until the heap is closed, which waits for the stream. The kernel waits for no other
+        // kernel.
         unsafe {
             let args = [view, values, bytemuck::bytes_of(&to)];
             self.announce.launch_in_stream(stream, 1, &args)?;
         }
         self.collective(&heap, stream, Exchange::AllGather, (own, all))?;
-        // SAFETY: as for the kernel before.
+        // SAFETY: the conditions are the same as for the launch of `announce` above.
         unsafe {
             let args = [view, values, bytemuck::bytes_of(&gathered), bytemuck::bytes_of(&nodes)];
             self.compare.launch_in_stream(stream, 1, &args)

@@ -1,18 +1,18 @@
-// Comparison of the records of a step between nodes: each rank announces its record, an engine such
+// Comparison of the records of a step between nodes. Each rank announces its record, an engine such
 // as NCCL gathers the records of all nodes, and each rank compares them before the step moves data.
 #include "iris/sync.h"
 
 using namespace iris;
 
-/// Number of 8-byte values of a record, as CallRecord::fields in Rust; the last one is 1 if the rank
-/// has failed, and only the gathered record has it.
+/// Number of 8-byte values of a record; same order as CallRecord::fields in Rust. A gathered record
+/// has one more value, which is 1 if the rank has failed.
 constexpr u32 FIELDS_OF_STEP = 6;
 struct StepRecord {
     u64 value[FIELDS_OF_STEP];
 };
 constexpr u32 BYTES_OF_RECORD = 64;
 
-/// Channel of no op: the kernels here use no word of an op.
+/// Channel without an op, because the kernels here use no words of an op.
 IRIS_DEVICE Channel no_channel(const HeapView& heap) {
     return Channel{~0u, heap.rank, heap.size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 }
@@ -29,9 +29,9 @@ IRIS_KERNEL iris_step_announce(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own
     }
 }
 
-/// Compares the records of `nodes` nodes, gathered at `all`, with this rank's. If one differs, the
-/// fault record gets the other node as its rank, the step as its tile, and the number of the value
-/// that differs as its field; all ranks of this node are told to give up.
+/// Compares the records of `nodes` nodes, gathered at `all`, with this rank's record. If one
+/// differs, the fault record has the other node as `rank`, the step as `tile`, and the number of
+/// the differing value as `field`. All ranks of this node are then told to give up.
 IRIS_KERNEL iris_step_compare(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own, u64 all,
                               u32 nodes) {
     const Channel none = no_channel(heap);
@@ -44,7 +44,8 @@ IRIS_KERNEL iris_step_compare(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own,
         }
         u32 field = 0;
         while (field < FIELDS_OF_STEP && seen[field] == own.value[field]) ++field;
-        // A rank that has failed may be behind in its calls: its failure is the reason.
+        // A rank that has failed may be in an earlier call, so its failure is reported as the
+        // reason.
         if (seen[FIELDS_OF_STEP] != 0) field = FIELDS_OF_STEP;
         else if (field == FIELDS_OF_STEP) continue;
         const u64 wanted = field < FIELDS_OF_STEP ? own.value[field] : 0;

@@ -1,7 +1,8 @@
 //! Event simulation of calls over several nodes: ranks, their streams, and every message between
-//! nodes, to check the closed form of [`Plan::forecast`] and to see a late rank and a lost node.
+//! nodes. It checks the closed-form prediction of [`Plan::forecast`], and shows the effects of a
+//! late rank and of a lost node.
 //!
-//! A call is a graph of tasks. A task starts when the tasks that it depends on have ended and its
+//! A call is a graph of tasks. A task starts when the tasks on which it depends have ended and its
 //! resource (a port of the network) is free. Messages follow NCCL's algorithms: rings in rounds, a
 //! double binary tree in chunks.
 
@@ -16,16 +17,16 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 
-/// Number of chunks into which an algorithm with a tree splits its data.
+/// Number of chunks into which an algorithm that uses a tree splits its data.
 const CHUNKS: usize = 64;
-/// Number of chunks of a broadcast, which passes through all nodes one after the other.
+/// Number of chunks of a broadcast, whose data passes through all nodes one after the other.
 const LINKS: usize = 2048;
 
 #[derive(Default)]
 struct Task {
     /// Time in microseconds for which the task occupies its resource.
     us: f64,
-    /// Time in microseconds from the release of the resource to the end of the task.
+    /// Time in microseconds from the moment the resource is free again to the end of the task.
     latency_us: f64,
     resource: Option<usize>,
     after: Vec<usize>,
@@ -38,7 +39,7 @@ struct Task {
 #[derive(Clone, Copy)]
 enum Fault {
     None,
-    /// Rank `rank` begins its step number `step` late, by a delay of `us` microseconds.
+    /// Rank `rank` begins its step number `step` late, after a delay of `us` microseconds.
     Late {
         rank: usize,
         step: usize,
@@ -55,7 +56,7 @@ enum Fault {
     NoLatency,
 }
 
-/// Stream position of a rank at the end of a simulation: its tasks in order, each with its step.
+/// Stream of a rank: its tasks in order, each with its step.
 type Stream = Vec<(usize, NodeStep)>;
 
 struct Simulation<'a> {
@@ -84,8 +85,8 @@ impl Simulation<'_> {
         task
     }
 
-    /// Adds the messages of one exchange among ranks that have the same local rank, one on each node.
-    /// `start` and the result have a task for each node.
+    /// Adds the messages of one exchange among ranks with the same local rank, one rank on each
+    /// node. `start` and the result have one task for each node.
     fn exchange(
         &mut self,
         kind: Kind,
@@ -99,7 +100,7 @@ impl Simulation<'_> {
         let port = |node: usize| (node, node * local.1 + local.0);
         let begun: Vec<_> =
             (0..nodes).map(|node| self.task(node, algorithm.fixed_us, vec![start[node]])).collect();
-        // Tasks that must end before a node has finished the exchange, for each node.
+        // Tasks that must end before a node has finished the exchange, as one list for each node.
         let mut seen: Vec<Vec<usize>> = begun.iter().map(|&it| vec![it]).collect();
         match kind {
             Kind::AllReduce if algorithm.is_tree => {
@@ -174,7 +175,7 @@ impl Simulation<'_> {
         seen.into_iter().enumerate().map(|(node, after)| self.task(node, 0.0, after)).collect()
     }
 
-    /// Algorithm of NCCL that has the least predicted time for an exchange of this kind and size.
+    /// Algorithm of NCCL with the shortest predicted time for an exchange of this kind and size.
     fn algorithm(&self, kind: Kind, bytes: f64, nodes: usize) -> &'static Algorithm {
         let collective = kind.collective(bytes, nodes);
         let time = |it: &Algorithm| self.network.time(it, collective, (nodes, 1), f64::INFINITY);
@@ -191,7 +192,7 @@ impl Simulation<'_> {
         let mut last: Vec<usize> =
             (0..ranks.size).map(|rank| self.task(node_of(rank), 0.0, vec![])).collect();
         let mut lane = last.clone();
-        // Task at whose end an exchange is complete, for each exchange and rank.
+        // Task at whose end an exchange is complete, by exchange and rank.
         let mut ends: Vec<Vec<usize>> = Vec::new();
         for (index, step) in steps(self.plan, m).unwrap().into_iter().enumerate() {
             if let Fault::Late { rank, step: at, us } = fault
@@ -210,8 +211,7 @@ impl Simulation<'_> {
                                 last[rank] = self.task(node, us, vec![last[rank]])
                             });
                         } else {
-                            // All ranks of the node must begin, and none ends before all have
-                            // finished.
+                            // All ranks of the node must begin before any of them ends.
                             let work = self.task(node, us, last[of_node.clone()].to_vec());
                             last[of_node].fill(work);
                         }
@@ -310,25 +310,33 @@ fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     plans
 }
 
-/// Largest fraction by which the simulated time of a call may differ from that of the closed form.
+/// Largest relative difference that is allowed between the simulated time of a call and the
+/// closed-form prediction.
 const BOUND: f64 = 0.05;
-/// Largest part by which a simulated call with several all-reduces by trees may be faster: a node
-/// that has finished one starts the next while the last nodes still receive, which the closed form
-/// does not count.
+/// Largest fraction by which a simulated call with several all-reduces by trees may be faster than
+/// the closed-form prediction. In the simulation, a node that has finished one all-reduce starts
+/// the next one while the last nodes are still receiving; the closed form ignores this overlap.
 const OVERLAP: f64 = 0.25;
+/// Largest part by which a simulated call with one all-reduce may be faster: on many nodes the chunks
+/// of a short message overlap on their way through a tree, which the closed form does not count.
+const ONE_ALL_REDUCE: f64 = 0.1;
 
 /// Whether the simulated time of a call agrees with the closed-form prediction.
 fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
-    let faster = if forecast.blocks > 1 { OVERLAP } else { BOUND };
+    let faster = match plan.op() {
+        Op::AllReduce | Op::MatmulAllReduce if forecast.blocks > 1 => OVERLAP,
+        Op::AllReduce | Op::MatmulAllReduce => ONE_ALL_REDUCE,
+        _ => BOUND,
+    };
     let ratio = simulate(plan, m, fault).0.unwrap() / forecast.total_us;
     (1.0 - faster..1.0 + BOUND).contains(&ratio)
 }
 
 #[test]
 fn the_closed_form_is_that_of_the_simulated_messages() {
-    // Intentional errors that changed the time of a call, by their index below; each with the
-    // operator.
+    // Intentional errors that changed the time of a call: pairs of the error's index in the list
+    // below and the operator.
     let mut seen = BTreeSet::new();
     for world in [(2, 1), (2, 8), (3, 2), (4, 2), (16, 2), (64, 1)] {
         for (plan, m) in plans(world) {
@@ -341,16 +349,16 @@ fn the_closed_form_is_that_of_the_simulated_messages() {
         }
     }
     for op in Op::ALL.into_iter().filter(|&op| op != Op::Matmul) {
-        // The work after the exchange of a reduce-scatter is too short to show in which order it
-        // runs.
+        // In a reduce-scatter, the work after the exchange is short. Without its wait for the
+        // exchange, the time of the call changes too little to be noticed.
         let is_short = matches!(op, Op::MatmulReduceScatter | Op::ReduceScatter);
         assert!(is_short || seen.contains(&(0, op)), "{op} without waits");
         assert!(seen.contains(&(1, op)), "{op} without latency");
     }
 }
 
-/// Tests that a late rank delays a call by at most its own delay: no step waits for the rank a
-/// second time.
+/// Tests that a late rank delays a call by at most the rank's own delay, because no step waits for
+/// the rank a second time.
 #[test]
 fn a_late_rank_is_waited_for_once() {
     let (late_us, rank) = (500.0, 3);
@@ -366,18 +374,20 @@ fn a_late_rank_is_waited_for_once() {
                 plan.op()
             );
         }
-        // A rank that is late from the start must delay the whole call, except for what overlaps.
+        // A rank that is late from the start must delay the whole call, except the work that
+        // overlaps.
         let late = Fault::Late { rank, step: 0, us: late_us };
         assert!(simulate(&plan, m, late).0.unwrap() > late_us, "{}", plan.op());
     }
 }
 
-/// Tests that a lost node stops the call on every other node, and that each rank there waits in an
-/// exchange. So a local deadline must blame the lost node and not the peers of its own node.
+/// Tests that a lost node stops the call on every other node, and that each rank of the other nodes
+/// waits in an exchange. So a local deadline must blame the lost node and not the peers of its own
+/// node.
 #[test]
 fn a_lost_node_is_waited_for_in_exchanges() {
     for (plan, m) in plans((4, 2)) {
-        // The root of a broadcast waits for nobody, so the root's node is lost.
+        // The root of a broadcast waits for no rank, so the node of the root is the lost node.
         let lost = if plan.op() == Op::Broadcast { 0 } else { 2 };
         let (us, tasks, streams) = simulate(&plan, m, Fault::Lost { node: lost, us: -1.0 });
         assert_eq!(us, None, "{}", plan.op());

@@ -1,21 +1,20 @@
-//! Steps of a call over several nodes as data: the order of node operators, exchanges and waits that
-//! a rank enqueues, for predicting the time of a call.
+//! Steps of a call over several nodes, as data: the order of node operators, exchanges and waits
+//! that a rank enqueues. The time of a call is predicted from these steps.
 
 use crate::kind::Op;
 use crate::options::Shard;
 use crate::plan::Plan;
 use crate::plan::composed::{Role, slot_bytes};
 use crate::split::split;
-use iris_heap::DType;
 
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
-    /// Operator of the node, for a call of `size` rows or, in a message by elements, parts of
+    /// Operator of the node, for a call of `size` rows. In a message by elements, for parts of
     /// `size` elements.
     Part { role: Role, size: usize },
-    /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
-    /// the length of its input.
+    /// Exchange between nodes that starts on a separate stream after the steps before it. `bytes`
+    /// is the length of the exchange's input.
     Exchange { kind: Kind, bytes: u64 },
     /// Wait of the caller's stream for the exchange with this index in the list of steps.
     Wait(usize),
@@ -31,8 +30,8 @@ pub(crate) enum Kind {
     Broadcast,
 }
 
-/// Steps of a call of `m` rows on rank 0; `None` if the plan is for one node or for a message of
-/// elements. Rank 0 owns the most rows. A broadcast has root 0.
+/// Steps of a call of `m` rows on rank 0, which owns the most rows; `None` if the plan is for one
+/// node or for a message of elements. A broadcast has root 0.
 pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     use NodeStep::{Exchange, Part, Wait};
     let composed = plan.composed()?;
@@ -44,12 +43,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     let (nodes, local) = (ranks.nodes(), ranks.local().size);
     let slots = |slot: u64| nodes as u64 * slot;
     let part = |role: Role, size: usize| Part { role, size };
-    // Steps that sum over the ranks of a node, and widen the sum to f32 if needed; `rows` are those
-    // of the node, `own` those of this rank.
-    let scatter = |rows: usize, own: usize| {
-        let widen = composed.parts.contains_key(&Role::Widen).then(|| part(Role::Widen, own));
-        [Some(part(Role::Main, rows)), widen].into_iter().flatten()
-    };
+    let wire = request.wire_dtype();
     let others = || (1..nodes).map(|node| plan.rows_of_node(node, m).len());
     let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
     // Steps that exchange this rank's rows with all nodes.
@@ -61,13 +55,13 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
         Op::MatmulAllReduce | Op::AllReduce => {
             let blocks = composed.blocks.min(m.max(1));
             let most = m.div_ceil(blocks).div_ceil(local);
-            let bytes = slot_bytes(most, n, DType::F32);
+            let bytes = slot_bytes(most, n, wire);
             let rows_of = |block| {
                 let rows = split(m, blocks, block).len();
                 (rows, split(rows, local, 0).len())
             };
-            for (rows, own) in (0..blocks).map(rows_of) {
-                steps.extend(scatter(rows, own));
+            for (rows, _) in (0..blocks).map(rows_of) {
+                steps.push(part(Role::Main, rows));
                 steps.push(Exchange { kind: Kind::AllReduce, bytes });
             }
             for block in 0..blocks {
@@ -77,11 +71,9 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             }
         }
         Op::MatmulReduceScatter | Op::ReduceScatter => {
-            let rank_of = |node: usize| plan.rows_of(node * local, m).len();
-            for node in (1..=nodes).map(|it| it % nodes) {
-                steps.extend(scatter(plan.rows_of_node(node, m).len(), rank_of(node)));
-            }
-            let bytes = slots(slot_bytes(own, n, DType::F32));
+            let rows = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
+            steps.extend(rows.map(|rows| part(Role::Main, rows)));
+            let bytes = slots(slot_bytes(own, n, wire));
             steps.push(Exchange { kind: Kind::ReduceScatter, bytes });
             steps.extend([Wait(0), part(Role::Finish, own)]);
         }
@@ -133,7 +125,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
 
 #[cfg(test)]
 mod tests {
-    use iris_heap::{HeapOptions, SymmetricHeap, World};
+    use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 
     use super::*;
     use crate::args::Matrices;
@@ -141,8 +133,8 @@ mod tests {
     use crate::nodes::Composite;
     use crate::options::Request;
 
-    /// Enqueues a call on rank 0 and its peers; returns the steps that rank 0 has enqueued, and the
-    /// predicted ones.
+    /// Enqueues a call on rank 0 and its peers. Returns the steps that rank 0 has enqueued, and the
+    /// predicted steps.
     fn enqueued(world: &World, request: &Request, m: usize) -> (Vec<NodeStep>, Vec<NodeStep>) {
         let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(4 << 20)).unwrap();
         let plan = Plan::new((&heap).into(), request).unwrap();
@@ -163,7 +155,7 @@ mod tests {
         (log, steps(&plan, m).unwrap())
     }
 
-    /// Tests that the predicted steps are those that calls enqueue, for all operators.
+    /// Tests for all operators that the predicted steps are the steps that calls enqueue.
     #[test]
     fn steps_are_what_calls_enqueue() {
         for (op, shard) in Op::ALL

@@ -1,4 +1,5 @@
-//! Kernels of the caller that run at the same time as a call and consume its tiles as they arrive.
+//! Kernels of the caller that run at the same time as a call and read its tiles of C as they
+//! arrive.
 
 use iris_heap::Stream;
 use iris_kernels::args::{TileView, arrival};
@@ -12,7 +13,7 @@ use crate::needs::COUNTER_WORDS;
 
 impl Operator {
     /// Describes the next call, which has these matrices, to a kernel of the caller that runs at
-    /// the same time. Copies of the words that hold the call number are enqueued on `stream`.
+    /// the same time. Copies of the words with the call number are enqueued on `stream`.
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         self.labelled(self.tiles_of_next(stream, matrices))
     }
@@ -31,8 +32,8 @@ impl Operator {
         let mut args = self.ready(&call).args;
         let sizes = self.sizes(&call);
         self.complete(&mut args, &call, &sizes)?;
-        // With one rank no tile comes from a peer, and all tiles are complete when the call is
-        // over, so any kind of arrival describes them.
+        // With one rank, no tile comes from a peer, and all tiles are complete when the call has
+        // ended. So any kind of arrival describes them.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
         let arrival = form.arrival.or(alone).filter(|_| self.plan.request().beside > 0);
         let arrival = arrival.ok_or_else(|| {

@@ -47,7 +47,7 @@ impl Own {
             Level::new("choice", plan.choices().len(), !plan.on_cpu() && heap.rank() == 0);
         for (index, choice) in plan.choices().iter().enumerate() {
             progress.step();
-            // The kernels of a message do not depend on the tile, so choices that differ only in
+            // The kernels of a message do not depend on the tile. So choices that differ only in
             // the tile share an executor.
             let alike = plan.choices()[..index].iter().position(|before| {
                 before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
@@ -59,8 +59,8 @@ impl Own {
             let request = plan.request();
             let asked = request.workgroups;
             let beside = request.beside as u32 + request.step_blocks;
-            // On the CPU the caller's kernel runs on a separate thread, so the call keeps all
-            // workgroups.
+            // On the CPU the caller's kernel runs on a separate thread, so all workgroups remain
+            // available to the call.
             let resident = match beside {
                 1.. if !plan.on_cpu() => {
                     executor.resident().min(heap.workgroups().saturating_sub(beside))
@@ -91,8 +91,8 @@ impl Own {
                 })?;
             executors.push((executor, groups));
         }
-        // The call counter is allocated before the operator's words because it lives as long as the
-        // heap: when the operator is freed, no gap remains before it.
+        // The word with the number of calls is allocated before the operator's words, because it
+        // lives as long as the heap. So no gap remains before it when the operator is freed.
         heap.sequence_word().in_op(op)?;
         Ok(Self { executors, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
     }
@@ -100,8 +100,8 @@ impl Own {
 
 fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
-    // An unfused variant runs a GEMM and then the kernels of the collective, so it needs the
-    // kernels of the collective without a product.
+    // An unfused variant runs a GEMM and then the kernels of the collective. So it needs the
+    // kernels that the collective has without a product.
     let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
@@ -113,15 +113,15 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         injected: request.injected,
         observed: request.is_observed(),
     };
-    // One executor serves all calls of the choice, so the GEMM library is asked for the largest
+    // One executor serves all calls of the choice. So the GEMM library prepares for the largest
     // size, `max_size`.
     let whole = plan.whole_gemm(choice.form, (choice.max_size, choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)
 }
 
-/// Makes all ranks use the same GEMM libraries: if they differ between ranks, no rank uses one.
-/// Collective if the plan has a whole-matrix GEMM, otherwise local.
+/// Makes all ranks use the same GEMM libraries: if the libraries differ between ranks, no rank uses
+/// one. Collective if the plan has a whole-matrix GEMM, otherwise local.
 #[track_caller]
 fn agree_on_libraries(
     heap: &SymmetricHeap,
@@ -154,11 +154,11 @@ pub(super) fn agreed(plan: &Plan) -> Vec<(&'static str, String)> {
 }
 
 impl Operator {
-    /// Makes an op with a workspace of its own. Collective: agrees on the plan, allocates the
-    /// workspace, prepares its words.
+    /// Makes an op with a workspace of its own. Collective: the ranks agree on the plan, allocate
+    /// the workspace, and prepare its words.
     ///
-    /// Either every rank gets the op or every rank gets an error: a rank that fails tells the
-    /// others, and whatever was allocated is freed on all.
+    /// Either every rank gets the op or every rank gets an error. A rank that fails tells the other
+    /// ranks, and all allocated memory is freed on all ranks.
     #[track_caller]
     pub(crate) fn new(op: Op, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
         Self::make(op, heap, plan, None, Workspace::prepare_words)
@@ -179,7 +179,7 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // A closure is avoided here, because a collective call reports the source location of its
+        // This code uses no closure, because a collective call reports the source location of its
         // caller.
         match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
             Ok(operator) => Ok(operator),
@@ -225,15 +225,15 @@ impl Operator {
             ready: Vec::new(),
         };
         if let Err(error) = operator.take_trace() {
-            // `free` is collective. All ranks get here, unless the world is broken; then `free`
-            // fails at once.
+            // `free` is collective, and all ranks call it here unless the world is broken. If the
+            // world is broken, `free` fails at once.
             if let Err(error) = operator.free() {
                 tracing::warn!(%op, rank = heap.rank(), %error, "the memory of an op could not be freed");
             }
             return Err(error);
         }
-        // The operator gets its id only now, when every rank has succeeded, so that ids agree
-        // between ranks.
+        // The operator gets its id only now, when every rank has succeeded. So the ids of operators
+        // agree between ranks.
         let id = heap.control().name_op(label.clone());
         let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
@@ -247,7 +247,7 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Allocates the trace buffer and clears its counters. This is collective if the plan has a
+    /// Allocates the trace buffer and sets its counters to zero. Collective if the plan has a
     /// trace, otherwise local.
     #[track_caller]
     fn take_trace(&mut self) -> Result<()> {
@@ -308,8 +308,8 @@ impl Operator {
         }
     }
 
-    /// Frees the trace buffer and, if no other operator uses it, the workspace. This is collective,
-    /// except for an operator in a shared workspace without a trace, for which it is local.
+    /// Frees the trace buffer and, if no other operator uses it, the workspace. Collective, except
+    /// for an operator in a shared workspace without a trace, for which it is local.
     #[track_caller]
     pub(crate) fn free(self) -> Result<()> {
         let label = self.label.clone();

@@ -1,5 +1,5 @@
-//! Entry record of a call: the parameters that a rank publishes when it enters the call, so that
-//! its peers can compare them with theirs.
+//! Entry record of a call: the parameters that a rank publishes when it enters the call. Its peers
+//! compare the record with their own records.
 
 use iris_heap::fnv;
 use iris_kernels::args::dtype_code;
@@ -18,8 +18,8 @@ impl Operator {
     pub(super) fn record(&self, choice: &Choice) -> Record {
         let request = self.plan.request();
         let common = self.plan.row().common;
-        // The types are taken from the plan and not from the matrices, because a rank that only
-        // receives has no A.
+        // The types come from the plan and not from the matrices, because a rank that only receives
+        // has no A.
         let types = [request.dtype, request.dtype, request.output_dtype(), request.wire_dtype()];
         let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
         let config = self.plan.fingerprint().into_iter();
@@ -33,8 +33,8 @@ impl Operator {
         if choice.form.gemm == spec::GemmStage::Gathered
             && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.max_size, choice.tile))
         {
-            // For an all-gather of A, peers write the gathered A in this rank's workspace directly,
-            // not C.
+            // In an all-gather of A, peers write directly into the gathered A in this rank's
+            // workspace, instead of C.
             let offset = self.workspace.place(Area::Workspace) + whole.library_bytes();
             record.direct = i32::try_from(Areas::line(request.k as u32).max(1)).unwrap_or(i32::MAX);
             record.c_offset = [offset as i32, (offset >> 32) as i32];
@@ -55,8 +55,8 @@ impl Operator {
             record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
         }
         if form.pulls {
-            // Each rank reads its peers' A at the offset and leading dimension of its own A, so
-            // these must agree: they go into the hash.
+            // Each rank reads its peers' A at the offset and leading dimension of its own A. These
+            // must therefore be equal on all ranks, so they are part of the hash.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
             record.fields[Field::Config as usize] ^= hash(place.as_flattened());
         }

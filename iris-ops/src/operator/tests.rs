@@ -35,8 +35,8 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let before = free();
         let plan = plan(&world, Variant::OneShot);
-        // Five rounds would need more device words than the heap has, if a failed attempt left its
-        // words allocated.
+        // If a failed attempt left its words allocated, five rounds would need more device words
+        // than the heap has.
         for _ in 0..5 {
             let made = Operator::make(OP, &heap, &plan, None, |workspace| {
                 workspace.prepare_words()?;
@@ -72,8 +72,8 @@ fn kernel_sources_are_compared_when_an_op_is_made() {
     assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
 }
 
-/// Tests the error if ranks read different tuning files: ranks on two machines, or an `iris tune`
-/// between the starts of two ranks.
+/// Tests the error if ranks read different tuning files, for example on two machines, or because
+/// `iris tune` ran between the starts of two ranks.
 #[test]
 fn ranks_that_read_other_tuning_files_are_told_both() {
     let told = World::run_threads(2, |world| {

@@ -15,8 +15,8 @@ use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 operator! {
     /// All-gather. Output (on all ranks): the inputs of all ranks, in the order of ranks. Planned
     /// by elements ([`Options::new`]), every input has `count` elements. Planned by rows
-    /// ([`Options::rows`]), the output is M x N and rank r's input is its rows `split(m, size, r)`.
-    /// Each rank pushes its part to all others.
+    /// ([`Options::rows`]), the output is M x N, and the rows `split(m, size, r)` of the output are
+    /// the input of rank r. Each rank pushes its part to all other ranks.
     AllGather(CollectiveArgs)
 }
 beside_method!(AllGather(CollectiveArgs));
@@ -25,14 +25,15 @@ options! { ROW,
     /// Options of [`AllGather`], from which its plan is made.
     {
         /// Options for at most `count` elements of input per rank; the output has `size` times as
-        /// many.
+        /// many elements.
         message();
         variant, dtype, tile, workgroups, beside,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes its part to all others, with a signal per tile. Takes messages of any size.
+    /// Each rank pushes its part to all other ranks, with a signal per tile. For messages of any
+    /// size.
     Push,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
     /// to another.

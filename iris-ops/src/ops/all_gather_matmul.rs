@@ -17,9 +17,9 @@ operator! {
     ///
     /// A rank passes the rows `split(m, size, rank)` of A, or with
     /// [`Shard::Columns`](crate::Shard::Columns) the columns `split(k, size, rank)`. In the
-    /// variants `pull` and `staged` peers read A in place: it must have the same offset on all
-    /// ranks, and be contiguous or have the same leading dimension on all ranks; the call ends on
-    /// the stream only after all peers have read it.
+    /// variants `pull` and `staged`, peers read A in place. A must then have the same offset on all
+    /// ranks, and be contiguous or have the same leading dimension on all ranks. The call ends on
+    /// the stream only after all peers have read A.
     AllGatherMatmul(MatmulArgs)
 }
 
@@ -41,17 +41,17 @@ variants! { ROW;
     /// in the symmetric heap.
     Pull,
     /// Some workgroups fetch the peers' shards of A into a staging buffer and raise a flag for each
-    /// unit; the others multiply, and wait for the units that they need. A must be in the symmetric
-    /// heap.
+    /// unit of A. The other workgroups multiply, and wait for the units that they need. A must be
+    /// in the symmetric heap.
     Staged(Staged => staged),
-    /// All-gather of A as by [`AllGather`](crate::AllGather), then a GEMM of the library that the
-    /// options choose. A may be in any memory. The option `tile` is a tile of A.
+    /// All-gather of A by the variant `push` of [`AllGather`](crate::AllGather), then a GEMM of the
+    /// library that the options choose. A may be in any memory. The option `tile` is a tile of A.
     Unfused,
-    /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime do:
-    /// [`Variant::CopyEngine`](crate::Variant::CopyEngine)). Each part is multiplied when it has
-    /// arrived, this rank's own rows first. If A is split by columns, the product starts when all
-    /// of A has arrived. The GEMMs are those of `Unfused`. A may be in any memory. The option
-    /// `tile` is a tile of A; its rows are the rows of a part.
+    /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime do;
+    /// see [`Variant::CopyEngine`](crate::Variant::CopyEngine)). This rank's own rows are
+    /// multiplied first, and each part of the peers' rows when it has arrived. If A is split by
+    /// columns, the product starts when all of A has arrived. The GEMMs are those of `Unfused`. A
+    /// may be in any memory. The option `tile` is a tile of A; its rows are the rows of a part.
     CopyEngine,
 }
 

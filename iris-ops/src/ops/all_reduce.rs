@@ -9,8 +9,8 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
 
 operator! {
-    /// All-reduce. Output (on all ranks) = sum over ranks of the input. It may run in place: the
-    /// output may be the input.
+    /// All-reduce. Output (on all ranks) = sum over ranks of the input. The call may run in place:
+    /// the output may be the input.
     AllReduce(CollectiveArgs)
 }
 beside_method!(AllReduce(CollectiveArgs));
@@ -31,14 +31,14 @@ variants! { ROW;
     /// The owner of a tile adds it up, its own part first, and sends the sum to all ranks, so all
     /// ranks get the same bits.
     TwoShot,
-    /// LL protocol (data and a flag in one word); each rank adds all inputs as in `OneShot`. Only
-    /// for messages of at most 2 MiB.
+    /// LL protocol (data and a flag in one word); each rank adds all inputs in the same order as
+    /// `OneShot`. Only for messages of at most 2 MiB.
     Ll,
     /// Ranks add their inputs to an f32 sum at the tile's owner while they hold a spinlock. The
-    /// order of additions varies between runs, and with it the last bits of the result.
+    /// order of additions varies between runs, so the last bits of the result vary too.
     Spinlock,
     /// Ranks add their inputs to an f32 sum at the tile's owner by atomic additions. The order of
-    /// additions varies between runs, and with it the last bits of the result.
+    /// additions varies between runs, so the last bits of the result vary too.
     Atomic,
 }
 

@@ -12,11 +12,11 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
-    /// All-to-all. Block s of this rank's output is block `rank` of rank s's input. Planned by
+    /// All-to-all. Block s of this rank's output is block `rank` of the input of rank s. Planned by
     /// elements ([`Options::new`]), every block has `count` elements. Planned by rows
     /// ([`Options::rows`]), block r of an input has `split(m, size, r)` rows of N elements, and
-    /// every block of an output as many rows as its rank's share. Each rank pushes its blocks to
-    /// their receivers.
+    /// every block of a rank's output has as many rows as that rank's share. Each rank pushes its
+    /// blocks to their receivers.
     AllToAll(CollectiveArgs)
 }
 
@@ -24,15 +24,15 @@ options! { ROW,
     /// Options of [`AllToAll`].
     {
         /// Options for at most `count` elements per block; input and output have `size` times as
-        /// many.
+        /// many elements.
         message();
         variant, dtype, tile, workgroups,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes its blocks to their receivers, with a signal per tile. Takes messages of
-    /// any size.
+    /// Each rank pushes its blocks to their receivers, with a signal per tile. For messages of any
+    /// size.
     Push,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
     /// to another.

@@ -1,5 +1,5 @@
-//! Device barrier, in stream order: work that any member's stream did before the barrier is visible
-//! to work of any member's stream after it.
+//! Device barrier in stream order. Work on any member's stream before the barrier is visible to
+//! work on any member's stream after it.
 
 use iris_heap::Stream;
 
@@ -25,7 +25,7 @@ impl Barrier {
     /// Enqueues the barrier on `stream`.
     ///
     /// # Errors
-    /// [`Invalid`](crate::OpError::Invalid) on a rank that is no member;
+    /// [`Invalid`](crate::OpError::Invalid) on a rank that is not a member;
     /// [`Step`](crate::OpError::Step) if the launch fails; [`Poisoned`](crate::OpError::Poisoned)
     /// after a fault on the heap.
     pub fn run(&self, stream: &Stream) -> Result<()> {

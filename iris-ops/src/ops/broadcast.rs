@@ -14,7 +14,7 @@ use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Broadcast. Output (on all ranks) = input of the root. Other ranks have no input. On the root
-    /// it may run in place: the output may be the input.
+    /// the call may run in place: the output may be the input.
     Broadcast(CollectiveArgs)
 }
 beside_method!(Broadcast(CollectiveArgs));
@@ -31,7 +31,7 @@ options! { ROW,
 variants! { ROW;
     /// The root pushes all of its data to every other rank.
     Push,
-    /// The root pushes each tile to one of the other ranks, which passes the tile on to the
+    /// The root pushes each tile to one of the other ranks, which forwards the tile to the
     /// remaining ranks as soon as it has arrived: a scatter and an all-gather in one launch. Best
     /// for large messages with more than two ranks.
     TwoShot,

@@ -12,9 +12,9 @@ use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
 use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`, on all ranks): the rows `split(m, size, r)` are A B (plus a bias) of rank r,
-    /// where A has those rows and `k` columns, and B is `k` x `n`. Each rank sends its finished
-    /// tiles to all others.
+    /// C (`m` x `n`, on all ranks): the rows `split(m, size, r)` are the product A B (plus a bias)
+    /// of rank r, whose A has these rows and `k` columns; B is `k` x `n`. Each rank sends its
+    /// finished tiles to all other ranks.
     MatmulAllGather(MatmulArgs)
 }
 beside_method!(MatmulAllGather(MatmulArgs));
@@ -29,7 +29,7 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes a tile to all others as soon as the tile is finished.
+    /// Each rank pushes a tile to all other ranks as soon as the tile is finished.
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the all-gather.
     Unfused,

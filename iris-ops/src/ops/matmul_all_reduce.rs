@@ -35,28 +35,28 @@ variants! { ROW;
     /// partial products in the order of ranks, so all ranks get the same bits. Best for small
     /// results.
     OneShot,
-    /// The owner of a tile adds up the ranks' partial products, its own first, and sends the sum to
-    /// all ranks, so all ranks get the same bits.
+    /// The owner of a tile adds up the ranks' partial products, its own one first, and sends the
+    /// sum to all ranks. So all ranks get the same bits.
     TwoShot,
     /// Ranks add their partial products to an f32 sum at the tile's owner while they hold a
-    /// spinlock. The order of additions varies between runs, and with it the last bits of the
-    /// result.
+    /// spinlock. The order of additions varies between runs, so the last bits of the result vary
+    /// too.
     Spinlock,
     /// Ranks add their partial products to an f32 sum at the tile's owner by atomic additions. The
-    /// order of additions varies between runs, and with it the last bits of the result.
+    /// order of additions varies between runs, so the last bits of the result vary too.
     Atomic,
     /// Whole-matrix GEMM of the library that the options choose, then an all-reduce of its result
     /// by the protocol of `TwoShot`.
     Unfused,
     /// Whole-matrix GEMM, then an all-reduce of its result by the protocol of `OneShot`.
     UnfusedOneShot,
-    /// Whole-matrix GEMM, then an all-reduce of its result by the LL protocol, with the same bits
-    /// as `UnfusedOneShot`: only for results of at most 2 MiB.
+    /// Whole-matrix GEMM, then an all-reduce of its result by the LL protocol. The result has the
+    /// same bits as that of `UnfusedOneShot`. Only for results of at most 2 MiB.
     UnfusedLl,
-    /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), after which a
-    /// copy engine sends each part of the sums to all ranks while the next part is multiplied. The
-    /// rows of C are split over the ranks, and the owner of a row adds its own partial product
-    /// first, so all ranks get the same bits.
+    /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), followed by
+    /// copies: a copy engine sends each part of the sums to all ranks while the next part is
+    /// multiplied. The rows of C are split over the ranks, and the owner of a row adds its own
+    /// partial product first, so all ranks get the same bits.
     CopyEngine,
     /// Variant `epilogue` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), in which the same
     /// GEMM also stores each tile of the sums to all ranks.

@@ -1,5 +1,5 @@
-//! Product, then the sum over ranks, of which each rank gets some rows: the second half of a
-//! sequence-parallel layer.
+//! Product, then the sum over ranks; each rank gets some rows of the sum. It is the second half of
+//! a sequence-parallel layer.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -16,7 +16,8 @@ operator! {
     /// (`k` x `n`), plus a bias that is added once. `k` may differ between ranks.
     ///
     /// Tiles are sent to the rank that owns their rows. That rank adds its own partial product
-    /// first, then the others in ascending order of ranks, so every run gives the same bits.
+    /// first, then the other ranks' partial products in ascending order of ranks, so every run
+    /// gives the same bits.
     MatmulReduceScatter(MatmulArgs)
 }
 

@@ -1,7 +1,7 @@
 //! Operators, one file for each: its documentation, its options, and its row of the operator table.
 
 /// Calls the macro `$then` with the module and the type of every operator. Other tables of
-/// operators have the same order.
+/// operators use the same order.
 macro_rules! each_operator {
     ($then:ident) => {
         $then! {

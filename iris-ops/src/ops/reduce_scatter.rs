@@ -14,9 +14,10 @@ use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
-    /// elements ([`Options::new`]), part r is elements `r * count..(r + 1) * count`. Planned by
-    /// rows ([`Options::rows`]), it is the rows `split(m, size, r)`. Each rank pushes every part to
-    /// its owner, who adds its own part first and then the others in ascending order of ranks.
+    /// elements ([`Options::new`]), part r is the elements `r * count..(r + 1) * count`. Planned by
+    /// rows ([`Options::rows`]), part r is the rows `split(m, size, r)`. Each rank pushes every
+    /// part to the part's owner, which adds its own data first and then the other ranks' in
+    /// ascending order of ranks.
     ReduceScatter(CollectiveArgs)
 }
 
@@ -24,15 +25,14 @@ options! { ROW,
     /// Options of [`ReduceScatter`].
     {
         /// Options for at most `count` elements of output per rank; the input has `size` times as
-        /// many.
+        /// many elements.
         message();
         variant, dtype, wire, epilogue, tile, workgroups,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes every part to its owner, with a signal per tile. Takes messages of any
-    /// size.
+    /// Each rank pushes every part to its owner, with a signal per tile. For messages of any size.
     Push,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
     /// to another.

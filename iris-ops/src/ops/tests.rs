@@ -1,6 +1,6 @@
 //! Tests of the operators' plans: choices, launch sizes and refusals.
 //!
-//! This file is long because each operator has choices of its own.
+//! This file is long because each operator has different choices to test.
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::program::Program;
@@ -59,7 +59,7 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
         let choice = plan.at(m);
         (plan.work(choice, (m, n), 0), plan.threads(choice, (m, n)))
     };
-    // A thread has one item; the threads of a workgroup's last wave have none.
+    // Each thread has one item, except the threads of a workgroup's last wave, which have none.
     assert_eq!(taken(Ll, (1, 4096), false), (16, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (43, Some(256)));
     assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
@@ -122,8 +122,8 @@ fn some_workgroups_of_a_large_message_only_send() {
     // The root of a broadcast receives nothing, so none of its workgroups only receive.
     let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
     assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 0);
-    // In a fused product the workgroup that computes a tile also sends it. An unfused all-gather
-    // sends rows of C in place, so no workgroup may write these rows meanwhile.
+    // In a fused product, the workgroup that computes a tile also sends it. An unfused all-gather
+    // sends rows of C in place, so no other workgroup may write these rows at the same time.
     for variant in [matmul_all_gather::Variant::Push, matmul_all_gather::Variant::Unfused] {
         let options = matmul_all_gather::Options::new(16384, 4096, 64).dtype(DType::BF16);
         let plan = options.variant(variant).plan(ranks(two)).unwrap();
@@ -151,7 +151,7 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     assert!(plan.data_bytes() >= one.data_bytes() && plan.signal_bytes() >= one.signal_bytes());
 }
 
-/// Tests that each device's choices follow its own tuning data.
+/// Tests that the choices for each device follow the tuning data of that device.
 #[test]
 fn figures_of_one_device_are_not_taken_for_another() {
     use BackendKind::{Cpu, Cuda, Hip};
@@ -169,7 +169,7 @@ fn figures_of_one_device_are_not_taken_for_another() {
     assert!(groups[0] != groups[1], "{groups:?}");
 }
 
-/// Tests that a broadcast between more than two GPUs is relayed from a certain size on.
+/// Tests that a broadcast between more than two GPUs is relayed if the message is large enough.
 #[test]
 fn large_messages_of_a_root_are_passed_on() {
     use BackendKind::{Cpu, Cuda, Hip};
@@ -221,7 +221,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // The limit counts the bytes sent to each peer: 8 MiB with two ranks, 16 MiB with four.
+    // The limit is the number of bytes sent to each peer: 8 MiB with two ranks, 16 MiB with four.
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
     assert_eq!(
         (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
@@ -276,7 +276,7 @@ fn observing_a_call_does_not_change_the_choice() {
 }
 
 /// Tests that a rank's N and K influence the choice only if the caller asserts (by `even`) that all
-/// ranks have the same.
+/// ranks have the same N and K.
 #[test]
 fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -290,8 +290,8 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
         [gathered(1280, true), gathered(1280, false), gathered(1284, true)],
         [tuned, ruled, ruled]
     );
-    // Calls unlike the measured ones (here with another output type) must get their tile by rule,
-    // too.
+    // Calls that differ from the measured ones (here in the output type) must get their tile by the
+    // rules.
     let wide =
         options(1280, true).variant(all_gather_matmul::Variant::CopyEngine).output(DType::F32);
     assert_eq!(wide.plan(ranks).unwrap().tile(), ruled);
@@ -304,7 +304,8 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     assert_eq!(scattered(3584, true), Variant::Epilogue);
 }
 
-/// Tests which variants products with an RMSNorm after the sum get, by size of the message.
+/// Tests which variants are chosen for products with an RMSNorm after the sum, by size of the
+/// message.
 #[test]
 fn norms_of_large_products_are_behind_what_stores_itself() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -323,7 +324,7 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
 }
 
 /// Tests that a thread of an LL message handles several items only if there are more items than
-/// threads and both ranks send the same amount.
+/// threads and both ranks send the same number of items.
 #[test]
 fn several_items_of_a_thread_go_together_where_there_are_several() {
     let several = |op: Op, size, m: usize, groups| {
@@ -343,8 +344,8 @@ fn several_items_of_a_thread_go_together_where_there_are_several() {
     }
 }
 
-/// Tests that a GEMM that does the message itself signals the tiles that its calls have, and that
-/// products of few rows get the tiles of such a GEMM.
+/// Tests the tiles for a GEMM that exchanges the message itself: the signals are those of its
+/// calls' tiles, and products of few rows get the tiles of such a GEMM.
 #[test]
 fn products_signal_the_tiles_of_their_calls() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -372,8 +373,8 @@ fn products_signal_the_tiles_of_their_calls() {
     }
 }
 
-/// Tests that tiles of a gathered A lie within one rank's part and are wide along its rows in
-/// memory.
+/// Tests that a tile of a gathered A lies within one rank's part, and that it is wide along the
+/// rows of A in memory.
 #[test]
 fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
     use all_gather_matmul::{Options, Variant::Unfused};
@@ -391,8 +392,8 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
             let part = plan.split_grid(plan.grid(choice.form, choice.tile)).part(0);
             assert_eq!((part.rows * part.cols) as usize, rows * columns);
             assert_eq!(part.tiles() as usize, rows.div_ceil(high) * columns.div_ceil(wide));
-            // The workspace must hold A and what the GEMM library needs, and no inbox, because A is
-            // gathered where the GEMM reads it.
+            // The workspace must have room for A and for the GEMM library. It needs no inbox,
+            // because A is gathered directly into the memory from which the GEMM reads it.
             let library = choice.needs.workspace - (m * k * 2) as u64;
             assert_eq!((choice.needs.inbox_half(), library % 8), (0, 0));
             assert!(plan.data_bytes() >= (m * k * 2) as u64);
@@ -400,7 +401,7 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
     }
 }
 
-/// Tests that small messages of 2 to 8 GPU ranks use the LL protocol, up to the measured sizes, and
+/// Tests that small messages of 2 to 8 GPU ranks use the LL protocol up to the measured sizes, and
 /// that a heap of default size has room for eight such ops.
 #[test]
 fn small_messages_go_in_words_that_carry_their_data() {
@@ -415,8 +416,8 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let four = plan(16384, 4, Cuda);
     assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
-    // The LL protocol must not be chosen for nine ranks, because it has not run with so many, nor
-    // for one rank.
+    // The LL protocol must not be chosen for nine ranks, because it has not run with nine. It must
+    // not be chosen for one rank either.
     for (size, backend) in [(2, Cpu), (9, Cuda), (1, Cuda)] {
         assert_ne!(plan(1, size, backend).variant(), Variant::Ll, "{size} ranks on {backend}");
     }
@@ -484,9 +485,9 @@ fn signalled(op: Op) -> Option<Variant> {
     op.variants().into_iter().find(|it| row(op).form(*it).is_some_and(|it| it.arrival.is_some()))
 }
 
-/// Tests that there is room on the device for a kernel that runs at the same time as a call: no
-/// variant whose tiles have signals contains a GEMM that needs all multiprocessors. Other variants
-/// are refused, and so are more multiprocessors than the device has.
+/// Tests that the device has room for a kernel that runs at the same time as a call: no variant
+/// whose tiles have signals contains a GEMM that needs all multiprocessors. Other variants must be
+/// refused, and also a request for more multiprocessors than the device has.
 #[test]
 fn a_kernel_beside_a_call_has_room() {
     for op in Op::ALL {

@@ -1,13 +1,14 @@
-//! Plans over several nodes: operators of each node, and steps between nodes, each over the ranks
-//! that have the same number within their nodes.
+//! Plans over several nodes: operators of each node, and steps between nodes. A step is over the
+//! ranks that have the same number within their nodes.
 //!
-//! Ranks are numbered node by node, with the same number on each node, so splits nest: the rows of
-//! a node's ranks are contiguous, and split over these ranks they equal the rows of the split over
-//! all ranks. So a call is first split by node, an operator of the node does the rest, and each
-//! rank owns the same rows as if all ranks were on one node. Sums between nodes are f32.
+//! Ranks are numbered node by node, with the same number of ranks on each node, so splits nest: the
+//! rows of a node's ranks are contiguous, and a split of these rows over the node's ranks gives the
+//! same parts as the split over all ranks. So a call is first split by node, an operator of the
+//! node does the rest, and each rank owns the same rows as if all ranks were on one node. Sums
+//! between nodes are f32.
 //!
-//! This file is long because it lists the parts of every operator, each with the memory that it
-//! needs.
+//! This file is long because it lists the parts of every operator, each with the memory that the
+//! part needs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,18 +25,15 @@ use crate::ranks::Ranks;
 use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 
-/// Role that an operator of this node has in an operator over several nodes.
+/// Role of an operator of this node within an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Role {
     /// Operator that does the main work: the fused operator or the collective itself.
     Main,
     /// All-gather of the rows within the node.
     Gather,
-    /// Copy of the data that this rank sends to other nodes.
+    /// Copying of the data that this rank sends to other nodes into the send buffer.
     Copy,
-    /// Conversion of this rank's partial sums to f32, the type in which sums between nodes are
-    /// made.
-    Widen,
     /// Final step that turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
     Finish,
     /// Copy of the results out of the padded output message.
@@ -47,8 +45,6 @@ pub(crate) enum Role {
 /// Memory area of an operator over several nodes, in the data segment of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Area {
-    /// Partial sums of this node, if their type is not f32.
-    Partial,
     /// Input of the steps between nodes.
     Send,
     /// Output of the steps between nodes.
@@ -60,16 +56,15 @@ pub(crate) enum Area {
     /// Input message, padded to equal parts for all ranks.
     Padded,
     PaddedOut,
-    /// The whole matrix A, transposed.
+    /// Whole matrix A, transposed.
     Whole,
-    /// Records of a step between nodes on a GPU: this rank's, and those of all nodes.
+    /// Records of a step between nodes on a GPU: this rank's record, and the records of all nodes.
     Records,
 }
 
 impl Area {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Area::Partial => "partial sums between nodes",
             Area::Send => "sent between nodes",
             Area::Receive => "received between nodes",
             Area::Result => "results before they are gathered",
@@ -93,7 +88,7 @@ pub(crate) struct Composed {
     pub(crate) blocks: usize,
 }
 
-/// Operator that copies data within this rank, and also applies the epilogue to finished elements.
+/// Operator that copies data within this rank. It also applies the epilogue to finished elements.
 static COPY: Row = Row {
     op: Op::AllReduce,
     message: Op::AllReduce,
@@ -109,27 +104,27 @@ static COPY: Row = Row {
 
 /// Number of bytes whose transfer between nodes takes as long as the latency of a step between
 /// nodes: 20 us at 12.5 GB/s (one 100 Gbit/s port). With more blocks, more of the transfer overlaps
-/// the node's work, but each block adds one latency.
+/// work in the node, but each block adds one latency.
 const BYTES_OF_LATENCY: f64 = 250e3;
 /// Maximum number of blocks into which the rows of a call are split.
 const MOST_BLOCKS: usize = 16;
 
-/// Number of blocks with the shortest predicted time. If a transfer that takes the time `w` is cut
-/// into `b` blocks, and the work in the node takes at least as long, then `b` latencies and `w / b`
-/// of the transfer are not overlapped. Their sum is least at b = sqrt(w / latency).
+/// Number of blocks with the shortest predicted time. Let a transfer take the time `w` and be cut
+/// into `b` blocks, and let the work in the node take at least as long. Then `b` latencies and
+/// `w / b` of the transfer are not overlapped. Their sum is least at b = sqrt(w / latency).
 fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
 
-/// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
-/// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
+/// Maximum number of thread blocks of a step between nodes on a GPU. It is passed to an engine such
+/// as NCCL as a limit (`maxCTAs`). A thread block occupies at most one multiprocessor.
 pub(crate) const STEP_BLOCKS: u32 = 8;
 
 /// Size in bytes of the record of a step in device memory.
 pub(crate) const RECORD_BYTES: u64 = 64;
 
-/// Maximum number of bytes of a step between nodes: a frame of the connections between ranks is at
-/// most 1 GiB.
+/// Maximum number of bytes of a step between nodes, because a frame of the connections between
+/// ranks has at most 1 GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
 /// Alignment in bytes of the slots that are sent in steps between nodes.
@@ -142,8 +137,8 @@ pub(crate) fn slot_bytes(rows: usize, cols: usize, dtype: DType) -> u64 {
 }
 
 impl Composed {
-    /// Sum over the plans of all parts of the value that `of` returns (such as the data bytes of a
-    /// plan).
+    /// Sum over the plans of all parts; `of` returns the value of one plan, such as its number of
+    /// data bytes.
     pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
     }
@@ -153,7 +148,8 @@ impl Composed {
     }
 }
 
-/// Size in bytes of each area that at least one of these plans has: the maximum over the plans.
+/// Size in bytes of each area that at least one of these plans has. The size is the maximum over
+/// the plans.
 pub(crate) fn largest_areas(plans: &[&Plan]) -> BTreeMap<Area, u64> {
     let mut largest = BTreeMap::new();
     let areas = plans.iter().filter_map(|plan| plan.composed()).flat_map(|it| &it.areas);
@@ -164,7 +160,7 @@ pub(crate) fn largest_areas(plans: &[&Plan]) -> BTreeMap<Area, u64> {
     largest
 }
 
-/// Number of bytes that these areas take in the data segment, padding included.
+/// Number of bytes of the data segment that these areas occupy, padding included.
 pub(crate) fn area_bytes(areas: &BTreeMap<Area, u64>) -> u64 {
     let padded = areas.values().map(|bytes| bytes.next_multiple_of(ALIGNMENT));
     padded.fold(0, u64::saturating_add)
@@ -194,8 +190,8 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Adds an operator of this node that has the types of the request; `change` sets its other
-    /// options.
+    /// Adds an operator of this node with the types of the request; `change` sets the other options
+    /// of the operator.
     fn part(
         &mut self,
         role: Role,
@@ -260,9 +256,9 @@ impl Maker<'_> {
 
     fn finish(&mut self, (m, n): (usize, usize)) -> Result<()> {
         let Request { epilogue, rms_norm, .. } = *self.request;
-        let output = self.request.output_dtype();
+        let (wire, output) = (self.request.wire_dtype(), self.request.output_dtype());
         self.part(Role::Finish, &COPY, (m, n, 0), |r| {
-            (r.dtype, r.output) = (DType::F32, Some(output));
+            (r.dtype, r.output) = (wire, Some(output));
             (r.epilogue, r.rms_norm) = (epilogue, rms_norm);
         })
     }
@@ -271,28 +267,13 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// Type in which the node's operator returns its sums. With one rank per node there is no sum
-    /// within the node, so values are rounded here to the type that travels between ranks, as they
-    /// are in a larger node.
-    fn partial(&mut self, rows: usize, n: usize) -> Result<DType> {
-        let wire = self.request.wire_dtype();
-        if self.ranks.local().size > 1 || wire == DType::F32 {
-            return Ok(DType::F32);
-        }
-        self.part(Role::Widen, &COPY, (rows, n, 0), |r| {
-            (r.dtype, r.output) = (wire, Some(DType::F32));
-        })?;
-        Ok(wire)
-    }
-
     fn make(&mut self) -> Result<()> {
         let request = self.request;
         let Request { m, n, k, dtype, elements, .. } = *request;
         let (output, wire) = (request.output_dtype(), request.wire_dtype());
         let (nodes, local, size) = (self.ranks.nodes(), self.ranks.local().size, self.ranks.size);
         let all_gather = crate::ops::row(Op::AllGather);
-        // Number of rows of the largest part that a rank has, and of the largest part that a node
-        // has.
+        // Number of rows of the largest part of any rank, and of the largest part of any node.
         let own = if elements { 1 } else { m.div_ceil(size) };
         let of_node = if elements { local } else { local * own };
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
@@ -304,27 +285,22 @@ impl Maker<'_> {
                     _ => Op::MatmulReduceScatter,
                 };
                 let scatter = crate::ops::row(scatter);
-                let bytes = slot_bytes(m.div_ceil(local), n, DType::F32);
+                let bytes = slot_bytes(m.div_ceil(local), n, wire);
                 let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
                 let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
                 self.composed.blocks = blocks;
-                // A message of elements is split into parts of equal length, for which it is
-                // padded.
+                // A message of elements is split into parts of equal length. It is padded for this.
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
-                let partial = self.partial(own, n)?;
                 self.main(scatter, (rows, n, k), |r| {
-                    (r.output, r.wire) = (Some(partial), Some(wire));
+                    (r.output, r.wire) = (Some(wire), Some(wire));
                 })?;
                 self.finish((own, n))?;
                 self.part(Role::Gather, all_gather, (rows, n, 0), |r| r.dtype = output)?;
                 let blocks = blocks as u64;
-                self.area(Area::Send, blocks * slot_bytes(own, n, DType::F32));
+                self.area(Area::Send, blocks * slot_bytes(own, n, wire));
                 self.area(Area::Result, blocks * slot_bytes(own, n, output));
-                if partial != DType::F32 {
-                    self.area(Area::Partial, blocks * slot_bytes(own, n, partial));
-                }
                 if request.rms_norm.is_some() {
                     self.area(Area::Normed, blocks * slot_bytes(own, n, output));
                 }
@@ -337,16 +313,12 @@ impl Maker<'_> {
                 Ok(())
             }
             Op::MatmulReduceScatter | Op::ReduceScatter => {
-                let partial = self.partial(own, n)?;
                 self.main(request.row, (of_node, n, k), |r| {
-                    (r.output, r.wire) = (Some(partial), Some(wire));
+                    (r.output, r.wire) = (Some(wire), Some(wire));
                 })?;
                 self.finish((own, n))?;
-                self.area(Area::Send, slots(own, n, DType::F32));
-                self.area(Area::Receive, slot_bytes(own, n, DType::F32));
-                if partial != DType::F32 {
-                    self.area(Area::Partial, slot_bytes(own, n, partial));
-                }
+                self.area(Area::Send, slots(own, n, wire));
+                self.area(Area::Receive, slot_bytes(own, n, wire));
                 Ok(())
             }
             Op::AllGather => {
@@ -381,17 +353,19 @@ impl Maker<'_> {
                 if let Some(variant) = request.variant {
                     return Err(self.refused("variant of columns", &variant, "auto"));
                 }
-                // Columns of A are sent as rows of its transpose.
+                // Columns of A are sent as rows of A's transpose.
                 let own = k.div_ceil(size);
                 let columns = split(k, size, self.ranks.rank).len();
                 let Request { epilogue, tile, .. } = *request;
-                // Ranks have different numbers of columns of C but must use tiles of one shape.
+                // Ranks have different numbers of columns of C, but must use tiles of the same
+                // shape.
                 let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
                 self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
                     (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
                 })?;
                 self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
-                // Ranks have different numbers of columns of A but must use tiles of one shape.
+                // Ranks have different numbers of columns of A, but must use tiles of the same
+                // shape.
                 let tile = TileShape { m: m.clamp(1, 64), n: own.clamp(1, 256) };
                 self.part(Role::Copy, &COPY, (m, columns, 0), |r| r.tile = Some(tile))?;
                 self.area(Area::Send, slot_bytes(own, m, dtype));
@@ -430,8 +404,8 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses operators with a step between nodes of more than [`MOST_BYTES`], which the
-    /// connections used by CPUs cannot transfer.
+    /// Refuses operators with a step between nodes of more than [`MOST_BYTES`] bytes, which the
+    /// connections between CPUs cannot transfer.
     fn check_step(&self) -> Result<()> {
         if !self.on_host() {
             return Ok(());
@@ -448,14 +422,14 @@ impl Maker<'_> {
         }
     }
 
-    /// Whether steps between nodes run on threads of the host, so that they take no room on a
-    /// device.
+    /// Whether steps between nodes run on threads of the host. If so, they need no multiprocessors
+    /// of a device.
     fn on_host(&self) -> bool {
         self.ranks.device.backend.traits().host_threads
     }
 
     /// Refuses a part whose launches wait for peers and leave no room on the device for a step
-    /// between nodes, which may be in flight whenever the part runs.
+    /// between nodes. Such a step may be in flight whenever the part runs.
     fn check_room(&self, part: &Plan) -> Result<()> {
         let size = part.ranks().size as u32;
         let broken = part.choices.iter().find_map(|it| part.program(it).check(size, 1).err());
@@ -510,8 +484,7 @@ impl Plan {
         Ok(Self { ranks, request, choices, logged, composed })
     }
 
-    /// Parts of which the operator consists over several nodes; `None` if all ranks are on one
-    /// node.
+    /// Parts of an operator over several nodes; `None` if all ranks are on one node.
     pub(crate) fn composed(&self) -> Option<&Arc<Composed>> {
         self.composed.as_ref()
     }
@@ -521,7 +494,7 @@ impl Plan {
         self.composed.as_ref().map_or_else(|| vec![self], |it| it.parts.values().collect())
     }
 
-    /// Properties, over all parts of the plan, that all ranks must agree on.
+    /// Properties of all parts of the plan on which all ranks must agree.
     pub(crate) fn fingerprint_of_all(&self) -> Vec<(&'static str, String)> {
         let mut items = self.fingerprint();
         if let Some(composed) = &self.composed {
@@ -533,7 +506,7 @@ impl Plan {
         items
     }
 
-    /// Range of rows that the ranks of a node own together, if `m` rows are split over all ranks.
+    /// Range of rows that the ranks of a node own together when `m` rows are split over all ranks.
     pub(crate) fn rows_of_node(&self, node: usize, m: usize) -> Range<usize> {
         let local = self.ranks.local().size;
         let of = |local_rank: usize| self.rows_of(node * local + local_rank, m);

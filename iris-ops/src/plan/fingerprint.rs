@@ -4,13 +4,13 @@ use super::Plan;
 use crate::options::Request;
 
 impl Plan {
-    /// Name and value of every property that all ranks must have in common, in the order of
+    /// Name and value of every property that must be equal on all ranks, in the order of
     /// comparison.
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
-        // World, types and shape come first because the other properties follow from them, and the
-        // error names the first difference. `even` comes before the shape, because it decides
+        // World, types and shape come first, because the other properties follow from them and the
+        // error names the first difference. `even` comes before the shape, because it determines
         // whether N and K are compared.
         let mut items = vec![
             ("op", self.op().to_string()),

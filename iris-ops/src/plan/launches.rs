@@ -7,8 +7,8 @@ use crate::spec::{self, Form, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
-    /// Program of the calls that run by `choice`: the steps that a call enqueues, as alternatives
-    /// with conditions. It can be printed.
+    /// Program of the calls for which `choice` is made: the steps that a call enqueues, as
+    /// alternatives with conditions. The program can be printed.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, matmul_all_reduce};
@@ -21,7 +21,7 @@ impl Plan {
         self.program_of(choice.form)
     }
 
-    /// Program that calls by the variant of `form` run.
+    /// Program of the calls that run the variant of `form`.
     pub(super) fn program_of(&self, form: &Form) -> Program {
         let (alternatives, norm) = match self.alone() {
             true => (self.row().alone, Norm::Last),
@@ -31,21 +31,22 @@ impl Plan {
         Program { alternatives, norm, members: self.members(), overlap: self.overlap() }
     }
 
-    /// Step between nodes that may be in flight on the device during a call, and the
-    /// multiprocessors that the call's launches leave free for it; `None` if there is none.
+    /// Step between nodes that may be in flight on the device during a call, and the number of
+    /// multiprocessors that the call's launches leave free for this step; `None` if there is no
+    /// such step.
     fn overlap(&self) -> Option<Overlap> {
         let step_blocks = self.request.step_blocks;
         let all = self.ranks.device.multiprocessors;
-        // Launches have at most as many workgroups as there are multiprocessors left beside the
-        // step between nodes.
+        // Launches have at most as many workgroups as there are multiprocessors that the step
+        // between nodes does not use.
         let most = all.saturating_sub(step_blocks).max(1);
         let groups = self.request.workgroups.map_or(most, |groups| groups as u32);
         let left_free = all.saturating_sub(groups);
         (step_blocks > 0).then_some(Overlap { step_blocks, left_free })
     }
 
-    /// Number of workgroups that have work to do in a call of this shape. `fetchers` is added for
-    /// variants in which some workgroups only fetch.
+    /// Number of workgroups that have work to do in a call of this shape. In variants in which some
+    /// workgroups only fetch, `fetchers` is added.
     pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
         if let Memory::Pairs(collective) = choice.form.memory
             && !self.alone()
@@ -67,13 +68,13 @@ impl Plan {
     }
 
     /// Whether the operator's kernels multiply tiles in calls of `choice`; otherwise they only move
-    /// and add a message.
+    /// a message or add it up.
     fn is_product(&self, choice: &Choice) -> bool {
         self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
     }
 
-    /// Number of workgroups that only send, out of `groups`, while the others receive and add; 0 if
-    /// all do both.
+    /// Number of workgroups, out of `groups`, that only send, while the others receive and add; 0
+    /// if all workgroups send, receive and add.
     pub(crate) fn senders(
         &self,
         choice: &Choice,
@@ -81,7 +82,8 @@ impl Plan {
         groups: impl FnOnce() -> u32,
     ) -> u32 {
         // In this variant a rank sends its rows of C in place. If other workgroups received at the
-        // same time, they could write rows that are being read, even if with the same bytes.
+        // same time, they could write rows while these rows are read, even if the bytes do not
+        // change.
         let in_place = choice.form.gemm == spec::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
@@ -93,7 +95,7 @@ impl Plan {
     }
 
     /// Maximum number of threads of a workgroup on a GPU, in a call of `choice` with `m` rows and
-    /// `n` columns; `None` for the number that the kernel is built for.
+    /// `n` columns; `None` for the number for which the kernel is built.
     pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
         let form = choice.form;
         match form.memory {
@@ -104,7 +106,7 @@ impl Plan {
     }
 
     /// Whether a thread handles more than one item in a call by the LL protocol between two ranks
-    /// that both send the same amount. The last wave of a workgroup handles no items.
+    /// that both send the same number of items. The last wave of a workgroup handles no items.
     pub(crate) fn has_several_items(
         &self,
         choice: &Choice,

@@ -1,5 +1,5 @@
-//! Relation of a plan to devices: the device for which it was made, and whether it can run on
-//! another one.
+//! Relation of a plan to devices: the device for which the plan was made, and whether the plan can
+//! run on another device.
 
 use super::{Choice, Plan};
 use crate::device::Device;
@@ -14,22 +14,22 @@ impl Plan {
         self.ranks.device
     }
 
-    /// GPU whose tuning data the plan uses, if that is not the plan's own kind of device: `H200` or
-    /// `MI300X`. `None` otherwise and for a host.
+    /// GPU whose tuning data the plan uses, if it is not the plan's own kind of device: `H200` or
+    /// `MI300X`. `None` if the data is for the plan's device, and for a host.
     pub fn borrowed_tuning(&self) -> Option<&'static str> {
         tune::figures_of(self.ranks)
     }
 
-    /// Checks that the device has kernels for the variants that the caller asked for. Variants that
-    /// the plan chose need no check, because they have fallbacks.
+    /// Checks that the device has kernels for the variants that the caller requested. Variants that
+    /// the plan itself chose need no check, because they have fallbacks.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         let asked = |choice: &&Choice| choice.why == ChoiceReason::Requested && !self.alone();
         let mut forms = self.choices.iter().filter(asked).map(|choice| choice.form);
         forms.try_for_each(|form| check_form(self.row(), form, device))
     }
 
-    /// Logs, once per plan, whether the device is the one planned for and which GPU's tuning data
-    /// was used.
+    /// Logs, once per plan, whether the device is the one for which the plan was made, and which
+    /// GPU's tuning data was used.
     pub(crate) fn log_device(&self, device: Device) {
         if self.on_cpu() {
             return;
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// Variants of an operator that the device has kernels for.
+/// Variants of an operator for which the device has kernels.
 pub(crate) fn variants(row: &Row, device: Device) -> impl Iterator<Item = Variant> {
     row.forms.iter().filter(move |form| has(device, form)).map(|form| form.variant)
 }
@@ -156,8 +156,8 @@ mod tests {
                 "chosen by tuning data of an H200, because this device has not been measured"
             )
         );
-        // An H100 differs from an H200 in its memory only, which plans ignore; but it has not been
-        // measured.
+        // An H100 differs from an H200 only in its memory, which plans ignore. But it has not been
+        // measured, so the log says so.
         assert_eq!(logged("h200", "h100"), (Level::INFO, said));
         assert_eq!(
             logged("h200", "h200"),
@@ -216,13 +216,13 @@ mod tests {
              multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
              unfused_one_shot, unfused_ll, copy_engine"
         );
-        // With one rank no tile is stored to a peer, so the variant must be accepted on any device.
+        // With one rank no tile is stored at a peer, so the variant must be accepted on any device.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
         let refused = asked.check_device(named("a100")).unwrap_err();
         assert_eq!(refused.labelled(&asked.request().label(None)).to_string(), error);
-        // If the plan chose the variant itself, it must fall back to another variant on a device
+        // A variant that the plan itself chose must fall back to another variant on a device
         // without kernels for it.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }
@@ -237,15 +237,15 @@ mod tests {
         assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
     }
 
-    /// Tests the limits that are computed from a GPU's number of multiprocessors: for the 132 of an
-    /// H200 they must equal the measured ones.
+    /// Tests the limits that are computed from a GPU's number of multiprocessors. For the 132
+    /// multiprocessors of an H200, the limits must equal the measured ones.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
         let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
         let names = ["h200", "h100", "a100", "b200", "mi300x"];
         assert_eq!(names.map(|name| message_groups(ranks(name, 2))), [131, 131, 107, 147, 65]);
-        // Numbers of columns of C that make 64, 48, 72 and 152 tiles of 128 x 128, which is just
-        // enough for the larger tile to be chosen.
+        // Numbers of columns of C that give 64, 48, 72 and 152 tiles of 128 x 128. These are the
+        // smallest numbers of tiles for which the larger tile is chosen.
         let tile = |name, columns| {
             let options = matmul::Options::new(1024, columns, 64).dtype(DType::BF16);
             options.plan(ranks(name, 1)).unwrap().tile().n

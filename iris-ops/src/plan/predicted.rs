@@ -1,14 +1,14 @@
-//! Predicted times of a plan's calls, and a lower limit to compare them with.
+//! Predicted times of a plan's calls, and a lower limit for comparison.
 
 use super::Plan;
 use crate::cost::{Machine, Problem};
 use crate::options::TileShape;
 
 impl Plan {
-    /// Predicted time in microseconds of a call of `size` rows (or elements of a part), computed
-    /// from the tuning data of the device or, if it has none, of a similar device. `None` for
-    /// variants without a prediction, which `auto` never chooses, and over several nodes
-    /// ([`Plan::forecast`]).
+    /// Predicted time in microseconds of a call of `size` rows (or elements of a part). It is
+    /// computed from the tuning data of the device or, if there is none, of a similar device.
+    /// `None` for variants without a prediction, which `auto` never chooses, and over several nodes
+    /// (see [`Plan::forecast`]).
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, all_reduce};
@@ -21,8 +21,8 @@ impl Plan {
         self.predicted_us_on(&self.ranks.tuning().machine, size)
     }
 
-    /// Predicted time in microseconds of a call, as [`Plan::predicted_us`], but on a machine with
-    /// these parameters.
+    /// Predicted time in microseconds of a call on a machine with these parameters; otherwise like
+    /// [`Plan::predicted_us`].
     pub fn predicted_us_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         if self.composed.is_some() {
             return None;
@@ -32,14 +32,14 @@ impl Plan {
         self.problem(size).predict(machine, &self.program(choice), [m, n])
     }
 
-    /// Lower limit in microseconds for the time of a call by any program: the time of the product
-    /// alone, or of sending the bytes that a rank must send, whichever is longer.
+    /// Lower limit in microseconds for the time of a call by any program. It is the longer of two
+    /// times: that of the product alone, and that of sending the bytes that a rank must send.
     pub fn lower_bound_us(&self, size: usize) -> f64 {
         self.problem(size).limit(&self.ranks.tuning().machine)
     }
 
     /// Whether the variant for calls of this size has passed the test suite and the stress test on
-    /// this architecture with this number of ranks. `auto` takes only such variants.
+    /// this architecture with this number of ranks. `auto` chooses only such variants.
     pub fn has_run(&self, size: usize) -> bool {
         let (device, variant) = (self.ranks.device, self.at(size).variant);
         self.alone() || self.ranks.tuning().has_run(variant, device, self.ranks.size)

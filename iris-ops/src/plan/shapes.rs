@@ -4,8 +4,8 @@ use super::Plan;
 use crate::options::Shard;
 use crate::spec::{Dims, Part};
 
-/// Rows and columns of one rank's matrices in a call; 0 x 0 for a matrix that the rank does not
-/// have.
+/// Numbers of rows and columns of one rank's matrices in a call; 0 x 0 for a matrix that the rank
+/// does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Shapes {
@@ -37,7 +37,7 @@ impl Plan {
     }
 
     /// Shapes of this rank's matrices in a call whose whole product or message is `m` x `n`, with
-    /// this root.
+    /// root `root`.
     pub(crate) fn shapes_of(&self, m: usize, n: usize, root: usize) -> Shapes {
         let (rank, k) = (self.ranks.rank, self.request.k);
         let Dims { a, b, c } = (self.row().dims)(n, k);

@@ -1,5 +1,4 @@
-//! Number of words that calls use: limits for signals and flags, and for the words of the LL
-//! protocol.
+//! Number of words that calls use: limits for signals and flags, and for words of the LL protocol.
 
 use iris_kernels::gemm_config::MESSAGE_THREADS;
 use iris_kernels::schedule::{Collective, Items};
@@ -16,13 +15,14 @@ use crate::tune;
 const WAVE: u32 = 64;
 
 impl Plan {
-    /// Checks that the words of the largest call can be numbered with 32 bits; the number of words
-    /// follows from tiles and units.
+    /// Checks that the words of the largest call can be numbered with 32 bits. The number of words
+    /// follows from the numbers of tiles and units.
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
         // In an all-gather before a GEMM the tiles are those of A, which has K columns.
         let n = if form.gemm == spec::GemmStage::Gathered { k } else { n };
-        // If rows are split over the ranks, there can be one shorter tile more for each rank.
+        // If rows are split over the ranks, each rank can have one additional tile, which is
+        // shorter.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
         let tiles = rows * blocks(n, tile.n);
@@ -40,8 +40,8 @@ impl Plan {
         })
     }
 
-    /// Checks that the message is small enough for the LL protocol. Its words take twice the bytes
-    /// of the data, in the signal segment.
+    /// Checks that the message is small enough for the LL protocol. In the signal segment, LL words
+    /// occupy twice the bytes of their data.
     pub(super) fn check_pairs(&self, form: &Form) -> Result<()> {
         let Memory::Pairs(collective) = form.memory else { return Ok(()) };
         let items = self.items(collective, (self.request.m, self.request.n));
@@ -84,8 +84,8 @@ impl Plan {
     }
 
     /// Number of workgroups that have work in a call by the LL protocol: enough for one item per
-    /// thread, at most [`tune::LL_GROUPS`]. With an RMSNorm each row needs a workgroup of its own;
-    /// if there are more workgroups than rows, the others only push.
+    /// thread, at most [`tune::LL_GROUPS`]. With an RMSNorm, each row needs a separate workgroup.
+    /// Workgroups without a row then only push.
     pub(super) fn work_on_pairs(
         &self,
         choice: &Choice,

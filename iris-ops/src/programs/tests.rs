@@ -12,8 +12,8 @@ use crate::ops::row;
 use crate::ranks::Ranks;
 use crate::spec::Norm;
 
-/// Tests that every kernel that an operator launches is in the source that its build names, and
-/// that this build is among those compiled ahead of time.
+/// Tests that every kernel that an operator launches is in the source which its build names, and
+/// that this build is among the builds that are compiled ahead of time.
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";
@@ -56,7 +56,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
 }
 
 /// Tests that [`Program::check`] accepts the programs of all operators and variants, for 1 to 8
-/// ranks, with and without an RMSNorm, for 0 to 3 parts.
+/// ranks, with and without an RMSNorm, and for 0 to 3 parts.
 #[test]
 fn every_program_keeps_the_rules() {
     for op in Op::ALL {

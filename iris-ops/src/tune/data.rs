@@ -14,8 +14,8 @@ use crate::kind::{Op, Variant};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
-    /// Word in the product name of the measured device, such as `H200`; a device whose name lacks
-    /// the word merely borrows the data.
+    /// Word in the product name of the measured device, such as `H200`. A device whose name does
+    /// not contain this word only borrows the data.
     pub(crate) of: String,
     /// Architecture of the measured device.
     arch: String,
@@ -28,18 +28,18 @@ pub(crate) struct Tuning {
     ran: Vec<Ran>,
     #[serde(default)]
     pub(super) row: Vec<Row>,
-    /// Path and digest of this machine's own tuning file, if its content was merged in.
+    /// Path and digest of this machine's own tuning file; `None` if no such file was merged in.
     #[serde(skip)]
     pub(crate) file: Option<String>,
-    /// Number of entries in `row` that come from this machine's own file; they precede the built-in
-    /// ones.
+    /// Number of entries in `row` that come from this machine's own file. They precede the built-in
+    /// entries.
     #[serde(skip)]
     pub(super) own_rows: usize,
 }
 
 impl PartialEq for Tuning {
-    /// Compares addresses: equal tuning data is one object, because a process reads each file only
-    /// once.
+    /// Compares addresses. Equal tuning data is always the same object, because a process reads
+    /// each file only once.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
@@ -51,29 +51,30 @@ impl Eq for Tuning {}
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
-    /// Maximum number of workgroups of a message; set if fewer workgroups than multiprocessors
-    /// saturate the links. It is odd: owners alternate from tile to tile, and an odd number gives
-    /// every workgroup tiles of all owners. `None` for one workgroup per multiprocessor, which is
-    /// faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131 workgroups, 289 with 65;
-    /// 2026-11-22).
+    /// Maximum number of workgroups of a message. It is set if fewer workgroups than
+    /// multiprocessors saturate the links. It is odd: owners alternate from tile to tile, and an
+    /// odd number gives every workgroup tiles of all owners. `None` for one workgroup per
+    /// multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131
+    /// workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
-    /// Maximum number of elements of a sum for which tiles are so small that only every other
-    /// thread has a vector.
+    /// Maximum number of elements of a sum whose tiles are so small that only every other thread
+    /// has a vector.
     pub(super) spread_sums: usize,
     /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
-    /// threads, ascending. Larger messages use the number that the kernel is built for.
+    /// threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_words: Vec<(usize, u32)>,
-    /// Threads of a workgroup of a message that is summed in tiles: pairs of maximum bytes and
-    /// threads, ascending. Larger messages use the number that the kernel is built for.
+    /// Threads of a workgroup of a message that is summed in tiles: pairs of maximum number of
+    /// bytes and threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_sums: Vec<(usize, u32)>,
-    /// Shares of workgroups that only send, for messages between two ranks: all-reduces,
-    /// reduce-scatters, and messages that are not summed.
+    /// Shares of workgroups that only send, for messages between two ranks: in all-reduces, in
+    /// reduce-scatters, and in messages that are not summed.
     pub(super) senders_to_all: Option<Senders>,
     pub(super) senders_to_owners: Option<Senders>,
     pub(super) senders_of_parts: Option<Senders>,
 }
 
-/// Share of workgroups that only send, in eighths, for messages whose bytes are in `from..below`.
+/// Share of workgroups that only send, in eighths, for messages whose number of bytes is in
+/// `from..below`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Senders {
@@ -93,11 +94,11 @@ impl Senders {
     }
 }
 
-/// Kind of GEMM in iris that does more than a product.
+/// Kind of built-in GEMM that does more than a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GemmKind {
-    /// GEMM that waits for parts of A that copy engines bring.
+    /// GEMM that waits for parts of A that copy engines deliver.
     Gated,
     /// GEMM of few rows that also does the all-reduce.
     Exchanging,
@@ -111,8 +112,8 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
-    /// Numbers of ranks with which the variants and GEMMs ran, on the file's architecture; `None`
-    /// for any number, on any architecture.
+    /// Numbers of ranks with which the variants and GEMMs ran, on the architecture of the file.
+    /// `None`: the list is valid for any number of ranks and any architecture.
     worlds: Option<Vec<usize>>,
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
@@ -128,11 +129,11 @@ pub(crate) struct Row {
     pub(super) m: [usize; 2],
     pub(super) n: usize,
     pub(super) k: Option<usize>,
-    /// Whether the row is for calls in which ranks pass columns of A.
+    /// Whether the row is for calls in which ranks pass columns of A; otherwise they pass rows.
     #[serde(default)]
     pub(super) columns: bool,
-    /// Whether the row holds only for calls planned with the option `even`, in which all ranks have
-    /// the N and K of the row.
+    /// Whether the row applies only to calls planned with the option `even`, in which all ranks
+    /// have the N and K of the row.
     #[serde(default)]
     pub(super) even: bool,
     pub(super) variant: Option<Variant>,
@@ -154,8 +155,8 @@ impl Row {
 }
 
 impl Tuning {
-    /// Built-in tuning data for a device. Each backend has one file, which was measured on (or
-    /// estimated for) one architecture.
+    /// Built-in tuning data for a device. Each backend has one file, which was measured or
+    /// estimated for one architecture.
     pub(crate) fn of(device: Device) -> &'static Tuning {
         static FILES: LazyLock<[Tuning; 3]> = LazyLock::new(|| {
             [CPU, CUDA, HIP].map(|text| toml::from_str(text).expect("a test parses every file"))
@@ -169,7 +170,7 @@ impl Tuning {
     }
 
     /// Returns a copy of the data with the machine parameters and the rows of this machine's own
-    /// file; those rows come first.
+    /// file. Rows of the own file come first.
     pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
@@ -177,14 +178,14 @@ impl Tuning {
         Self { machine, row, file: Some(file), own_rows, ..self.clone() }
     }
 
-    /// Whether the data was measured on another GPU and only replaces missing data for this device.
+    /// Whether the data was measured on another GPU and is used because this device has no data.
     pub(super) fn stands_in_for(&self, device: Device) -> bool {
         let own = device.backend.traits().host_threads || self.file.is_some();
         !own && device.name.split_whitespace().all(|word| word != self.of)
     }
 
     /// Whether a variant has run with this number of ranks on such a device, so that `auto` may
-    /// take it.
+    /// choose it.
     pub(crate) fn has_run(&self, variant: Variant, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.variants.contains(&variant))
     }
@@ -201,7 +202,8 @@ impl Tuning {
 }
 
 impl Machine {
-    /// Parameters by which times on a device are predicted: its own, or those of a similar device.
+    /// Parameters by which times on a device are predicted: those of the device, or of a similar
+    /// device.
     pub fn of(device: Device) -> Machine {
         Tuning::of(device).machine
     }

@@ -5,7 +5,7 @@ use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 
-/// Rows of the tuning table for calls of this operator, type and shape, with any M.
+/// Rows of the tuning table for calls of this operator, type and shape, for any M.
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
@@ -17,8 +17,8 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
             && row.dtype == dtype
             && row.columns == (shard == Shard::Columns)
             && (even || !row.even)
-            // N or K must not influence the choice if it may differ between ranks, because the
-            // ranks would choose differently.
+            // N or K must not influence the choice if it may differ between ranks, because ranks
+            // would then choose differently.
             && (row.n == n || !n_decides && !row.even)
             && row.k.is_none_or(|of| of == k || !common.k && !row.even)
     })
@@ -28,7 +28,7 @@ fn find(ranks: Ranks, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// Sizes of calls at which some table row for such calls begins or ends.
+/// Sizes of calls at which a table row for such calls begins or ends.
 pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }

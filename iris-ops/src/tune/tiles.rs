@@ -1,4 +1,4 @@
-//! Choice of the tile of a call: from a measured row, or else by rules.
+//! Choice of the tile of a call: from a measured row if there is one, otherwise by rules.
 
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
@@ -13,9 +13,9 @@ use crate::options::{Request, Shard, TileShape, WIDEST};
 use crate::ranks::Ranks;
 use crate::spec::{Form, GemmStage, Memory, Tiles};
 
-/// Number of tiles from which on a product takes larger tiles: enough for about half of the
+/// Smallest number of tiles for which a product uses larger tiles: enough for about half of the
 /// multiprocessors. The number is rounded down to a multiple of 8, because M and N usually give
-/// such numbers of tiles: 64 for 132 multiprocessors.
+/// such numbers of tiles. It is 64 for 132 multiprocessors.
 fn enough_tiles(device: Device) -> usize {
     (device.multiprocessors as usize / 2 / 8 * 8).max(1)
 }
@@ -25,11 +25,12 @@ pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
     tile(ranks, request, &Form::PRODUCT)
 }
 
-/// Tile of a call. Products want large tiles, so that packing their factors is worth it; messages
-/// want as many tiles as the ranks have workgroups.
+/// Tile of a call. Products need large tiles, so that packing their factors is worth the time.
+/// Messages need as many tiles as the ranks have workgroups.
 pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
-    // In an unfused variant the tiles are those of the message; with one rank there is no message.
+    // In an unfused variant, the tiles are those of the message. With one rank, there is no
+    // message.
     let product = row.multiplies() && (!form.is_unfused() || ranks.size == 1);
     if let Some(tile) = table::tile(ranks, request, form.variant)
         && is_as_measured(ranks, request, form)
@@ -39,8 +40,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if form.stores && !product {
         // Number of rows that this rank multiplies.
         let rows = if form.gemm == GemmStage::Rows { m.div_ceil(ranks.size) } else { m };
-        // A host runs all tiles at once, as a device with an unlimited number of multiprocessors
-        // would.
+        // A host runs all tiles at once, like a device with an unlimited number of multiprocessors.
         let host = ranks.device.backend.traits().host_threads;
         let multiprocessors = if host { u32::MAX } else { ranks.device.multiprocessors };
         let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
@@ -84,8 +84,8 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     TileShape { m: clamp(256, m.div_ceil(ranks.size)).max(8), n }
 }
 
-/// Tile of a message on a GPU. It has at least one vector per thread (for small sums, for every
-/// other thread). Each tile costs a signal, which waits until the stores before it have arrived, so
+/// Tile of a message on a GPU. It has at least one vector per thread; in small sums, one for every
+/// other thread. Each tile costs a signal, which waits until the stores before it have arrived. So
 /// there are only as many tiles as the overlap of sending and receiving needs. Large messages have
 /// more tiles, because adding begins when the first tiles arrive.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
@@ -94,7 +94,7 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     const VECTOR: usize = 8;
     const MOST: usize = 64 << 10;
     const TILES: usize = 32;
-    /// Elements of a tile above which a message is cut into four times as many tiles.
+    /// Number of elements of a tile above which a message is cut into four times as many tiles.
     const ENOUGH: usize = 8 << 10;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
@@ -111,25 +111,26 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     let rows = (elements / n).clamp(1, m.max(1));
     // If some workgroups had a second tile, they would start it only after the first one. With
-    // twice the rows per tile, every workgroup has at most one tile.
+    // twice the number of rows per tile, every workgroup has at most one tile.
     let tiles = m.div_ceil(rows) * across;
     let groups = message_groups(ranks) as usize;
     let twice = form.sends_all && groups < tiles && tiles <= 2 * groups && 2 * rows * n <= MOST;
     TileShape { m: if twice { 2 * rows } else { rows }, n }
 }
 
-/// Part of a message that copy engines move at a time. Parts are large, because each costs two
-/// copies per peer and a launch, and a copy engine reaches its full rate only with megabytes; but
-/// there are several (at most `most`), so that the step after a part overlaps the copies of the
+/// Part of a message that copy engines move at a time. Parts are large, because each part costs two
+/// copies per peer and a launch, and a copy engine reaches its full rate only with megabytes. There
+/// are several parts (at most `most`), so that the step after a part overlaps the copies of the
 /// next part.
 fn copied_tile(
     Message { m, n, .. }: Message,
     bytes: usize,
     (most, ranks): (usize, Ranks),
 ) -> TileShape {
-    /// Minimum bytes of a part: 8 MiB is fastest on two ranks (2 x H200: all_reduce of 2048 rows
-    /// 244 us in two parts of 8 MiB, 264 in one, 278 in four; of 8192 rows 806 us in four parts of
-    /// 16 MiB, 917 in one; reduce_scatter of 8192 rows 729 us in two, 744 in four; 2026-11-22).
+    /// Minimum number of bytes of a part: 8 MiB is fastest on two ranks (2 x H200: all_reduce of
+    /// 2048 rows 244 us in two parts of 8 MiB, 264 in one, 278 in four; of 8192 rows 806 us in four
+    /// parts of 16 MiB, 917 in one; reduce_scatter of 8192 rows 729 us in two, 744 in four;
+    /// 2026-11-22).
     const ENOUGH: usize = 8 << 20;
     // With four ranks, where each rank copies to three peers, 16 MiB is faster (4 x H200:
     // all_reduce of 8192 rows 1021 us in two parts of 16 MiB, 1069 in four of 8; of 4096 rows 569
@@ -141,8 +142,8 @@ fn copied_tile(
 
 /// Matrix that a message sends tile by tile.
 struct Message {
-    /// Maximum number of rows and of columns of a tile: those of the matrix, or of one rank's part
-    /// if the matrix is split.
+    /// Maximum numbers of rows and columns of a tile: those of the matrix or, if the matrix is
+    /// split, of one rank's part.
     m: usize,
     n: usize,
     /// Number of elements of the whole matrix, and number of parts in which ranks send it.
@@ -166,12 +167,12 @@ impl Message {
     }
 }
 
-/// Tile of a product on a GPU: the largest tile that kernels are built for and with which the
+/// Tile of a product on a GPU: the largest tile for which kernels are built and with which the
 /// product still has `enough` tiles.
 fn device_tile(ranks: Ranks, request: &Request, enough: usize) -> TileShape {
     let Request { row, m, n, .. } = *request;
     let n = if row.n_decides() { n.max(1) } else { 4096 };
-    // A tile must lie within one rank's part if rows are split.
+    // If rows are split, a tile must lie within one rank's part.
     let rows = if row.tiles == Tiles::All { m } else { m.div_ceil(ranks.size) };
     let rows = rows.max(1);
     let are_enough =

@@ -1,12 +1,12 @@
 //! Tuning file of this machine, which `iris tune` writes.
 //!
-//! **Problem.** Built-in tuning data was measured on other machines than the user's, for other
+//! **Problem.** Built-in tuning data was measured on machines other than the user's, and for other
 //! shapes.
 //!
 //! **Solution.** `iris tune` writes a [`TuningFile`] into the user's cache folder, named by device,
-//! driver and number of ranks. Plans read it, once per process. Its machine parameters replace the
-//! built-in ones, and its rows come before the built-in rows. Ranks compare path and digest of the
-//! file when a heap is opened and when an operator is made.
+//! driver and number of ranks. Plans read this file, once per process. Its machine parameters
+//! replace the built-in ones, and its rows come before the built-in rows. Ranks compare path and
+//! digest of the file when a heap is opened and when an operator is made.
 //!
 //! **Limits.** A device that was made from a name, not from a driver or a heap, uses built-in data.
 
@@ -39,14 +39,14 @@ pub struct TuningFile {
     device: String,
     driver: u32,
     world: usize,
-    /// Machine parameters for predicting times; `None` for the built-in ones.
+    /// Machine parameters for predicting times; `None` to use the built-in parameters.
     pub machine: Option<Machine>,
     #[serde(default)]
     row: Vec<Row>,
 }
 
 impl TuningFile {
-    /// Reads the file for these ranks; returns an empty one if there is none.
+    /// Reads the file for these ranks; returns an empty one if there is no file.
     ///
     /// # Errors
     /// [`Error::Tuning`] if the file cannot be read or was measured on another device or driver.
@@ -71,7 +71,7 @@ impl TuningFile {
         path(ranks)
     }
 
-    /// Adds rows in the format that `iris tune --cases` prints; they replace rows for the same
+    /// Adds rows in the format that `iris tune --cases` prints. They replace rows for the same
     /// calls. Returns the number of rows added.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl TuningFile {
     }
 
     /// Writes the file to the path from which plans for these ranks read it, readable by this user
-    /// only (mode 0600); returns the path. Running programs keep what they have read.
+    /// only (mode 0600). Returns the path. Running programs keep the data that they have read.
     ///
     /// # Errors
     /// [`Error::Tuning`] if the file cannot be written, if `IRIS_TUNING` is `off`, or if the ranks'
@@ -142,7 +142,7 @@ impl TuningFile {
     }
 }
 
-/// Name of a device in tuning files; for a host with its number of cores.
+/// Name of a device in tuning files. For a host, it contains the number of cores.
 fn device(device: Device) -> String {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     match device.multiprocessors {
@@ -156,7 +156,7 @@ fn is_set() -> bool {
     std::env::var_os("IRIS_TUNING").is_some_and(|value| !value.is_empty())
 }
 
-/// Path of the tuning file for these ranks; `None` if no file belongs to them: for a device made
+/// Path of the tuning file for these ranks. `None` if these ranks have no file: for a device made
 /// from a name, for a single rank, or with `IRIS_TUNING=off`.
 fn path(ranks: Ranks) -> Option<PathBuf> {
     let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
@@ -191,11 +191,11 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 
-/// Returns the ranks with their tuning data: from this machine's file if there is one, else built
-/// in.
+/// Returns the ranks with their tuning data: from this machine's file if there is one, otherwise
+/// the built-in data.
 pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
-    /// Tuning data of each file by its path, read once per process. It is never freed, because
-    /// plans refer to it.
+    /// Tuning data of each file by the file's path, read once per process. The data is never freed,
+    /// because plans refer to it.
     static FILES: Mutex<Option<HashMap<PathBuf, Option<&'static Tuning>>>> = Mutex::new(None);
     if ranks.tuning.is_some() {
         return Ok(ranks);

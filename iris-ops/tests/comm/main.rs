@@ -1,5 +1,5 @@
-//! Tests of communicators on the CPU: every collective, with any count and type, opened by threads
-//! and by an id.
+//! Tests of communicators on the CPU: every collective, with any count and type. Communicators are
+//! opened by threads of a world and by an id.
 
 mod nodes;
 
@@ -55,8 +55,8 @@ fn sums<T: Summand + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Resul
     Ok(())
 }
 
-/// Tests that every bit pattern arrives unchanged, also bit patterns that are no numbers in the
-/// types in which words are moved.
+/// Tests that every bit pattern arrives unchanged, even bit patterns that are NaN in the types in
+/// which words are moved.
 fn moves<T: Pod + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.world_size());
     let elements = |rank: usize, from: usize, count: usize| -> Vec<T> {
@@ -115,7 +115,7 @@ fn calls_of_any_count_and_type_are_right() {
 }
 
 /// Tests calls that follow each other without a wait of the host. Each call has another length than
-/// the previous one, so that peers write where another call has written.
+/// the previous call, so that peers write to memory that another call has written.
 #[test]
 fn calls_follow_each_other_without_waits_of_the_host_in_the_heap() {
     ranks(3, |comm| {
@@ -191,8 +191,7 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
     assert!(error.contains("max_bytes is 100, expected at least 4096"), "{error}");
 }
 
-/// Tests that ranks that have only an id in common, here as threads of a process, form a
-/// communicator.
+/// Tests that ranks that share only an id, here as threads of a process, form a communicator.
 #[test]
 fn ranks_meet_by_an_id() {
     let id = Id::new().unwrap();
@@ -211,8 +210,8 @@ fn ranks_meet_by_an_id() {
     assert!(error.contains("rank is 3"), "{error}");
 }
 
-/// Tests what a server does that survives a lost rank: the remaining ranks close their
-/// communicators, and open another one with a new id.
+/// Tests the steps by which a server survives a lost rank: the remaining ranks close their
+/// communicators, and open another communicator with a new id.
 #[test]
 fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     let ids = [Id::new().unwrap(), Id::new().unwrap()];
@@ -243,7 +242,7 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     });
 }
 
-/// Tests that calls of several threads run in the order of the program: the threads take turns, and
+/// Tests that calls of several threads run in the order of the program. The threads take turns, and
 /// each enqueues calls of several parts.
 #[test]
 fn threads_share_a_communicator() {
@@ -269,8 +268,8 @@ fn threads_share_a_communicator() {
     });
 }
 
-/// Tests that the parts of a call do not mix with those of another thread's call. All calls are
-/// alike, so their order does not matter.
+/// Tests that the parts of a call do not mix with the parts of another thread's call. All calls are
+/// equal, so their order does not matter.
 #[test]
 fn threads_may_race_for_calls_that_are_alike() {
     ranks(2, |comm| {
@@ -295,7 +294,7 @@ fn alike(comm: &Comm) -> Result<()> {
 }
 
 /// Tests that input and output may be the same slice of the heap in calls that work in place, and
-/// only in those.
+/// only in such calls.
 #[test]
 fn calls_in_place_by_two_names_of_one_slice() {
     ranks(2, |comm| {
@@ -323,8 +322,8 @@ fn calls_in_place_by_two_names_of_one_slice() {
         let mut half = x.slice(4 * rank..4 * (rank + 1))?;
         overlap(comm.all_gather(&half.clone(), &mut same));
         overlap(comm.reduce_scatter(&x, &mut half, &ReduceOp::Sum));
-        // Overlaps must also be refused for types that pass through the communicator's buffers,
-        // whose operators do not see the program's memory.
+        // Overlaps must also be refused for types that pass through the communicator's buffers.
+        // Operators do not see the program's memory of such types.
         let bytes = heap.zeros::<u8>(64)?;
         overlap(comm.all_to_all(&bytes, &mut bytes.clone()));
         overlap(comm.all_to_all(&bytes.slice(..40)?, &mut bytes.slice(24..)?));
@@ -332,7 +331,7 @@ fn calls_in_place_by_two_names_of_one_slice() {
     });
 }
 
-/// Tests that a communicator takes the memory that `footprint` returns, and gives all of it back.
+/// Tests that a communicator uses as much memory as `footprint` returns, and gives all of it back.
 #[test]
 fn a_communicator_takes_its_footprint_of_a_heap() {
     let rank = |world: World| -> Result<()> {
@@ -357,7 +356,7 @@ fn a_communicator_takes_its_footprint_of_a_heap() {
     }
 }
 
-/// Makes the table of workspace sizes as it must stand in the documentation.
+/// Makes the table of workspace sizes that the documentation must contain.
 fn table() -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let mut text = String::from(
@@ -391,7 +390,7 @@ fn differ(call: impl Fn(&Comm) -> OpResult<()> + Sync, words: &[&str]) {
     let errors = Mutex::new(Vec::new());
     let rank = |world: World| -> Result<()> {
         let comm = Comm::from_world(CPU, &world, &small())?;
-        // The root of a broadcast waits for nobody, so it may learn of the fault only when it
+        // The root of a broadcast waits for no rank, so it may learn of the fault only when it
         // closes the communicator.
         let outcome = call(&comm).and_then(|()| comm.close());
         let error = outcome.expect_err("ranks differ").to_string();
@@ -429,8 +428,8 @@ fn counts_and_calls_that_differ_between_ranks_are_named() {
     );
 }
 
-/// Tests that a communicator can be dropped while one of its calls waits for the peer: the call
-/// ends, and the peer's next call names the rank that is gone.
+/// Tests that a communicator can be dropped while one of its calls waits for the peer. The call
+/// must end, and the peer's next call must name the rank that is gone.
 #[test]
 fn a_communicator_may_be_dropped_while_a_call_runs() {
     let id = Id::new().unwrap();

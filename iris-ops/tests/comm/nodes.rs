@@ -1,5 +1,5 @@
-//! Tests of communicators over several nodes: with ranks as threads that simulate nodes, and with
-//! ranks that connect over loopback.
+//! Tests of communicators over several nodes. The ranks are threads that simulate nodes, or they
+//! connect over loopback.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,8 +30,8 @@ fn calls_over_several_nodes_are_right() {
     }
 }
 
-/// Tests the calls with ranks that connect over TCP, authenticated by a secret; the network's
-/// settings name each rank's node.
+/// Tests the calls with ranks that connect over TCP and are authenticated by a secret. The
+/// network's settings name each rank's node.
 #[test]
 fn calls_over_sockets_are_right() {
     for names in [&["a", "b"][..], &["a", "a", "b", "b"], &["a", "b", "c"]] {
@@ -57,8 +57,8 @@ fn calls_over_sockets_are_right() {
     }
 }
 
-/// Tests that no rank passes a barrier before the last rank has arrived, whichever node this rank
-/// is on.
+/// Tests that no rank passes a barrier before the last rank has arrived, on whichever node the last
+/// rank is.
 #[test]
 fn a_barrier_holds_the_ranks_of_all_nodes() {
     for (nodes, per_node) in WORLDS {
@@ -79,8 +79,8 @@ fn a_barrier_holds_the_ranks_of_all_nodes() {
     }
 }
 
-/// Tests that calls that differ between nodes are an error on all ranks, and that the error names
-/// the difference.
+/// Tests that a difference between the calls of two nodes is an error on all ranks, and that the
+/// error names the difference.
 #[test]
 fn calls_that_differ_between_nodes_are_named() {
     for (what, call) in [
@@ -94,7 +94,8 @@ fn calls_that_differ_between_nodes_are_named() {
             let comm = Comm::from_world(CPU, &world, &small())?;
             let node = world.node();
             let outcome = call(&comm, node);
-            // The ranks wait here for each other, because a rank that returned would count as lost.
+            // The ranks wait here for each other, because a rank that returned would be treated as
+            // lost.
             world.barrier()?;
             let error = outcome.and_then(|()| comm.close()).expect_err("nodes differ");
             Ok(error.to_string())
@@ -110,8 +111,8 @@ fn sum_of(comm: &Comm, count: usize) -> OpResult<()> {
     comm.all_reduce_in_place(&mut vec![1.0_f32; count], &ReduceOp::Sum)
 }
 
-/// Tests that if a rank ends in the middle of a call, the call ends on all nodes with an error that
-/// names the rank.
+/// Tests a rank that ends in the middle of a call: the call must end on all nodes, with an error
+/// that names the rank.
 #[test]
 fn a_rank_that_ends_is_named_on_all_nodes() {
     let rank = |world: World| -> Result<()> {

@@ -1,5 +1,5 @@
-//! Tests of a kernel of the caller that runs at the same time as an operator's call and consumes
-//! each tile of C as soon as it has arrived.
+//! Tests of a kernel of the caller that runs at the same time as an operator's call and reads each
+//! tile of C as soon as the tile has arrived.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
@@ -62,7 +62,7 @@ pub(crate) fn the_kernel_beside_ops_compiles() {
 
 type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 
-/// Returns the function that launches the caller's kernel as host code, which is compiled once;
+/// Returns the function that launches the caller's kernel as host code. The code is compiled once;
 /// each of the kernel's threads is a host thread.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
@@ -83,8 +83,8 @@ fn host() -> HostLaunch {
     *launch
 }
 
-/// Operator on the CPU together with a kernel of the caller, which uses the same words, schedules
-/// and views as on a GPU.
+/// Operator on the CPU together with a kernel of the caller. The kernel uses the same words,
+/// schedules and views as on a GPU.
 struct OnHost {
     heap: Arc<SymmetricHeap>,
     sample: Sample,
@@ -106,7 +106,7 @@ impl OnHost {
         Ok(OnHost { heap, sample, op, room, seen, stream })
     }
 
-    /// Runs a call with the caller's kernel at the same time; if `behind`, launches the kernel
+    /// Runs a call with the caller's kernel at the same time. If `behind`, the kernel is launched
     /// again after the call.
     fn call(&mut self, operands: &Operands, which: u32, late: bool, behind: bool) -> Result<()> {
         let view = self.op.beside(operands, &self.stream)?;
@@ -160,8 +160,8 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_on_the_host() {
 }
 
 pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
-    // In case 0, C has different offsets on the ranks, so peers do not write it directly. In case
-    // 2, the tile is this rank's own. Both must fail.
+    // In case 0, C has different offsets on the ranks, so peers do not write into C directly. In
+    // case 2, the tile is this rank's own. Both cases must fail.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         let settings = Settings::default().deadline(0.02);
         let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -189,7 +189,7 @@ fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
     Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
-/// Kernel of the caller on one rank, with its input C and the copy `seen` that it makes of C.
+/// Kernel of the caller on one rank, with its input C and its copy `seen` of C.
 struct Taker {
     kernel: UserKernel,
     c: SymSlice<f32>,
@@ -203,8 +203,8 @@ impl Taker {
         Ok(Taker { kernel, c, seen: heap.alloc(c.len())? })
     }
 
-    /// Launches the kernel at the same time as the next call or, if `which` is 1, after the last
-    /// call.
+    /// Launches the kernel at the same time as the next call. If `which` is 1, launches it after
+    /// the last call instead.
     fn launch(
         &self,
         heap: &SymmetricHeap,
@@ -276,8 +276,8 @@ fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()>
 }
 
 fn all_taken(sizes: &[usize], as_graph: bool) {
-    // The short deadline is for a failing test: if the caller's kernel keeps the operator from
-    // running, this is reported as a fault after 30 s.
+    // The short deadline is for the case that the test fails: if the caller's kernel keeps the
+    // operator from running, a fault is reported after 30 s.
     let settings = Settings::default().deadline(0.05);
     for &size in sizes {
         for op in OPS {
@@ -292,8 +292,8 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_as_they_come() {
     all_taken(&[1, 2, 3, 4], false);
 }
 
-/// Tests the caller's kernel in replays of a graph: it must read the call number on the device,
-/// because each replay has another one.
+/// Tests the caller's kernel in replays of a graph. It must read the call number on the device,
+/// because each replay has another call number.
 pub(crate) fn a_kernel_beside_an_op_is_replayed() {
     all_taken(&[2, 4], true);
 }
@@ -332,7 +332,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         Ok(side)
     });
     // In case 0, C has different offsets on the ranks, so tiles come through the inbox. In case 2,
-    // the tile is this rank's own. Both must fail.
+    // the tile is this rank's own. Both cases must fail.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         fault(text, |world, heap| {
             let sample = make(world);
@@ -378,8 +378,8 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
 
-        // Streams of another heap on the same device must be refused by the operator, by the
-        // kernel, and by both together.
+        // Streams of another heap on the same device must be refused: by the operator, by the
+        // kernel, and by the two together.
         let other = open(&world)?;
         let theirs = other.stream()?;
         let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();

@@ -53,8 +53,8 @@ pub(crate) fn calls(world: &World) -> Result<()> {
 }
 
 pub(crate) fn comm_takes_memory_and_streams_of_cudarc() {
-    // Each rank has a device of its own: if threads shared one, a copy by cudarc that waits for its
-    // stream could hold up the launch that the copy waits for.
+    // Each rank has a separate device. If threads shared a device, a copy by cudarc that waits for
+    // its stream could hold up the launch for which the copy waits.
     let devices = BackendKind::Cuda.device_count().unwrap();
     for size in [1, 2, 4].into_iter().filter(|&size| size <= devices) {
         let rank = |world: World| -> Result<()> {

@@ -1,6 +1,6 @@
-//! Tests of a decode step in a CUDA graph that takes its token from the step before, so that
-//! thousands of steps are enqueued without a wait of the host; with ranks that are late, and with a
-//! rank that is killed.
+//! Tests of a decode step in a CUDA graph. The step takes its token from the previous step, so that
+//! thousands of steps are enqueued without a wait of the host. The tests have ranks that are late,
+//! and a rank that is killed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,8 +35,8 @@ IRIS_KERNEL embed(IRIS_ARGS HeapView heap, Slice<u32> state, Slice<float> x) {
     }
 }
 
-// Computes the input of the second sum of a step from the result of the first; every rank has
-// another result.
+// Computes the input of the second sum of a step from the result of the first sum. The input
+// differs between ranks.
 IRIS_KERNEL mix(IRIS_ARGS HeapView heap, Slice<float> y, Slice<float> z) {
     for (u32 i = port::thread(); i < y.len; i += port::threads()) {
         const u32 value = u32(i32(heap.at(y, heap.rank).get(i)));
@@ -44,7 +44,7 @@ IRIS_KERNEL mix(IRIS_ARGS HeapView heap, Slice<float> y, Slice<float> z) {
     }
 }
 
-// Chooses the next token, by one thread: the token is appended to `tokens`, and is the input of the
+// Chooses the next token, by one thread. The token is appended to `tokens`, and is the input of the
 // next step.
 IRIS_KERNEL choose(IRIS_ARGS HeapView heap, Slice<float> sums, Slice<u32> state, Slice<u32> tokens) {
     if (port::thread() != 0) return;
@@ -74,7 +74,7 @@ const LAST_STEP: usize = 3_000;
 /// Number of threads per workgroup of each kernel that runs between the operators.
 const THREADS: u32 = 256;
 
-/// Number of columns of A on each rank (K), and of columns of C (N).
+/// Number of columns of A on each rank (K), and number of columns of C (N).
 const K: usize = 256;
 const N: usize = 512;
 
@@ -84,7 +84,7 @@ struct Step {
     matmul: MatmulAllReduce,
     sum: AllReduce,
     kernels: [UserKernel; 3],
-    /// Input and result of the product, and of the sum.
+    /// Input and result of the product, and of the sum over ranks.
     x: SymSlice<f32>,
     w: SymSlice<f32>,
     y: SymSlice<f32>,

@@ -28,7 +28,8 @@ fn external(
 }
 
 /// Runs every operator with A, B and C in cudarc's memory, and with copies before and after each
-/// call on the same cudarc stream, which alone orders them. Variants that pull need A in the heap.
+/// call on the same cudarc stream. Only this stream orders the copies and the call. Variants that
+/// pull need A in the heap.
 fn external_matrices(world: &World) -> Result<()> {
     const CALLS: usize = 8;
     let heap = open(world)?;
@@ -86,8 +87,7 @@ pub(crate) fn matrices_and_streams_of_cudarc_work() {
 /// Command-line argument that makes this program one rank of [`processes_over_legacy_handles`].
 pub(crate) const LEGACY_RANK: &str = "legacy-rank";
 
-/// Runs every operator in this process, with plain device memory that ranks share by legacy IPC
-/// handles.
+/// Runs every operator in this process. Its ranks share plain device memory by legacy IPC handles.
 pub(crate) fn legacy_rank() -> Result<()> {
     let world = World::from_env()?;
     let options = HeapOptions::new().backend(BackendKind::Cuda).legacy_memory(true);
@@ -122,10 +122,10 @@ pub(crate) fn processes_over_legacy_handles() {
 /// Tests that a hundred heaps with operators, opened and closed one after the other, leak no device
 /// memory.
 ///
-/// A slack of 16 MiB is allowed: the driver allocates blocks of 2 MiB for streams, events and
-/// launches, and a few more after the first round, whose kernels it has loaded. A leak would exceed
-/// it: one data segment is 64 MiB, and the smallest allocation of a heap, 2 MiB of device words,
-/// would leak a hundred times.
+/// A slack of 16 MiB is allowed. The driver allocates blocks of 2 MiB for streams, events and
+/// launches, and a few more after the first round, when it has loaded the kernels. A leak would
+/// exceed the slack: one data segment is 64 MiB, and the smallest allocation of a heap, 2 MiB of
+/// device words, would leak a hundred times.
 pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
     const SLACK: u64 = 16 << 20;
     let devices = BackendKind::Cuda.device_count().unwrap();

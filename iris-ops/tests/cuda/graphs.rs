@@ -1,5 +1,6 @@
-//! Tests of operators in CUDA graphs: captured in global mode, which restricts all threads, while
-//! other threads use everything of the library; then replayed with changing inputs.
+//! Tests of operators in CUDA graphs. They are captured in global mode, which restricts all
+//! threads, while other threads use everything of the library. Then they are replayed with changing
+//! inputs.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use crate::{numbers, open};
 /// capture.
 static CAPTURE: Mutex<()> = Mutex::new(());
 
-/// Makes a stream with cudarc on the heap's device; returns it, and the heap's view of it.
+/// Makes a stream with cudarc on the heap's device. Returns the stream, and the heap's view of it.
 pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)> {
     let context = CudaContext::new(heap.device().index)?;
     let theirs = context.new_stream()?;
@@ -67,8 +68,8 @@ fn replayed(world: World) -> Result<()> {
     let graph = captured(&theirs, || {
         op.run(&args, &stream)?;
         barrier.run(&stream)?;
-        // Allocations and waits would break the capture, so they must be refused while it is in
-        // progress.
+        // Allocations and waits would break the capture, so they must be refused while the capture
+        // is in progress.
         let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
         let refused = stream.sync().unwrap_err().to_string();
@@ -110,8 +111,8 @@ pub(crate) fn a_graph_is_replayed_a_thousand_times() {
 }
 
 /// Tests that functions that allocate or close are refused during a capture, on all ranks, with an
-/// error that gives the reason; that the capture continues; and that the refused functions work
-/// after it.
+/// error that gives the reason. The capture must continue, and the refused functions must work
+/// after the capture.
 pub(crate) fn allocation_in_a_capture_is_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -130,8 +131,8 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
             refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
             refuse("new", sample.make(&heap).map(drop))?;
             refuse("free", heap.free(room.b).map_err(Into::into))?;
-            // The stream may have work from before the capture, for which nothing can wait during
-            // the capture.
+            // The stream may have work from before the capture. Nothing can wait for that work
+            // during the capture.
             refuse("close", heap.close().map_err(Into::into))
         };
         let graph = if world.rank() == 0 {
@@ -161,15 +162,15 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
     outcome.unwrap();
 }
 
-/// Threads that meanwhile use heaps of their own on the same devices, and the task that they
-/// currently have.
+/// Threads that use separate heaps on the same devices during captures and replays, and their
+/// current task.
 struct Others {
     what: AtomicU8,
     rounds: AtomicUsize,
 }
 
-/// Tasks that the other threads can have: end; use the open heap; use it, and also open and close
-/// another heap.
+/// Tasks of the other threads. STOP: end. USE: use the open heap. OPEN: use the open heap, and also
+/// open and close another heap.
 const STOP: u8 = 0;
 const USE: u8 = 1;
 const OPEN: u8 = 2;
@@ -180,7 +181,8 @@ impl Others {
         World::run_threads(2, |world| -> Result<()> {
             let heap = small(&world)?;
             loop {
-                // The task may change at any time, so both ranks take the value that rank 0 read.
+                // The task may change at any time, so both ranks use the value that rank 0 has
+                // read.
                 let what = world.allgather(&[self.what.load(Ordering::Relaxed)])?[0][0];
                 if what == STOP {
                     return Ok(heap.close()?);
@@ -199,8 +201,8 @@ impl Others {
         Ok(())
     }
 
-    /// Waits until the other threads have begun and completed a round of their task since this
-    /// function was called.
+    /// Waits until the other threads have begun and completed one whole round of their task after
+    /// this call began.
     fn round(&self) -> Result<()> {
         let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 2 {
@@ -258,7 +260,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             if ranks.rank == 0 {
                 others.what.store(what, Ordering::Relaxed);
                 if what == USE {
-                    // Waits for one round, after which the last heap that the other threads opened
+                    // Waits for one round. Afterwards the last heap that the other threads opened
                     // is closed.
                     others.round()?;
                 }
@@ -286,7 +288,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             }
             for rank in 0..ranks.size {
                 // The other ranks may already be in the call after this one, but must not be in an
-                // earlier one.
+                // earlier call.
                 let seen = heap.read_from(word, rank)?[0];
                 ensure!((calls..=calls + 1).contains(&seen), "{rank} at {seen}, call {calls}");
             }
@@ -320,14 +322,14 @@ fn beside_others(size: usize, while_replaying: u8) {
     theirs.expect("the other threads end").unwrap();
 }
 
-/// Tests captures and replays while other threads work. During replays the other threads open and
-/// close no heaps, because that may wait for a device that ranks share.
+/// Tests captures and replays while other threads work. During replays the other threads do not
+/// open or close heaps, because this may wait for a device that ranks share.
 pub(crate) fn every_op_is_captured_and_replayed_beside_other_threads() {
     beside_others(4, USE);
 }
 
-/// Tests that other threads may also open and close heaps during replays if each rank has a device
-/// of its own.
+/// Tests that other threads may also open and close heaps during replays, if each rank has a
+/// separate device.
 pub(crate) fn heaps_come_and_go_while_graphs_run() {
     beside_others(BackendKind::Cuda.device_count().unwrap().min(4), OPEN);
 }

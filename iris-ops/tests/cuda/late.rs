@@ -14,8 +14,8 @@ use crate::sample::Sample;
 /// Times after which rank 1 enters the call, as multiples of the deadline for entering a call.
 const LATE: [f64; 5] = [0.9, 0.99, 1.0, 1.01, 1.1];
 
-/// Runs two calls, of which rank 1 enqueues the first one when rank 0 may already have timed out.
-/// Returns whether this rank's calls failed.
+/// Runs two calls. Rank 1 enqueues the first call when rank 0 may already have timed out. Returns
+/// whether this rank's calls failed.
 ///
 /// `both` is a barrier without a deadline.
 fn calls(

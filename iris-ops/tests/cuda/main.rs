@@ -1,6 +1,6 @@
 //! Tests of operators on GPUs: in graphs, with streams, memory and kernels of the caller, and with
 //! an absent rank. Without a GPU the tests are reported as ignored. The ranks are threads that
-//! share the GPUs of the host. The suite of cases is in iris-testkit.
+//! share the GPUs of the host. iris-testkit has further cases.
 
 #![allow(unsafe_code, reason = "kernels and memory of the user's")]
 
@@ -166,8 +166,8 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
             wrong.map(|i| got[i]),
             wrong.map(|i| expected[i])
         );
-        // Peers may write C once this rank has entered the next call, so all ranks compare C before
-        // any rank goes on.
+        // Peers may write C after this rank has entered the next call. So all ranks compare C
+        // before any rank continues.
         world.barrier()?;
     }
     drop(op);
@@ -235,8 +235,8 @@ fn ops_of_two_streams_are_in_order() {
     outcome.unwrap();
 }
 
-/// Tests that operators planned without tracing have no spans, and that asking for counters without
-/// `counted` is an error.
+/// Tests that operators planned without tracing have no spans, and that reading counters is an
+/// error for operators planned without `counted`.
 fn only_ops_that_are_observed_count_and_trace() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -256,8 +256,8 @@ fn only_ops_that_are_observed_count_and_trace() {
                 Err(error) => ensure!(at != 1 && error.to_string().contains("counted(true)")),
             }
             let spans: usize = op.trace()?.iter().map(Vec::len).sum();
-            // The operator at index 2 has five tiles, each with a product, a signal and a sum in
-            // the trace.
+            // The operator at index 2 has five tiles. Each tile has a product, a signal and a sum
+            // in the trace.
             ensure!(if at == 2 { spans >= 15 } else { spans == 0 }, "{spans} spans");
             op.free()?;
         }
@@ -286,8 +286,8 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         }
         ensure!(started.elapsed() < Duration::from_secs(20));
         if world.rank() == 1 {
-            // A host waits at most 6 s in the barrier below, as long as a kernel waits for a peer
-            // to enter the call. Rank 0 reaches the barrier 6 s late, so rank 1 must be late too.
+            // A host waits at most 6 s in the barrier below while a kernel waits for a peer to
+            // enter the call. Rank 0 reaches the barrier 6 s late, so rank 1 must be late too.
             std::thread::sleep(Duration::from_secs(4));
         }
         world.barrier()?;
@@ -306,8 +306,7 @@ fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
     let error = large.plan(ranks).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
-    // For every shape, the tile that the plan chooses must be among those that kernels are built
-    // for.
+    // For every shape, the tile that the plan chooses must be a tile for which kernels are built.
     for (m, n) in [(1, 8192), (16, 1024), (4096, 4096), (3, 5)] {
         let plan = Options::new(m, n, 64).dtype(DType::BF16).plan(ranks).unwrap();
         let tile = plan.tile();

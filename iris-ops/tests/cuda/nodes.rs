@@ -1,5 +1,6 @@
-//! Operators over two nodes of GPUs, over NCCL: two processes that simulate nodes on one host. In
-//! graphs, with ranks that make different calls, a rank that is killed, and one that makes no call.
+//! Tests of operators over two nodes of GPUs, over NCCL. Two processes simulate the nodes on one
+//! host. There are tests of graphs, of ranks that make different calls, of a rank that is killed,
+//! and of a rank that makes no call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,16 +23,16 @@ use crate::{numbers, open, product};
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
-// Runs for `ns` nanoseconds, and then writes the time to `to`, on a clock that all GPUs of the host
-// share.
+// Runs for `ns` nanoseconds, and then writes the time to `to`. The time is on a clock that all GPUs
+// of the host share.
 IRIS_KERNEL linger(u64 ns, u64 to) {
     const u64 end = port::now() + ns;
     while (port::now() < end) {}
     if (port::thread() == 0) port::write(to, port::now());
 }"#;
 
-/// Command-line argument that makes this program one rank of a test over nodes; the next argument is
-/// the test.
+/// Command-line argument that makes this program one rank of a test over nodes. The next argument
+/// names the test.
 pub(crate) const NODES_RANK: &str = "nodes-rank";
 
 const REPLAYED: &str = "replayed";
@@ -69,7 +70,7 @@ pub(crate) fn nodes_rank(which: &str) -> Result<()> {
     }
 }
 
-/// Kernel that keeps a stream busy, with the memory for its time.
+/// Kernel that keeps a stream busy, with memory for the times at which it ends.
 struct Linger {
     kernel: UserKernel,
     times: SymSlice<u32>,
@@ -77,7 +78,7 @@ struct Linger {
 }
 
 impl Linger {
-    /// Makes the kernel with memory for `times` times.
+    /// Makes the kernel, with memory for `times` times.
     fn new(heap: &Arc<SymmetricHeap>, times: usize) -> Result<Linger> {
         let kernel = UserKernel::new(heap, SOURCE.into(), &Options::new(), "linger", (32, 0))?;
         let times = heap.zeros::<u32>(2 * times)?;
@@ -87,15 +88,15 @@ impl Linger {
     /// Enqueues a kernel that runs for `duration` and then writes time number `at`.
     fn run(&self, stream: &Stream, duration: Duration, at: usize) -> Result<()> {
         let (ns, to) = (duration.as_nanos() as u64, self.address + 8 * at as u64);
-        // SAFETY: the arguments match the kernel's parameters, and the memory lies in the heap, which
-        // is closed only after the stream has finished.
+        // SAFETY: the arguments match the kernel's parameters, and the memory lies in the heap,
+        // which is closed only after the stream has finished.
         Ok(unsafe { self.kernel.launch(stream, 1, &[bytes_of(&ns), bytes_of(&to)]) }?)
     }
 }
 
-/// Replays a graph of a product and a gather with new inputs each time, and then makes calls outside
-/// of the graph. The stream is busy before each, so that data is ready long after the ranks have
-/// compared their calls.
+/// Replays a graph of a product and a gather with new inputs each time, and then makes calls
+/// outside of the graph. The stream is busy before each replay and call. So data is ready long
+/// after the ranks have compared their calls.
 fn replayed(world: &World) -> Result<()> {
     let heap = open(world)?;
     let (rank, size) = (world.rank(), world.size());
@@ -149,8 +150,8 @@ fn replayed(world: &World) -> Result<()> {
     Ok(world.close()?)
 }
 
-/// Rank 1 arrives late at barriers: the work of no rank after a barrier may begin before the work of
-/// rank 1 before it has ended.
+/// Delays rank 1 before barriers. No rank may begin its work after a barrier before rank 1 has
+/// finished its work before the barrier.
 fn barrier(world: &World) -> Result<()> {
     let heap = open(world)?;
     let op = Barrier::new(&heap, &iris_ops::barrier::Options::new().plan(&heap)?)?;
@@ -179,11 +180,11 @@ fn barrier(world: &World) -> Result<()> {
     Ok(world.close()?)
 }
 
-/// Number of elements of the messages of the tests of faults.
+/// Number of elements of the messages in tests of faults.
 const COUNT: usize = 4096;
 
-/// Rank 1 gathers where rank 0 sums: both must fail with an error that names both ranks and the
-/// operators.
+/// Makes rank 1 gather while rank 0 sums. Both must fail with an error that names both ranks and
+/// the operators.
 fn differs(world: &World) -> Result<()> {
     let heap = open(world)?;
     let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
@@ -193,7 +194,7 @@ fn differs(world: &World) -> Result<()> {
     let from = MatRef::sym(x, 1, COUNT);
     let begun = Instant::now();
     let to = heap.zeros::<f32>(COUNT)?;
-    // The difference may be found before the call is enqueued whole.
+    // The difference may be found before the whole call is enqueued.
     let call = || -> Result<()> {
         match world.rank() {
             0 => sum.run(&CollectiveArgs::new(from, MatRef::sym(to, 1, COUNT)), &stream)?,
@@ -210,7 +211,7 @@ fn differs(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Rank 1 is killed between two calls: rank 0 must fail with an error that names it.
+/// Kills rank 1 between two calls. Rank 0 must fail with an error that names rank 1.
 fn killed(world: &World) -> Result<()> {
     let heap = open(world)?;
     let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
@@ -236,7 +237,8 @@ fn killed(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Rank 1 makes no call for longer than the deadline: rank 0 must fail with an error that names it.
+/// Lets rank 1 make no call for longer than the deadline. Rank 0 must fail with an error that names
+/// rank 1.
 fn absent(world: &World) -> Result<()> {
     let heap = open(world)?;
     let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;

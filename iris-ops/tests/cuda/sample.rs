@@ -8,12 +8,12 @@ use iris_ops::{MatRef, Ranks, Shard, TileShape};
 use iris_testkit::oracle::{Dense, Task};
 use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 
-/// M, N and K of a call: none is a multiple of the tile, and there are several tiles of 8 x 16 in
+/// M, N and K of a call. None is a multiple of the tile, and there are several tiles of 8 x 16 in
 /// each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
 
-/// Number of workgroups of a launch; small, so that launches of several operators fit on a device
-/// together.
+/// Number of workgroups of a launch. It is small, so that launches of several operators fit on a
+/// device together.
 const GROUPS: usize = 8;
 
 pub(crate) struct Sample {
@@ -81,7 +81,8 @@ impl Sample {
 
     pub(crate) fn room(&self, heap: &SymmetricHeap) -> Result<Room> {
         let ((m, n, k), size) = (SHAPE, self.ranks.size);
-        // The output of an all-to-all is larger than M x N: it has a block from each rank.
+        // The output of an all-to-all is larger than M x N, because it has one block from each
+        // rank.
         let (a, b, c) = (m * n.max(k), n * k, (m + size) * n);
         Ok(Room { a: heap.alloc(a)?, b: heap.alloc(b)?, c: heap.alloc(c)? })
     }
@@ -98,8 +99,8 @@ impl Sample {
         Operands::new(a, b, c)
     }
 
-    /// Input of rank `rank` in call number `call`: A (if `which` is 0) or B (1), with integers in
-    /// [-8, 8].
+    /// Input of rank `rank` in call number `call`: A if `which` is 0, B if it is 1. Elements are
+    /// integers in [-8, 8].
     fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
         let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
         let seed = (2 * call + which) as u64;
@@ -108,14 +109,13 @@ impl Sample {
         })
     }
 
-    /// Elements of this rank's A (if `which` is 0) or B (1), as the f32 values to be written to the
-    /// heap.
+    /// Elements of this rank's A (if `which` is 0) or B (if it is 1), as f32 values for the heap.
     pub(crate) fn elements(&self, which: usize, call: usize) -> Vec<f32> {
         self.input(which, self.ranks.rank, call).data.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Writes the inputs of call number `call`, and NaN to C, so that elements that the call fails
-    /// to write are found.
+    /// Writes the inputs of call number `call`, and NaN to C. So an element that the call does not
+    /// write is found.
     pub(crate) fn fill(&self, heap: &SymmetricHeap, room: &Room, call: usize) -> Result<()> {
         for (which, slice) in [room.a, room.b].into_iter().enumerate() {
             let values = self.elements(which, call);
@@ -127,7 +127,13 @@ impl Sample {
     /// Expected elements of this rank's C after call number `call`.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
         let Ranks { rank, size, .. } = self.ranks;
-        let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
+        let task = Task {
+            op: self.case.op,
+            size,
+            nodes: 1,
+            m: SHAPE.0,
+            options: self.case.options.clone(),
+        };
         let part = |rank| {
             let (a, b) = (self.input(0, rank, call), self.input(1, rank, call));
             task.contribution(&a, Some(&b))
@@ -137,7 +143,7 @@ impl Sample {
         expected.value.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Compares `got`, the elements of C after call number `call`, with the expected ones.
+    /// Compares `got`, the elements of C after call number `call`, with the expected elements.
     pub(crate) fn check(&self, got: &[f32], call: usize) -> Result<()> {
         let expected = self.expected(call);
         let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);

@@ -8,15 +8,15 @@ pub trait AccumulateTiles {
     fn zero(&mut self, tile: u32, parity: u32);
     /// Compute this rank's partial result of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
-    /// Add this rank's partial result to the workspace of `owner`; the caller holds the tile's
-    /// lock, or the additions are atomic.
+    /// Add this rank's partial result of `tile` to the workspace of `owner`. Either the caller
+    /// holds the tile's lock, or the additions are atomic.
     fn add(&mut self, owner: u32, tile: u32, parity: u32);
     /// Read `tile` from the workspace of `owner` and write it to C.
     fn convert(&mut self, owner: u32, tile: u32, parity: u32);
 }
 
-/// Clear the tiles that this rank owns in its workspace. A device barrier must follow before any
-/// rank adds to them.
+/// Set the tiles that this rank owns in its workspace to zero. A device barrier must follow before
+/// any rank adds to these tiles.
 pub fn zero<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -26,8 +26,8 @@ pub fn zero<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         let parity = wg.parity();
-        // Peers read this workspace two calls ago; their entry into the previous call (credit)
-        // shows that they have finished.
+        // Peers read this workspace two calls ago. A peer's credit (its entry into the previous
+        // call) shows that it has finished reading.
         for peer in wg.channel.peers() {
             wg.credit(peer)?;
         }

@@ -14,11 +14,12 @@ pub trait CopiedTiles {
 }
 
 /// Opens the call: this is the first launch, of one workgroup. It waits until all peers have
-/// entered, so that data which they read in the previous call may be overwritten, then stores the
-/// call number in staging flag 0. The copies that follow send that number as their signal.
+/// entered the call, so that data which the peers read in the previous call may be overwritten.
+/// Then it stores the call number in staging flag 0, and the copies that follow send that number as
+/// their signal.
 ///
-/// If the launch fails, the flag keeps the old number, so copies that cannot be stopped raise no
-/// new signal.
+/// If the launch fails, the flag keeps the number of an older call, so copies that cannot be
+/// stopped raise no signal of this call.
 pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
@@ -28,8 +29,8 @@ pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     })
 }
 
-/// Copies by workgroups, used if no copy engine does them: each part of the data goes to its peers
-/// and is followed by a signal with the number that [`open`] stored. Part 0 has signal number
+/// Copies by workgroups, used if no copy engine is available. Each part of the data goes to its
+/// peers and is followed by a signal with the number that [`open`] stored. Part 0 has signal number
 /// `first`. Like a copy engine, the workgroups continue to copy if the rank has given up.
 pub fn copies<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -60,11 +61,11 @@ pub fn gate<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
-/// Waits for the arrival of parts by a single thread, inside a kernel that reads parts while copies
+/// Waits of a single thread for the arrival of parts, inside a kernel that reads parts while copies
 /// are running.
 ///
 /// The kernel must run between [`open`], which has checked agreement with all peers, and [`close`].
-/// It does not count workgroups and ends no call.
+/// Such a kernel does not count its workgroups as finished, and does not end the call.
 pub struct Arrivals<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -73,7 +74,7 @@ pub struct Arrivals<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
-    /// Makes the state for waits in the present call, whose number is read here.
+    /// Reads the number of the current call, for which the waits are.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
@@ -94,8 +95,8 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
 }
 
 /// Signals that a single thread raises, inside a kernel between [`open`] and [`close`], for data
-/// that this thread itself has stored at peers. A rank that has given up must not store, because
-/// peers may still be reading the data of an earlier call.
+/// that this thread itself has stored at peers. A rank that has given up must not store to peers,
+/// because they may still be reading the data of an earlier call.
 pub struct Departures<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -105,8 +106,8 @@ pub struct Departures<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Departures<'a, M> {
-    /// Reads the number of the call, and whether this rank has given up: in that case it must not
-    /// store to peers.
+    /// Reads the number of the current call, and whether this rank has given up. If it has, the
+    /// thread must not store to peers.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, record, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));

@@ -13,22 +13,22 @@ pub trait DeliverTiles {
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 
-/// Numbers of tiles that each rank produces and sends; they must be the same values on all ranks.
+/// Numbers of tiles that each rank produces and sends. All ranks must return the same values.
 pub trait Delivery {
     /// Number of tiles that this rank produces.
     fn produced(&self) -> u32;
-    /// Number of tiles that `from` sends to `to`: these are the first of the tiles that `from`
-    /// produces.
+    /// Number of tiles that rank `from` sends to rank `to`: the first tiles that `from` produces.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Each rank pushes its tiles to their receivers, and takes the tiles that others pushed.
+/// Each rank pushes its tiles to their receivers, and takes the tiles that other ranks pushed.
 ///
 /// The first `senders` workgroups push tiles and the rest take tiles. If `senders` is 0 or not less
 /// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
-/// waits for credits, and for entries if it writes C, but never for a signal, so the waits form no
-/// cycle. With dedicated senders, `push` must not read what `produce` writes: another workgroup
-/// writes it, in no fixed order.
+/// waits for credits, which peers return when they have finished an earlier call, and also for
+/// entries if it writes into peers' C. It never waits for a signal of this call, so the waits form no
+/// cycle. With dedicated senders, [`DeliverTiles::push`] must not read data that
+/// [`DeliverTiles::produce`] writes: another workgroup may produce the tile before or after.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
@@ -54,8 +54,8 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // A workgroup that does not send produces tiles too: each one before it waits for the
-        // peers' tiles with the same number.
+        // With dedicated senders, the other workgroups produce tiles too. They produce each tile
+        // before they wait for the peers' tiles with the same number.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
@@ -70,7 +70,7 @@ pub fn deliver<M: Memory + ?Sized>(
     })
 }
 
-/// Assignment of a root's tiles to relays, round-robin over the other ranks; each relay forwards
+/// Assignment of a root's tiles to relays, round-robin over the other ranks. Each relay forwards
 /// its tiles to the remaining ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Relays {
@@ -83,7 +83,7 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// The rank that gets `tile` from the root and forwards it.
+    /// Rank that receives `tile` from the root and forwards it.
     pub fn relay(&self, tile: u32) -> u32 {
         (self.root + 1 + tile % (self.size - 1)) % self.size
     }
@@ -95,8 +95,8 @@ impl Relays {
     }
 }
 
-/// Broadcast: the root sends each tile to one relay, which forwards it to all other ranks after its
-/// arrival.
+/// Broadcast: the root sends each tile to one relay. When the tile has arrived, the relay forwards
+/// it to all other ranks.
 pub fn relay<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     relays: &Relays,
@@ -115,8 +115,8 @@ pub fn relay<M: Memory + ?Sized>(
             return Ok(());
         }
         let others = of(wg.channel, |peer| peer != root);
-        // A rank first forwards its own share of tiles, because other ranks wait for them; only the
-        // root sends these.
+        // A rank first receives the tiles that it must forward, because other ranks wait for them.
+        // These tiles come from the root.
         let own = wg.share(tiles).map(|place| relays.relayed(me, place));
         for tile in own.take_while(|&tile| tile < tiles) {
             receive(wg, body, one(root), tile)?;
@@ -154,8 +154,8 @@ fn send<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for `tile` from each peer in `from`, and copy it from the inbox to C unless the peer has
-/// written C directly.
+/// Wait for `tile` from each peer in `from`. Then copy the tile from the inbox to C, unless the
+/// peer has written into C directly.
 fn receive<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,

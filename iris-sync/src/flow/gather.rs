@@ -1,8 +1,8 @@
 use super::Launch;
 use crate::{End, Memory, Span, Stop};
 
-/// Tile operations of an all-gather before a matrix product, either by reading the peers' shards or
-/// by pushing shards before a barrier.
+/// Tile operations of an all-gather before a matrix product. The product reads shards from the
+/// peers' memory, or each rank pushes its shard before a barrier.
 pub trait GatherTiles {
     /// Write `part` of this rank's shard to the inbox of `peer`, or to this rank's own inbox if
     /// `peer` is this rank.
@@ -15,7 +15,8 @@ pub trait GatherTiles {
 }
 
 /// Assignment of staging units (pieces of the gathered matrix) to source ranks and to the tiles
-/// that need them: pure functions of values that all ranks agreed on.
+/// that need these units. All functions are pure and depend only on values that all ranks agreed
+/// on.
 pub trait Staging {
     /// Number of units of the gathered matrix. Each unit comes from one rank; this rank's own units
     /// are not staged.
@@ -63,8 +64,8 @@ pub fn gather<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply the shards that [`gather`] has pushed, after the device barrier. This is the last
-/// launch of the call.
+/// Multiply the shards that [`gather`] has pushed. This is the last launch of the call; it runs
+/// after the device barrier.
 pub fn local<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -88,8 +89,8 @@ pub fn local<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply directly from the peers' shards in their memory. No rank ends the call before all peers
-/// have read its shard.
+/// Multiply directly from the peers' shards in the peers' memory. No rank ends the call before all
+/// peers have read its shard.
 pub fn pull<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -113,13 +114,13 @@ pub fn pull<M: Memory + ?Sized>(
     })
 }
 
-/// Staged all-gather and product: the first `fetchers` workgroups copy remote units to a staging
-/// buffer and raise a flag for each; the other workgroups multiply, and wait for the flag of each
-/// unit that they need.
+/// Staged all-gather and product. The first `fetchers` workgroups copy remote units to a staging
+/// buffer and raise a flag for each unit. The other workgroups multiply; they wait for the flag of
+/// each unit before they read it.
 ///
 /// This rank's own units are read in place. If `fetchers` is 0 or not less than the number of
-/// workgroups, every workgroup first fetches its share and then multiplies; fetching waits for
-/// peers only, so this cannot deadlock.
+/// workgroups, every workgroup first fetches its share and then multiplies. This cannot deadlock,
+/// because a workgroup that fetches waits only for peers to enter the call.
 pub fn staged<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     fetchers: u32,

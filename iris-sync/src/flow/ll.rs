@@ -3,17 +3,17 @@ use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Rows, Strip};
 use crate::{End, Memory, Span, Stop, Workgroup, divergent};
 
-/// Numbers of items that ranks send each other: pure functions of values that all ranks agreed on.
-/// An item is the data of one pair of LL words, eight bytes; the last item of a message may be
-/// padded.
+/// Numbers of items that ranks send each other. An item is the data of one pair of LL words, eight
+/// bytes; the last item of a message may be padded. All functions are pure and depend only on
+/// values that all ranks agreed on.
 pub trait Exchange {
-    /// Number of items that `from` sends to `to`; if both are the same rank, the number of items
-    /// that the rank keeps.
+    /// Number of items that rank `from` sends to rank `to`. If `from` equals `to`, the number of
+    /// items that the rank keeps for itself.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Operations on items that one thread performs in an exchange by the LL protocol; a thread takes
-/// only items for which it has waited itself.
+/// Operations on items that one thread performs in an exchange by the LL protocol. A thread takes
+/// only items that it has itself waited for.
 pub trait LlTiles {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
@@ -26,8 +26,8 @@ pub trait LlTiles {
     fn end(&mut self, item: u32);
 }
 
-/// Operations on items that one thread performs in an exchange of rows. The thread begins all items
-/// of a batch before it waits for them, and ends them after the wait.
+/// Operations on items that one thread performs in an exchange of rows. The thread calls `begin`
+/// for all items of a batch, waits for the batch, and then calls `end` for all of its items.
 pub trait LlRows: LlTiles {
     /// Callback that runs when all threads of this workgroup have taken their items of `row`.
     fn row(&mut self, row: u32);
@@ -35,23 +35,23 @@ pub trait LlRows: LlTiles {
 
 /// Operations on items that one thread performs for a tile of a matrix product.
 pub trait LlTile: LlTiles {
-    /// Finish the product of the workgroup's tile, with all threads, so that `give` can return its
-    /// items.
+    /// Finish the matrix product of the workgroup's tile, with all threads. After this call, `give`
+    /// can return the items of the tile.
     fn multiply(&mut self);
 }
 
 /// Exchange by LL words (data and a flag in one word): each rank pushes its items to their
-/// receivers, then takes the items that others pushed.
+/// receivers, then takes the items that other ranks pushed.
 ///
-/// A thread pushes all of its items, and the rank's entry into the call, before it waits for
-/// anything, so the waits form no cycle.
+/// A thread first pushes all of its items; some threads also announce that the rank has entered the
+/// call. Only then does the thread wait for items, so the waits form no cycle.
 pub fn exchange<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // In a message with items, the pairs of its header are used too; they come before the items.
+    // A message that has items also has a header, whose pairs come before those of the items.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,
@@ -73,8 +73,8 @@ fn steps<M: Memory + ?Sized>(
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
-    // would hold up pushes for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
@@ -105,9 +105,9 @@ fn steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Exchange as in [`exchange`], but for rows, each of which one workgroup takes as a whole: a
-/// thread waits for several items at once, and the body's `row` is called after all threads have
-/// taken their items of a row.
+/// Exchange like [`exchange`], but for rows, each of which is taken by one workgroup. A thread
+/// waits for several items at once. The body's `row` is called when all threads have taken their
+/// items of a row.
 pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
@@ -130,8 +130,8 @@ fn row_steps<M: Memory + ?Sized>(
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
-    // would hold up pushes for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     divergent(m, || {
         wg.push_head(all);
         if rows.spread {
@@ -143,8 +143,8 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // A workgroup without rows also waits for the headers, which show whether all ranks made the
-    // same call.
+    // A workgroup without rows also waits for the peers' headers, which show whether all ranks made
+    // the same call.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -163,9 +163,9 @@ fn row_steps<M: Memory + ?Sized>(
     }
 }
 
-/// Exchange as in [`exchange`], but for the tiles of a matrix product, one tile per workgroup: the
-/// workgroup pushes its tile's items after multiplying, then takes the same items of all ranks.
-/// Together the tiles of a rank cover the message.
+/// Exchange like [`exchange`], but for the tiles of a matrix product, one tile per workgroup. The
+/// workgroup multiplies, pushes the items of its tile, and then takes the items of the same tile
+/// from all ranks. Together the tiles of a rank cover the message.
 pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     strip: &Strip,
@@ -186,8 +186,8 @@ fn tile_steps<M: Memory + ?Sized>(
     let begun = wg.begin_push(all);
     if begun.is_ok() {
         wg.count_out();
-        // The header is pushed before the product, so that the round trip that releasing the entry
-        // takes overlaps with the product.
+        // The header is pushed before the product. The release of the rank's entry takes a round
+        // trip, which then overlaps with the product.
         divergent(m, || wg.push_head(all));
     }
     // Multiply even if the call has failed: `multiply` waits for asynchronous copies to shared
@@ -196,8 +196,8 @@ fn tile_steps<M: Memory + ?Sized>(
     begun?;
     m.begin(Span::Signal, 0);
     let (thread, threads) = (m.thread(), m.threads());
-    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
-    // would hold up pushes for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
     m.end(Span::Signal);
     let taken = divergent(m, || {
@@ -208,7 +208,7 @@ fn tile_steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Wait until the items of `batch` have come from all ranks, and take them in the order of ranks.
+/// Wait until all ranks have sent the items of `batch`, and take the items in the order of ranks.
 fn take_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     batch: &Batch,
@@ -246,7 +246,8 @@ fn push_batch<M: Memory + ?Sized>(
     }
 }
 
-/// Batches that the function `of` returns for 0, 1, 2, ..., up to the first `None` or empty batch.
+/// Batches that the function `of` returns for the numbers 0, 1, 2, ..., up to the first `None` or
+/// empty batch.
 fn batches(of: impl Fn(u32) -> Option<Batch>) -> impl Iterator<Item = Batch> {
     (0..).map_while(of).take_while(|batch| !batch.items().is_empty())
 }

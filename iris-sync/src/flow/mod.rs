@@ -36,13 +36,13 @@ use std::ops::Range;
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Record, Stop, Workgroup};
 
-/// Arguments of a launch, as one of its workgroups gets them.
+/// Arguments of a launch, in the form in which one of its workgroups gets them.
 pub struct Launch<'a, M: Memory + ?Sized> {
     /// Memory that holds the synchronisation words.
     pub m: &'a M,
     /// Layout of the synchronisation words of the op.
     pub channel: &'a Channel,
-    /// Description of the call by this rank, which is compared with those of its peers.
+    /// This rank's description of the call, which is compared with the descriptions by its peers.
     pub record: &'a Record,
     /// Index of this workgroup in the launch.
     pub index: u32,
@@ -73,7 +73,7 @@ pub fn barrier<M: Memory + ?Sized>(
     launch.run(end, |wg| wg.barrier(phase, members))
 }
 
-/// Items `first`, `first + step`, ... below `end`: the items that one workgroup takes.
+/// Items `first`, `first + step`, ... below `end`: the items on which one workgroup works.
 fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
     (first..end).step_by(step as usize)
 }

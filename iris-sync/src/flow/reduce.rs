@@ -6,7 +6,7 @@ use crate::{End, Memory, Span, Stop, Workgroup};
 ///
 /// `parity` is the half of the inbox that the call uses, 0 or 1.
 pub trait ReduceTiles {
-    /// Whether a workgroup reduces tiles while it still has others to push. False for matrix
+    /// Whether a workgroup reduces tiles while it still has other tiles to push. False for matrix
     /// products, whose accumulators already fill the registers of a device.
     fn at_once(&self) -> bool {
         true
@@ -26,12 +26,12 @@ pub trait ReduceTiles {
     fn take_result(&mut self, tile: u32, parity: u32);
 }
 
-/// Assignment of tiles to the ranks that reduce them, their owners.
+/// Assignment of tiles to owners, the ranks that reduce them.
 pub trait Owners {
     /// Maximum number of tiles that one rank owns.
     fn most(&self) -> u32;
-    /// Number of the tile that is at position `place` among the tiles of `owner`; `None` if `owner`
-    /// has fewer.
+    /// Number of the tile at position `place` among the tiles of `owner`; `None` if `owner` has no
+    /// tile at that position.
     fn owned(&self, owner: u32, place: u32) -> Option<u32>;
 }
 
@@ -55,9 +55,9 @@ impl Owners for Turns {
     }
 }
 
-/// One-shot all-reduce: each rank pushes its partial result of every tile to all inboxes and
-/// reduces every tile itself. A workgroup reduces a tile after it has pushed its next one, so that
-/// links and memory are busy at the same time.
+/// One-shot all-reduce: each rank pushes its partial result of every tile to all inboxes, and
+/// reduces every tile itself. A workgroup pushes its next tile before it reduces the current one,
+/// so that links and memory are busy at the same time.
 pub fn one_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -81,7 +81,8 @@ pub fn one_shot<M: Memory + ?Sized>(
                 wg.push_signals(all, next);
                 wg.m.end(Span::Signal);
             }
-            // In its first round a workgroup has no earlier tile to reduce.
+            // In its first round, a workgroup has not pushed an earlier tile, so there is none to
+            // reduce.
             let Some(tile) = next.checked_sub(launch.count).filter(|_| at_once) else {
                 continue;
             };
@@ -94,7 +95,7 @@ pub fn one_shot<M: Memory + ?Sized>(
     })
 }
 
-/// Wait for all ranks' partial results of a tile and reduce them; send the result to all ranks if
+/// Wait for all ranks' partial results of a tile and reduce them. Send the result to all ranks if
 /// `to_all` is true.
 fn add_up<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
@@ -121,12 +122,12 @@ fn add_up<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Two-shot all-reduce: each tile has an owner; all ranks push their partial results to the owner,
+/// Two-shot all-reduce: each tile has an owner. All ranks push their partial results to the owner,
 /// which reduces them and sends the result to all ranks.
 ///
 /// The first `senders` workgroups push tiles that other ranks own, and the rest reduce. If
 /// `senders` is 0 or not less than the number of workgroups, every workgroup does both. A pushing
-/// workgroup waits only until peers have entered the previous call (for credits), so the waits form
+/// workgroup waits only for credits, until peers have entered the previous call, so the waits form
 /// no cycle.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -137,7 +138,7 @@ pub fn two_shot<M: Memory + ?Sized>(
     reduce_at_owners(launch, owners, senders, body, true)
 }
 
-/// Reduce-scatter: each tile has an owner; all ranks push their partial results to the owner, which
+/// Reduce-scatter: each tile has an owner. All ranks push their partial results to the owner, which
 /// reduces them. `senders` has the same meaning as in [`two_shot`].
 pub fn reduce_scatter<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -158,8 +159,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Order of the items: this rank's own tiles first, then the tiles of the peers,
-        // round-robin.
+        // Order of the items: first the tiles that this rank owns, then the tiles that the peers
+        // own, round-robin.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {
@@ -182,8 +183,9 @@ fn reduce_at_owners<M: Memory + ?Sized>(
         };
         let mut own = owns.clone().peekable();
         let mut other = others.clone().map(theirs).peekable();
-        // A workgroup pushes tiles before it reduces its own ones, because peers wait for them; but
-        // both are interleaved, so that links and memory are busy at the same time.
+        // A workgroup pushes tiles to peers before it reduces tiles of its own, because peers wait
+        // for the pushed tiles. Pushes and reductions are interleaved, so that links and memory are
+        // busy at the same time.
         loop {
             let ahead = |&(_, place): &(u32, u32)| {
                 own.peek().is_none_or(|own| !at_once || place <= own + step)

@@ -63,8 +63,8 @@ impl Device {
     }
 }
 
-/// Set of GPUs of a host that ranks may use, as a bit mask. On the command line it is a number of
-/// GPUs (`2`: the first two) or a list of indices (`0,2`).
+/// Set of GPUs of a host that ranks may use, as a bit mask. The command line gives a number of GPUs
+/// (`2`: the first two) or a list of indices (`0,2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Devices(u64);
 

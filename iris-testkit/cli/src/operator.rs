@@ -177,8 +177,8 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         untuned: false,
         nodes: options.nodes,
     };
-    // Plans the op for every rank. This needs no rank to run, so errors of the options are reported
-    // before any is started.
+    // Plans the op for every rank. This needs no running rank, so errors of the options are
+    // reported before any rank is started.
     let room = problem.room(place.ranks)?;
     let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
@@ -220,8 +220,8 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     if host {
         unread("a run on the CPU", &[("--library", options.library.clone())])?;
     }
-    // With as many fetchers as workgroups, all workgroups fetch and multiply, which is the same as
-    // no fetchers, so that number is refused.
+    // If all workgroups were fetchers, all would fetch and multiply, as without fetchers. So a
+    // number of fetchers that is not below the number of workgroups is refused.
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.or(Settings::from_env()?.threads);
     let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));

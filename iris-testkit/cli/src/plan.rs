@@ -250,7 +250,7 @@ fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan
 }
 
 /// Fastest variant other than the chosen one that accepts any operands and adds in a fixed order,
-/// with its predicted time; `auto` may not be allowed to take it.
+/// with its predicted time. It may be a variant that `auto` never chooses.
 fn runner_up(op: Op, options: &OpOptions, ranks: Ranks, plan: &Plan) -> Option<(String, f64)> {
     let chosen = plan.at(options.m).variant;
     let others = op.variants().into_iter().filter(|&variant| {

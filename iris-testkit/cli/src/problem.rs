@@ -138,7 +138,13 @@ impl Problem {
     }
 
     fn task(&self, op: Op, ranks: Ranks) -> Task {
-        Task { op, size: ranks.size, m: self.m, options: self.options(op, ranks) }
+        Task {
+            op,
+            size: ranks.size,
+            nodes: ranks.nodes(),
+            m: self.m,
+            options: self.options(op, ranks),
+        }
     }
 
     /// Largest number of elements of A, of B and of C on any rank.
@@ -246,7 +252,8 @@ impl Problem {
         let mut options = task.options;
         // Expected rows as the result of a smaller call that has only these rows.
         let call = |op, parts: &[Part], options| {
-            let task = Task { op, size: parts.len(), m: rows.len(), options };
+            let (size, nodes) = (parts.len(), ranks.nodes());
+            let task = Task { op, size, nodes, m: rows.len(), options };
             task.expected(0, parts, None, None, None)
         };
         // Message of `rank` for the given rows; a row that only one rank contributes is taken from
@@ -281,8 +288,8 @@ impl Problem {
         }
     }
 
-    /// Product of some rows of the whole A, restricted to the columns `depth`, with those rows and
-    /// the columns `cols` of B.
+    /// Product of the rows `rows` of A and the columns `cols` of B, restricted to the range `depth`
+    /// of K.
     fn product(&self, rows: &[usize], depth: Range<usize>, cols: Range<usize>) -> Part {
         let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
         let mut sum = Part { value: zero.clone(), magnitude: zero };

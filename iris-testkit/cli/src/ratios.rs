@@ -160,7 +160,7 @@ fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
 pub(crate) struct Times {
     /// Time of the measured side, in microseconds.
     pub(crate) time: f64,
-    /// Time of the baseline side in microseconds; the ratio divides the other side's time by it.
+    /// Time of the baseline side, in microseconds.
     pub(crate) base: f64,
     /// Median of the repetitions' ratios; the two sides of a repetition ran under the same
     /// conditions.
@@ -208,8 +208,8 @@ impl Job for RatioJob {
                 )?
             }
             Kind::Ranks => {
-                // The first `base_ranks` ranks have a world and a heap of their own. While they
-                // run, the others wait on the host without using a core.
+                // The first `base_ranks` ranks have a world and a heap of their own. While these
+                // ranks run, the other ranks wait on the host without using a core.
                 let few = world.split((ranks.rank < ratio.base_ranks).then_some(0), 0)?;
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
                 let made = match (&few, &small) {

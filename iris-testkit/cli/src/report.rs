@@ -1,7 +1,7 @@
 //! `iris report`: collects in one file what developers need to know about a machine.
 //!
-//! Each step runs this program again as a process with a time limit, so a step that hangs or dies
-//! becomes part of the report and does not end it.
+//! Each step runs this program again as a process with a time limit. A step that hangs or dies
+//! becomes a part of the report, and the next step follows.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -42,8 +42,8 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     let on = |task: &str| words(&format!("{task} --backend {backend}"));
     let mut steps = vec![on("doctor"), on("test --level smoke")];
     if backend.traits().host_threads {
-        // On the CPU there is no stress test, which needs a GPU, and only one ratio of the
-        // benchmark is measured, because all would take minutes.
+        // The stress test needs a GPU, so it is left out on the CPU. Only one ratio of the
+        // benchmark is measured on the CPU, because all ratios would take minutes.
         steps.push(["bench", "--only", "crate, 1 thread"].map(String::from).to_vec());
     } else {
         steps.push(on(&format!("stress --calls {calls}")));

@@ -42,8 +42,8 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             });
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(Op::Barrier, "flat", some));
-            // Cases of the LL protocol: with three ranks, words come from several peers, which
-            // takes other code than with two; 16-bit types take other code than f32.
+            // Cases of the LL protocol. With three ranks, words come from several peers, for which
+            // the kernels have other code than for one peer; 16-bit types have other code than f32.
             cases.extend(even(backend).into_iter().filter(in_words));
             cases
         }

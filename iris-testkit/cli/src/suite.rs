@@ -137,7 +137,7 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // Passes on the deadline by a variable that ranks that are processes read.
+        // Passes the deadline to ranks that are processes, by an environment variable.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
@@ -207,8 +207,8 @@ struct SuiteWorld<'a> {
 }
 
 impl SuiteWorld<'_> {
-    /// Runs all cases, and continues after a failed case with the next one in a new world. Returns
-    /// the number of failures.
+    /// Runs all cases. After a failed case, runs the next case in a new world. Returns the number
+    /// of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
         // A smoke test prints a line for each case, so it needs no progress bar.
@@ -227,8 +227,8 @@ impl SuiteWorld<'_> {
             let run = || self.place.run_with(&job, &said);
             let done = watched(&said, self.limit, tell, |at| self.late(at), run);
             let Err(error) = done else { break };
-            // Case that failed: the last one that rank 0 began. If it began none, the world itself
-            // failed.
+            // Case that failed: the last case that rank 0 began. If rank 0 began none, the world
+            // itself failed.
             let at = Line::all(&said.text()).rev().find_map(Line::begun).unwrap_or(first);
             say!("case {at}, {}, FAILED: {error:#}", self.title(at))?;
             failures += 1;

@@ -113,8 +113,8 @@ pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// File for a trace, opened before the run, so that a path that cannot be written is reported
-/// before any work is done.
+/// File for a trace. It is opened before the run, so that an error of its path is reported before
+/// any work is done.
 pub(crate) struct TraceFile {
     path: PathBuf,
     file: File,

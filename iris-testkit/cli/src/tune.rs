@@ -1,6 +1,6 @@
-//! `iris tune`: measures the parameters of this machine; or times the variants and tiles of an op
-//! for shapes in a file, in turns in one run, and saves the fastest as tuning rows. On GPUs it uses
-//! the benchmark's clock.
+//! `iris tune`: measures the parameters of this machine. Given a file of shapes, it instead times
+//! the variants and tiles of an op for these shapes, in turns in one run, and saves the fastest as
+//! tuning rows. On GPUs it uses the benchmark's clock.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! Tests of the program `iris` from a user's view: output, refusals, exit codes.
 //!
-//! This file is long because there is a test for each of its commands.
+//! This file is long because it has a test for each command of the program.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -19,7 +19,8 @@ fn iris(arguments: &[&str]) -> Output {
     command.args(arguments).env("IRIS_TUNING", tuning(arguments)).output().unwrap()
 }
 
-/// Value of `IRIS_TUNING` for a command line: only `tune` gets a file, because it writes one.
+/// Value of `IRIS_TUNING` for a command line: a file for `tune`, which writes it; `off` for all
+/// others.
 fn tuning(arguments: &[&str]) -> &'static str {
     let tunes = arguments.first() == Some(&"tune");
     if tunes { concat!(env!("CARGO_TARGET_TMPDIR"), "/tuning.toml") } else { "off" }
@@ -418,8 +419,8 @@ fn zeros_are_right_results() {
     }
 }
 
-/// Tests that the check of the transformer layer can fail: a bias is changed that then does not
-/// match the file's output.
+/// Tests that the check of the transformer layer can fail: the file's bias is changed, so that it
+/// no longer matches the output that the file expects.
 #[test]
 fn wrong_numbers_fail_the_main_job() {
     let folder = tempfile::tempdir().unwrap();
@@ -564,8 +565,8 @@ fn a_plan_over_nodes_predicts_with_the_network() {
     assert!(error.contains("matmul") && error.contains("no"), "{error}");
 }
 
-/// Tests that programs after `iris tune` use its measurements unless told otherwise, and that ranks
-/// with different measurements get an error.
+/// Tests that after `iris tune` other programs use its measurements unless told otherwise. If ranks
+/// have different measurements, they get an error.
 #[test]
 fn a_machine_that_was_tuned_is_planned_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -639,7 +640,7 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
     assert!(error.contains("--only is nothing"), "{error}");
 }
 
-/// Tests that a rank whose peers do not come prints soon which ranks it waits for, and at the end
+/// Tests a rank whose peers do not come: it soon prints which ranks it waits for, and at the end
 /// that it gave up.
 #[test]
 fn a_rank_that_waits_alone_names_the_others() {

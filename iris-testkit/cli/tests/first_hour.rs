@@ -23,8 +23,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Tests that the doctor prints one line per check and a verdict, that all fit a screen, and that
-/// no text appears twice.
+/// Tests the output of the doctor: one line per check and a verdict, all of which fit a screen, and
+/// no text twice.
 #[test]
 fn a_doctor_fits_the_screen_and_ends_with_a_verdict() {
     let output = iris(&["doctor", "--no-links"], &[]);

@@ -1,5 +1,5 @@
-//! Tests of the HIP backend without an AMD device: the real runtime must report that there is none,
-//! and the host side runs on a fake runtime (`hip/runtime.cpp`), whose devices are the host and
+//! Tests of the HIP backend without an AMD device. The real runtime must report that there is no
+//! device. The host side runs on a fake runtime (`hip/runtime.cpp`), whose devices are the host and
 //! whose kernels are the device source compiled as host code. Passing tests say nothing about a
 //! real device.
 //!
@@ -30,8 +30,8 @@ fn main() -> ExitCode {
         Ok(count) => {
             Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
         }
-        // A developer's machine may lack the runtime, so its tests are ignored there; CI must have
-        // it.
+        // A developer's machine may lack the runtime; the runtime's tests are then ignored. CI must
+        // have it.
         Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
             Some(error.to_string())
         }
@@ -74,7 +74,7 @@ fn the_real_runtime_says_that_there_is_no_device() {
     let error = BackendKind::Hip.devices().unwrap_err();
     assert!(error.to_string().starts_with("hipGetDeviceCount: hipErrorNoDevice (code 100)"));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    // The runtime must be installed, because it reports its version.
+    // The runtime must be installed, because the test reads its version.
     assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
     let opened = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Hip);
@@ -121,8 +121,8 @@ fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
     names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
 }
 
-/// Number of copies of `bytes` bytes between places of a device, contiguous ones and 2D ones, and
-/// number of copies of 4-byte words.
+/// Numbers of copies between places of devices: contiguous copies of `bytes` bytes, 2D copies of
+/// `bytes` bytes, and copies of 4-byte words.
 fn copies(calls: &str, bytes: u32) -> [usize; 3] {
     let of = |name, bytes| {
         let all = calls_of(calls, name);
@@ -132,8 +132,8 @@ fn copies(calls: &str, bytes: u32) -> [usize; 3] {
         .map(|(name, bytes)| of(name, bytes))
 }
 
-/// Checks each stream that has a copy of exactly `bytes` bytes of data: a signal is queued behind
-/// that copy and behind the record of an event. Returns the number of signals.
+/// Checks each stream that has a copy of exactly `bytes` bytes of data: a signal is queued after
+/// that copy and after the record of an event. Returns the number of signals.
 fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     let ordered: Vec<(&str, &str)> =
         calls.lines().filter_map(|it| it.split_once(" on stream ")).collect();
@@ -180,9 +180,9 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
     // All allocated memory was freed.
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
-    // Peers' memory must be read on a separate stream of its owner's device. On the null stream of
-    // that device, which the runtime would use, the copy could be queued after a kernel that waits
-    // for the reader.
+    // Peers' memory must be read on a separate stream of its owner's device. The runtime itself
+    // would use the null stream of that device, where the copy could be queued after a kernel that
+    // waits for the reader.
     let (calls, _) = right(fake, "barrier --ranks 2 --threads-as-ranks", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let others = calls_of(&calls, "hipStreamCreateWithFlags");
@@ -237,7 +237,7 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
     // own.
     let (lines, pushed, copied, _) = count(17, "");
     assert_eq!((pushed, copied), (0, [0, lines, lines]));
-    // Copies must wait for the kernel that opens their call, and the end of the call must wait for
+    // Copies must wait for the first kernel of their call, and the end of the call must wait for
     // the copies.
     assert!(waits >= 2 * calls, "{waits} waits in {calls} calls");
     // Copy engines are used in traced calls, too.
@@ -305,8 +305,8 @@ fn streams_without_a_queue_of_their_own_are_told_of() {
     assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
 }
 
-/// Tests that a plan made before the heap asks the driver for the device, and that each plan logs
-/// once where its tuning data comes from.
+/// Tests a plan that is made before the heap: it asks the driver for the device. Also tests that
+/// each plan logs once where its tuning data comes from.
 fn a_plan_is_for_the_device_that_the_driver_describes() {
     let line = "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65";
     let (_, said) = right(Fake::of(7), line, &[("IRIS_LOG", "info")]);
@@ -375,7 +375,7 @@ fn memory_and_streams_of_the_caller() {
         for device in [0, 1] {
             let options = HeapOptions::new().backend(BackendKind::Hip).device(device);
             let heap = SymmetricHeap::open(&world, options.data_bytes(8 << 20))?;
-            // The data is larger than one piece of a copy, and not a multiple of it.
+            // The data is larger than one piece of a copy, and not a whole number of pieces.
             let values: Vec<i32> = (0..100_003).collect();
             let slice = heap.alloc::<i32>(values.len())?;
             assert!(heap.read(slice)?.iter().all(|&value| value == 0), "new memory is cleared");
@@ -626,8 +626,8 @@ fn what_comes_in_parts_is_added_by_the_library() {
         let all = calls_of(&calls, PRODUCT);
         let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
         let adding = all.iter().filter(|call| call.contains("and C")).count();
-        // Each call has two parts of eight rows, and the GEMM adds the other rank's rows to those
-        // that a rank owns.
+        // Each call has two parts of eight rows, and the GEMM adds the other rank's rows to the
+        // rows that a rank owns.
         assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
         assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
         // The GEMM library has already added everything, so `iris_sums` only copies.

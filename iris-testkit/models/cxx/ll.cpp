@@ -4,8 +4,8 @@
 
 namespace iris::model {
 
-/// Index of the first array of received items (one array for each source), and of the array of
-/// items that this rank sends.
+/// TAKEN: array with items received from rank 0; items from rank r are in array TAKEN + r. GIVEN:
+/// array of items that this rank sends.
 constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 
 /// Marker in place of a number of items: a call in which rank 0 sends one item while the other
@@ -15,7 +15,8 @@ constexpr u32 TWO_KINDS = 100;
 /// Communication pattern; same values as ll::Pattern.
 enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
 
-/// Number of items of a row, and of a row whose columns are shared by the workgroups.
+/// ROW: number of items of a row in the patterns of rows. ACROSS: number of items of a row in the
+/// pattern of tiles, where the workgroups share the columns.
 constexpr u32 ROW = 6, ACROSS = 4;
 
 struct Plan {
@@ -55,7 +56,7 @@ struct Message {
     void end(u32) {}
 
     /// Simulates the next kernel on the stream: each thread reads items that another thread has
-    /// taken.
+    /// received.
     void consume() const {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
@@ -70,9 +71,9 @@ struct Message {
     }
 };
 
-/// Tile operations for an LL message that is sent and taken in rows.
+/// Tile operations for an LL message that is sent and received in rows.
 struct RowMessage : Message {
-    /// Number of items of a piece, and number of items that a thread polls at a time.
+    /// PIECE: number of items of a piece. ITEMS: number of items that a thread polls at a time.
     static constexpr u32 PIECE = 2, ITEMS = 4;
     using Batch = ll::Batch<ITEMS, PIECE>;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
@@ -89,7 +90,7 @@ struct RowMessage : Message {
         for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
     }
     void end() {}
-    /// Checks the whole row: each thread reads the items that all threads have taken.
+    /// Checks the whole row: each thread reads the items that all threads have received.
     void row(u32 row) {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
@@ -103,7 +104,7 @@ struct RowMessage : Message {
     }
 };
 
-/// Tile operations for an LL message of GEMM tiles: each workgroup has all rows and its share of
+/// Tile operations for an LL message of GEMM tiles: each workgroup handles all rows of its share of
 /// the columns.
 struct TileMessage : Message {
     static constexpr u32 ITEMS = 2;

@@ -18,7 +18,7 @@ void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 
 namespace iris::model {
 
-/// Input that Rust passes to a program: one thread runs all of its calls. Same layout as
+/// Input that Rust passes to a program. One thread runs all calls of the program. Same layout as
 /// headers::Input.
 struct Input {
     const HeapView* heap;
@@ -46,8 +46,8 @@ inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
 /// State of one thread in one call of a scenario.
 struct Model {
     const Input& in;
-    /// Call number plus M, from which values are made. A different M means a different layout, so
-    /// peers cannot use this rank's values.
+    /// Call number plus M, from which values are computed. Ranks with different M have different
+    /// layouts. So a rank that uses values of a rank with another M finds that they are wrong.
     i32 call;
     /// Number of tiles that this call uses.
     u32 used;
@@ -116,12 +116,13 @@ struct Partials : Model {
     }
 };
 
-/// Runs all calls; `each` gets the model of a call and returns whether it succeeded.
+/// Runs all calls. For each call, `each` receives the model of the call, and returns whether the
+/// call succeeded.
 template <class Each> int calls(const Input& in, Each each) {
     int all = 1;
     for (u32 position = 0; position < in.calls; ++position) {
-        // The next call runs even if this one failed, as on a stream, which runs later launches
-        // whatever happens.
+        // The next call runs even if this one failed, because a stream runs later launches even
+        // after one that failed.
         if (!each(Model(in, position))) all = 0;
         iris_model_boundary();
     }

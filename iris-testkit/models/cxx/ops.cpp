@@ -1,7 +1,8 @@
 // Scenarios of the ops over the device headers, with the tiles, values and checks of the Rust
 // module iris_models::ops.
 //
-// This file is long because every op is a few lines of the same form, which are best compared side by side.
+// This file is long because every op is a few lines of the same form, which are best compared side
+// by side.
 #include "model.h"
 
 namespace iris::model {
@@ -9,7 +10,7 @@ namespace iris::model {
 struct Tiles : Partials {
     // Tile operations that `two_shot` and `reduce_scatter` call in addition to those of `one_shot`.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The element is sent by the thread that summed it; `crossed()` is that element.
+        // Each thread sends the element that it summed in `reduce`: `crossed()`.
         const u32 element = crossed();
         put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
             sum(tile, element));
@@ -50,14 +51,14 @@ struct Tiles : Partials {
     }
     void multiply_unit(u32, u32 unit) {
         const u32 source = unit / in.tiles, tile = unit % in.tiles, element = mine();
-        // Units of this rank's own shard are read there, because they are not staged.
+        // Units of this rank's own shard are not staged, so they are read from the shard.
         expect(source == me() ? at(source, SHARD, 0, tile, element) : at(me(), STAGE, 0, unit, element),
                value(source, call, tile, element));
     }
 
     // Copy of one part to a peer, as a copy engine makes it; the skeleton `copied` calls it.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
-    /// Waits for each peer's part, and multiplies it once it has arrived.
+    /// Waits for each part of each peer and checks it, then writes this rank's sums.
     void take_copied(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -85,8 +86,8 @@ struct Tiles : Partials {
             }
         }
     }
-    /// Stores this workgroup's tiles to their owners, then takes the tiles that the peers stored
-    /// here.
+    /// Stores this workgroup's tiles to their owners. Then waits for the tiles that peers stored to
+    /// this rank, and checks them.
     void store_to_owners(const Launch& launch, flow::Arrivals& arrivals, bool mutes) {
         if (port::thread() != 0) return;
         const flow::Departures departures(launch);
@@ -106,7 +107,7 @@ struct Tiles : Partials {
             }
         }
     }
-    /// Waits for the sums that the peers send, and copies them to C.
+    /// Waits for the sums that the peers send, and checks them.
     void take_sums(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -130,8 +131,8 @@ struct Tiles : Partials {
         expect(at(owner, WORK, slot(parity), tile, element), sum(tile, element));
     }
 
-    /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
-    /// because one of its workgroups may have succeeded where another failed.
+    /// Simulates the next kernel on the stream, which reads C. A rank that gives up skips this
+    /// check, because one of its workgroups may have succeeded where another failed.
     template <class Wanted> void consume(u32 slot, Wanted wanted) const {
         if (iris_model_gives_up()) return;
         for (u32 tile = 0; tile < in.tiles; ++tile) {
@@ -150,12 +151,13 @@ struct Tiles : Partials {
     }
 };
 
-/// Tile operations for partial results of GEMMs, which are summed once all have been pushed.
+/// Tile operations for GEMM results. A rank sums tiles only after it has pushed all tiles that it
+/// sends.
 struct ProductTiles : Tiles {
     static constexpr bool AT_ONCE = false;
 };
 
-/// Tile operations for tiles that are read from the shards of their ranks.
+/// Tile operations for tiles that are read from the shards of peers.
 struct PullTiles : Tiles {
     void multiply(u32 tile, u32 source, u32) {
         const u32 element = crossed();
@@ -163,13 +165,13 @@ struct PullTiles : Tiles {
     }
 };
 
-/// Tile operations for a relay: the values of C are those of the root, and a tile has one inbox
-/// slot for all possible senders.
+/// Tile operations for a relay. C gets values of the root only, and each tile has one inbox slot,
+/// whichever rank sends it.
 struct RelayTiles : Tiles {
     u32 root() const { return ranks() - 1; }
     i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The element is sent on by the thread that received it.
+        // The thread that received an element sends the element on.
         const u32 element = crossed();
         const i32 value =
             me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));
@@ -182,8 +184,8 @@ struct RelayTiles : Tiles {
     }
 };
 
-/// Accumulators are words after all other words of a rank, one per thread, accessed with relaxed
-/// additions.
+/// Tile operations that accumulate by relaxed atomic additions. Accumulators are words after all
+/// other words of a rank, one for each thread.
 struct AtomicTiles : Tiles {
     u32 index(u32 tile, u32 parity) const {
         return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
@@ -250,7 +252,8 @@ template <class Body> int accumulate(const Input& in) {
     });
 }
 
-/// Values that stand for another op over the same words instead of one_shot; equal to ops::instead.
+/// Special values of `used`, equal to ops::instead: the call runs another op over the same words
+/// instead of one_shot.
 constexpr u32 PULL = 0, TWO_SHOT = 100, GATHER = 101, STAGED = 102;
 
 inline bool pull_once(const Model& model, u32 tiles) {
@@ -259,8 +262,8 @@ inline bool pull_once(const Model& model, u32 tiles) {
     return flow::pull(model.launch(), tiles, body);
 }
 
-/// Pull of one tile whose shards are words after all other words of a rank; records whether it read
-/// a value of another call.
+/// Tile operations for a pull of one tile, with shards in words after all other words of a rank.
+/// `wrong_place`, `seen` and `wanted` record a value of another call that was read.
 struct ShardWords : Model {
     u64 wrong_place = 0;
     i32 seen = 0, wanted = 0;
@@ -277,7 +280,7 @@ struct ShardWords : Model {
 };
 
 /// Runs one call of pull, then the next kernel, which overwrites the shard. If the call succeeds,
-/// it must have read the shards of all peers as they were before that.
+/// it must have read the shards of all peers before they were overwritten.
 inline bool pull_of_leavers(const Model& model) {
     ShardWords body{model};
     body.shard(body.me()).store<Order::Relaxed>(value(body.me(), body.call, 0, 0));
@@ -291,7 +294,7 @@ inline bool pull_of_leavers(const Model& model) {
     return done;
 }
 
-/// One part for each peer, copied into words after all other words of the peer.
+/// Copies of one part to each peer, into words after all other words of the peer.
 struct CopiedWords : Model {
     SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 21) + source); }
     void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }
@@ -413,7 +416,7 @@ int iris_model_deliver(const Input& in) {
     });
 }
 
-/// Broadcast from the last rank, whose tiles the other ranks pass on.
+/// Broadcast from the last rank; the other ranks pass its tiles on.
 int iris_model_relay(const Input& in) {
     return calls(in, [&](const Model& model) {
         RelayTiles body{{model}};
@@ -437,7 +440,7 @@ int iris_model_staged(const Input& in) {
     return calls(in, [](const Model& model) { return staged_once(model); });
 }
 
-/// All-gather, barrier and product. Option 1: the mutant without the barrier.
+/// All-gather, barrier, then GEMM. Option 1: the mutant without the barrier.
 int iris_model_gather(const Input& in) {
     return calls(in, [&](const Model& model) {
         return gather_once(model, in.tiles, in.option == 0);
@@ -453,9 +456,9 @@ struct Sums : Tiles {
     }
 };
 
-/// All-gather by a copy engine. Options: 1, the engine begins before the peers have entered the
-/// call; 2, it also sends the sums; 4, the other workgroups are one launch that waits for the data
-/// that it reads.
+/// All-gather by a copy engine. Option bits: 1, the engine begins before the peers have entered the
+/// call; 2, the engine also sends the sums; 4, the other workgroups are one launch that waits for
+/// the parts that it reads.
 int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
@@ -495,8 +498,8 @@ int iris_model_copied(const Input& in) {
     });
 }
 
-/// GEMM that stores tiles to their owners. Option 1: stores although the rank has given up; 2:
-/// stores before the launch that opens the call is over.
+/// GEMM that stores tiles to their owners. Option 1: the rank stores although it has given up.
+/// Option 2: the rank stores before the launch that opens the call is over.
 int iris_model_stored(const Input& in) {
     const bool is_stream = port::workgroup() == 0, in_turn = in.option != 2;
     return calls(in, [&](const Model& model) {

@@ -154,7 +154,7 @@ int iris_model_entry(const Input& in) {
     return 1;
 }
 
-/// Abort: rank 1 enters and makes no progress.
+/// Abort: rank 1 enters and makes no progress, so rank 0 times out and must end the wait of rank 1.
 int iris_model_abort(const Input& in) {
     const Model model(in, 0);
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {

@@ -91,7 +91,7 @@ u32 iris_schedule_rounds(const u32 (&shape)[3], u32* values, u32 room) {
     return out.count;
 }
 
-/// Rows that are multiplied as they arrive; parameters: rows, part, size, rank.
+/// Order in which a GEMM multiplies rows as they arrive; parameters: rows, part, size, rank.
 u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
     Out out{values, room, 0};
     const Arriving arriving{shape[0], shape[1], shape[2], shape[3]};
@@ -99,8 +99,8 @@ u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
     return out.count;
 }
 
-/// Units of a staged gather, and the units that each rank fetches, works on and needs, in its
-/// order.
+/// Units of a staged gather, and for each rank the units that it fetches, works on and needs, in
+/// the rank's order.
 u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 unit = 0; unit < units.units(); ++unit) {

@@ -1,6 +1,6 @@
 // Example of a protocol in a device header, which also compiles for a GPU. Every rank except 0
-// increments a counter at rank 0, which goes on once all have done so. ORDER lets the mutant weaken
-// the increment.
+// increments a counter at rank 0; rank 0 waits until all of them have done so. The mutant passes
+// another ORDER, which weakens the increment.
 #include "iris/sync.h"
 
 namespace my {

@@ -1,10 +1,10 @@
 //! Example of checking a protocol of your own, in Rust and in a device header, with a mutant of
 //! each.
 //!
-//! Ranks 1 and 2 write a cell at rank 0 and increment a counter there; rank 0 waits for both and
-//! reads the cells. The device header is `check_my_protocol.h` in the folder of this file, the
-//! program over it `cxx/example.cpp`; `iris_models::headers` says how another crate builds such
-//! programs.
+//! Ranks 1 and 2 write a cell at rank 0 and increment a counter there. Rank 0 waits for both
+//! increments and reads the cells. The device header is `check_my_protocol.h` in the folder of this
+//! file; the program over the header is `cxx/example.cpp`. `iris_models::headers` explains how
+//! another crate builds such programs.
 
 #![allow(unsafe_code, reason = "the declaration of a program in C++")]
 
@@ -18,13 +18,13 @@ unsafe extern "C-unwind" {
 }
 #[cfg(not(iris_cxx))]
 extern "C-unwind" fn my_count_in(_: &Input<'_>) -> i32 {
-    0 // Without a C++ compiler it is not called: `on_headers` is none.
+    0 // Never called: without a C++ compiler, `on_headers` returns `None`.
 }
 
-/// Scenario of a counter: each thread that increments it releases its writes; the mutant
-/// (`Relaxed`, or option 1) does not.
+/// Scenario of a counter. A thread that increments the counter releases its earlier writes; in the
+/// mutant (`Relaxed`, or option 1) it does not.
 fn count_in(order: Order) -> Scenario {
-    let counter = SymWord { rank: 0, index: 1 << 20 }; // Behind all others: it begins with 0.
+    let counter = SymWord { rank: 0, index: 1 << 20 }; // After all other words; begins with 0.
     let program = Headers::new(my_count_in, 1).option((order == Order::Relaxed).into());
     Scenario::new("count in", 3).headers(program).program(move |thread| {
         if thread.rank() != 0 {

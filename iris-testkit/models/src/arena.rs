@@ -1,6 +1,6 @@
 use iris_sync::{Order, Scope, SymWord};
 
-/// Identity of one thread: its rank, its workgroup and its index there.
+/// Identity of one thread: its rank, its workgroup, and its index in the workgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ThreadId {
     /// Rank that the thread runs on.
@@ -25,7 +25,7 @@ pub enum Place {
     Wide {
         /// Rank whose memory holds the word.
         rank: u32,
-        /// Index of its first half, in 4-byte words.
+        /// Index of the word's first half, in 4-byte words.
         index: u32,
     },
     /// Word of device memory that only its own rank accesses.
@@ -50,8 +50,8 @@ pub enum Place {
         /// Index of the cell in that rank's cells.
         index: u32,
     },
-    /// Location whose accesses are not checked for races, for mutants that must run on after a
-    /// first race.
+    /// Location whose accesses are not checked for races. Mutants use such locations if they must
+    /// run on after their first race.
     Unchecked {
         /// Rank whose memory holds the word.
         rank: u32,
@@ -90,12 +90,12 @@ pub enum Op {
         /// Memory scope of the access: device or system.
         scope: Scope,
     },
-    /// Atomic compare-and-exchange; the result is the previous value. The order is relaxed if it
-    /// fails.
+    /// Atomic compare-and-exchange; the result is the previous value. If the exchange fails, the
+    /// order is relaxed.
     CompareExchange {
         /// Location that is accessed.
         place: Place,
-        /// Expected value: nothing is stored if the location holds another one.
+        /// Expected value: if the location holds another value, nothing is stored.
         expected: i32,
         /// Value to store.
         value: i32,

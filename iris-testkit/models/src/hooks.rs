@@ -41,8 +41,8 @@ impl Target for Thread<'_> {
         if order != access.order() || scope != access.scope() {
             other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
         }
-        // Access after the changes that a mutant makes, which may have replaced its order and
-        // scope.
+        // Performs the access through `Memory`, which applies the changes of a mutant: it may
+        // replace order and scope.
         match (op, place) {
             (Op::Load { .. }, Place::Sym { rank, index }) => {
                 Memory::load(self, SymWord { rank, index }, access)

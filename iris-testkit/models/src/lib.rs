@@ -3,8 +3,8 @@
 //! **Problem.** A protocol that is wrong in one interleaving of a million passes every test and
 //! fails in production.
 //!
-//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and threads, a few calls,
-//! and what each thread does over a [`Memory`](iris_sync::Memory). Two engines run it:
+//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and threads, a few
+//! calls, and what each thread does over a [`Memory`](iris_sync::Memory). Two engines run it:
 //!
 //! | engine | explores | finds | for |
 //! |---|---|---|---|
@@ -12,9 +12,9 @@
 //! | [`search::exhaust`] | every interleaving, each state once | lost signals, wrong values | 2 to 4 ranks |
 //! | [`search::random`] | interleavings drawn from a printed seed, with vector clocks | races, lost signals, wrong values | any size |
 //!
-//! [`Rules`] change the protocol on the way to the memory: an order weakened, a comparison
-//! replaced, a wait dropped. A check that still passes then does not check that rule, so every rule
-//! has such a mutant, see [`mutants`].
+//! [`Rules`] change the accesses of a protocol on the way to the memory: an order weakened, a
+//! comparison replaced, a wait dropped. A check that still passes after such a change does not
+//! check the changed rule. So every rule has such a mutant, see [`mutants`].
 //!
 //! **Running.** A protocol of one's own is a closure over a [`Thread`]:
 //!
@@ -35,7 +35,7 @@
 //! });
 //! assert!(loom_memory::check(&handover, &Rules::default(), None).failure.is_none());
 //!
-//! // The same with a relaxed store must be found, and as a race.
+//! // With a relaxed store, the search must find a race.
 //! let weak = Rules::from(Change::Order(Access::VersionStore, Order::Relaxed));
 //! assert_eq!(loom_memory::check(&handover, &weak, None).caught_by(), Some(Check::Race));
 //! ```
@@ -43,13 +43,13 @@
 //! A program in another language drives the same engines through [`Thread::with_current`] and
 //! [`Thread::perform`], which take operations ([`Op`]) instead of the calls of `Memory`.
 //!
-//! [`headers`] does the same for a header that runs on a device; `examples/check_my_protocol.rs` checks
-//! one protocol in both languages, in some forty lines. The feature `checks` (on by default) adds
-//! the checks of iris itself, [`check`]: a protocol of one's own needs none of it.
+//! [`headers`] does the same for a header that runs on a device. `examples/check_my_protocol.rs`
+//! checks one protocol in both languages, in some forty lines. The feature `checks` (on by default)
+//! adds [`check`], the checks of iris itself, which other protocols do not need.
 //!
-//! **Limits.** loom takes four threads besides the main thread and remembers seven stores a word; it
-//! does not reorder a load with a later store (load buffering). The search is sequentially
-//! consistent. Neither knows GPU caches or the asynchronous proxy.
+//! **Limits.** loom supports four threads besides the main thread and remembers seven stores of a
+//! word. It does not reorder a load with a later store (load buffering). The search is sequentially
+//! consistent. Neither engine models GPU caches or the asynchronous proxy.
 
 mod arena;
 #[cfg(feature = "checks")]

@@ -2,8 +2,8 @@
 //! of two words.
 //!
 //! For each item, rank `from` sends the two values `data(from, to, item)` to rank `to`, so the
-//! reader knows the values to expect; summands are checked one by one. A thread takes the items
-//! that it has polled itself, and the next kernel on the stream reads the items of all threads.
+//! receiver knows the values to expect; summands are checked one by one. Each thread receives the
+//! items that it polls. The next kernel on the stream reads items that other threads received.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTile, LlTiles};
@@ -14,7 +14,8 @@ use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
 use crate::headers::programs;
 
-/// Number of the first array of received items; it follows the arrays of [`ops`](super::ops).
+/// Number of the array with items received from rank 0; those from rank r are in array TAKEN + r.
+/// The arrays of [`ops`](super::ops) have lower numbers.
 const TAKEN: u32 = 16;
 
 /// Number of the array with the items that this rank sends.
@@ -30,23 +31,24 @@ pub enum Pattern {
     Parts,
     /// Rank 0 sends all of its items to all ranks: broadcast.
     Root,
-    /// Every rank sends all of its items to all ranks, in rows of a few words. One workgroup takes
-    /// a whole row and reads it once all of its threads have taken their items; it pushes the items
-    /// that it takes.
+    /// Every rank sends all of its items to all ranks, in rows of a few words. One workgroup
+    /// receives a whole row, and reads the row once all of its threads have received their items.
+    /// The same workgroup pushes this rank's items of the row.
     Rows,
     /// Every rank sends rows, as in `Rows`, but all workgroups share the pushes.
     SpreadRows,
-    /// Every rank sends all of its items, which are the tiles of a GEMM, to all ranks: a workgroup
-    /// has all rows and its share of the columns, and a thread pushes items that another thread has
+    /// Every rank sends all items of a GEMM tile to all ranks. Each workgroup handles all rows of
+    /// its share of the columns. A thread pushes items that another thread of its workgroup has
     /// multiplied.
     Tiles,
 }
 
-/// Number of items of a row, and of a row whose columns are shared by the workgroups.
+/// Number of items of a row: `ROW` in the patterns of rows; `ACROSS` in the pattern of tiles, where
+/// the workgroups share the columns.
 const ROW: u32 = 6;
 const ACROSS: u32 = 4;
 
-/// Number of items of a piece, and number of items that a thread polls at a time.
+/// `PIECE`: number of items of a piece. `AT_ONCE`: number of items that a thread polls at a time.
 const PIECE: u32 = 2;
 const AT_ONCE: u32 = 4;
 
@@ -85,13 +87,13 @@ impl Exchange for Plan {
     }
 }
 
-/// Items of one call, as one thread sends and takes them.
+/// Items of one call, as one thread sends and receives them.
 struct Items<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
     plan: Plan,
-    /// Whether an input item is overwritten as soon as its counterparts of all ranks have been
-    /// taken.
+    /// Whether this rank overwrites an input item as soon as it has received the items with the
+    /// same index from all ranks.
     in_place: bool,
 }
 
@@ -158,7 +160,7 @@ impl LlTiles for Items<'_, '_> {
 }
 
 impl LlRows for Items<'_, '_> {
-    /// Checks the whole row: each thread reads the items that all threads have taken.
+    /// Checks the whole row: each thread reads the items that all threads have received.
     fn row(&mut self, row: u32) {
         let me = self.thread.rank();
         for source in (0..self.plan.ranks).filter(|&source| source != me) {
@@ -188,7 +190,7 @@ impl LlTile for Items<'_, '_> {
 
 impl Items<'_, '_> {
     /// Simulates the next kernel on the stream: each thread reads items that another thread has
-    /// taken.
+    /// received.
     fn consume(&self) {
         let (me, threads) = (self.thread.rank(), self.thread.threads());
         let crossed = (self.thread.id().thread + 1) % threads;
@@ -210,9 +212,10 @@ pub enum How {
     Right,
     /// Polls the peers' heads before it pushes its own head.
     WaitsFirst,
-    /// Overwrites an input item once its counterparts of all ranks have been taken.
+    /// Overwrites an input item once the items with the same index have arrived from all ranks.
     InPlace,
-    /// Counts its workgroup as finished before the barrier that follows the credit.
+    /// Counts its workgroup as finished before all threads of the workgroup have read the call
+    /// number.
     CountsFirst,
     /// Starts the next launch before this one is over.
     Early,
@@ -233,7 +236,9 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
         .program(move |thread| {
             for (position, &items) in (0..).zip(used) {
-                // A different M means a different layout, so peers cannot use this rank's values.
+                // M is part of the number from which values are computed. Ranks with different M
+                // have different layouts. So a rank that uses values of a rank with another M finds
+                // that they are wrong.
                 let m = thread.record().fields[Field::M as usize];
                 let call = thread.call(position).number().wrapping_add(m);
                 let items = match items {
@@ -273,8 +278,8 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                     continue;
                 }
                 thread.boundary();
-                // No check after a timeout with several workgroups: one workgroup may have
-                // succeeded where another failed.
+                // Results are not checked if a rank with several workgroups timed out, because one
+                // workgroup may have succeeded where another failed.
                 if done.is_ok() && how == How::Right && !(thread.gives_up() && thread.groups() > 1)
                 {
                     body.consume();
@@ -321,9 +326,9 @@ pub fn exchange_two(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     scenario(pattern, ranks, 2, &USED[..calls as usize], How::Right)
 }
 
-/// Scenario in rows: calls of two items or, with `two_rows`, of eight, the last two in a second
-/// row. With `spread` the pushes are spread over all workgroups; without it each workgroup pushes
-/// the items that it takes.
+/// Scenario of items in rows. Each call has two items in one row or, with `two_rows`, eight items:
+/// six in the first row, two in the second. With `spread`, all workgroups share the pushes; without
+/// it, each workgroup pushes the items of the rows that it receives.
 pub fn exchange_rows(ranks: u32, calls: u32, two_rows: bool, spread: bool) -> Scenario {
     const USED: [&[u32]; 2] = [&[2; 8], &[8; 8]];
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
@@ -339,15 +344,15 @@ pub fn exchange_tiles(ranks: u32, calls: u32, rows: u32) -> Scenario {
     scenario(Pattern::Tiles, ranks, used[0], used, How::Right)
 }
 
-/// Scenario of a channel with words for two items. The calls, numbered from `first`, use as many
-/// items as `used` says; 0 is a call without LL words.
+/// Scenario of a channel with words for two items. Call number `first + i` exchanges `used[i]`
+/// items; 0 stands for a one_shot call, which uses no LL words.
 pub fn partial(pattern: Pattern, ranks: u32, first: i32, used: &'static [u32]) -> Scenario {
     let mut scenario = scenario(pattern, ranks, 2, used, How::Right);
     scenario.name.push_str(&format!(" from {first}"));
     scenario.calls(used.len() as u32, first)
 }
 
-/// Mutant in which ranks poll the headers of their peers before they push their own.
+/// Mutant in which ranks poll the head words of their peers before they push their own.
 pub fn waiting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
     scenario.name.push_str(", waits first");
@@ -364,8 +369,8 @@ pub fn counting_first() -> Scenario {
     scenario
 }
 
-/// Mutant whose launches begin before their predecessors are over. Two workgroups per rank: one can
-/// be in the next call by its own count while the other has not begun this call.
+/// Mutant in which a launch begins before the launch before it is over. With two workgroups per
+/// rank, one can already be in the next call while the other has not yet begun this call.
 pub fn early() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 2, &[2, 2], How::Early).groups(&[2, 2]);
     scenario.name.push_str(", launched early");
@@ -373,8 +378,8 @@ pub fn early() -> Scenario {
     scenario
 }
 
-/// In-place call in two rows: each result is written over its input item. With `spread`, which the
-/// protocol forbids in place, it is a mutant.
+/// Scenario of an in-place call over two rows: each result is written over its input item. With
+/// `spread` it is a mutant, because the protocol forbids spread pushes in place.
 pub fn in_place(spread: bool) -> Scenario {
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
     let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[2, 2]);
@@ -383,8 +388,8 @@ pub fn in_place(spread: bool) -> Scenario {
     scenario
 }
 
-/// Mutant with mismatched calls: two one_shot calls, then a third that rank 0 enters with the LL
-/// protocol.
+/// Mutant with mismatched calls: all ranks make two one_shot calls, then rank 0 enters the third
+/// call with the LL protocol while rank 1 enters it as a one_shot.
 pub fn two_kinds() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[0, 0, TWO_KINDS], How::Right);
     scenario.name = "ll all, in a call that is a one_shot to rank 1".into();

@@ -1,10 +1,10 @@
 //! Engine over loom: explores executions of the C11 memory model and reports races.
 //!
-//! A word is a loom atomic; a cell and a field of a record are loom cells, so an order that is too
+//! A word is a loom atomic; a cell and a field of a record are loom cells. So an order that is too
 //! weak shows as a race on the data that the word protects. Threads of a workgroup synchronise by
-//! waking each other directly, without a word whose accesses loom would permute. That loses no
-//! execution, because threads other than 0 access no words and a barrier has the same effect in any
-//! order of arrival.
+//! waking each other directly, without a word whose accesses loom would permute. No execution is
+//! lost by this, because threads other than 0 access no words, and a barrier has the same effect in
+//! any order of arrival.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -88,7 +88,7 @@ fn check_with(
                 places.push((place, atomic));
                 executions.store(0, Ordering::Relaxed);
                 let _ = with_watch(&watched, |watch| {
-                    // The observer is no longer called for an execution that loom has ended.
+                    // loom has ended this execution, so the observer is no longer called for it.
                     watch.is_on = false;
                     Ok(())
                 });
@@ -112,7 +112,7 @@ fn check_with(
 }
 
 enum Stop {
-    /// Location for which this run has no loom object; the run is repeated with one.
+    /// Location for which this run has no loom object; the run is repeated with an object for it.
     Undeclared(Place, bool),
     Failed(Failure, Trace),
 }
@@ -215,8 +215,8 @@ fn execution(setup: &Arc<Setup>) {
         trace.clear();
     }
     let arena = Rc::new(LoomArena::new(setup.clone()));
-    // Threads that access no words are spawned first: loom runs low numbers first, and nothing is
-    // permuted as long as they wait only for their workgroup.
+    // Threads that access no words are spawned first. loom runs threads with low numbers first, and
+    // permutes nothing as long as these threads wait only for their workgroup.
     let mut threads = setup.scenario.thread_ids();
     threads.sort_by_key(|id| id.thread == 0);
     for id in threads {
@@ -333,7 +333,8 @@ impl LoomArena {
             (Object::Line(line), Place::Data { index, .. }) => {
                 let field = (index % LINE_WORDS) as usize;
                 match write {
-                    // SAFETY: loom checked for concurrent accesses; the array has `LINE_WORDS` fields.
+                    // SAFETY: loom checked for concurrent accesses; the array has `LINE_WORDS`
+                    // fields.
                     None => line.with(|values| unsafe { (*values)[field] }),
                     // SAFETY: loom has just checked that nothing accesses the cell concurrently.
                     Some(new) => line.with_mut(|values| unsafe {

@@ -1,9 +1,9 @@
-//! Scenarios of operators over several nodes: the order between the work within a node and a step
-//! between nodes, and the thread blocks of a device that both need.
+//! Scenarios of operators over several nodes. They check the order between the work within a node
+//! and a step between nodes, and the use of a device's thread blocks, which both need.
 //!
 //! **Limits.** Streams, events and the scheduler of a device are modelled as their documentation
-//! describes them: an event is a word that is released and acquired; a launch takes all of its thread
-//! blocks at once and waits while fewer are free.
+//! describes them. An event is a word that is released and acquired. A launch takes all of its
+//! thread blocks at once, and waits while fewer are free.
 
 use iris_sync::{Memory, epoch};
 
@@ -36,14 +36,15 @@ pub enum Room {
 const FINISHED: u32 = 0;
 /// Index of the event that the stream of steps records at a step's end.
 const ENDED: u32 = 1;
-/// Index of the signal that a rank has begun the step.
+/// Index of the signal by which a rank announces that it has begun the step.
 const BEGUN: u32 = 2;
-/// Index of the signal that a rank's data of the step has arrived.
+/// Index of the signal by which a rank announces that its data for the step has arrived.
 const ARRIVED: u32 = 3;
 
-/// Scenario of calls over `nodes` nodes of one rank. Workgroup 0 of a rank is the caller's stream, on
-/// which the node finishes a block and later uses what the step received; workgroup 1 is the stream of
-/// steps, on which the ranks of all nodes exchange their blocks.
+/// Scenario of calls over `nodes` nodes of one rank each. Workgroup 0 of a rank stands for the
+/// caller's stream: on it, the node finishes a block and later uses the data that the step
+/// received. Workgroup 1 stands for the stream of steps, on which the ranks of all nodes exchange
+/// their blocks.
 pub fn composition(nodes: u32, calls: u32, how: Handover) -> Scenario {
     Scenario::new(format!("composition, {nodes} nodes, {calls} calls, {how:?}"), nodes)
         .calls(calls, 7)
@@ -122,10 +123,10 @@ fn free(rank: u32) -> Place {
     Place::Dev { rank, index: 1 << 20 }
 }
 
-/// Runs `body` as a launch of `blocks` thread blocks: waits until that number is free, takes them,
-/// and gives them back at the end. A device takes and frees blocks in one step, so both are
-/// non-atomic accesses, because [`search::exhaust`](crate::search::exhaust) takes a run of these as
-/// one step.
+/// Runs `body` as a launch of `blocks` thread blocks: waits until that many blocks are free, takes
+/// them, and gives them back at the end. A device takes blocks in one step. So the count is
+/// accessed without atomics, because [`search::exhaust`](crate::search::exhaust) runs consecutive
+/// non-atomic accesses as one step.
 fn launch(thread: &Thread<'_>, blocks: i32, body: impl FnOnce()) {
     let place = free(thread.rank());
     let change = |now: i32, by: i32| thread.write(place, now + by);
@@ -141,9 +142,10 @@ fn launch(thread: &Thread<'_>, blocks: i32, body: impl FnOnce()) {
     change(thread.read(place), blocks);
 }
 
-/// Scenario of two nodes of two ranks. Each rank launches a kernel that waits for the peer of its
-/// node (workgroup 0), and a step between nodes that waits for the rank with the same local rank
-/// (workgroup 1). Ranks 0 and 1 are on node 0. For [`search::exhaust`](crate::search::exhaust) only.
+/// Scenario of two nodes of two ranks each; ranks 0 and 1 are on node 0. Workgroup 0 of each rank
+/// launches a kernel that waits for the other rank of the node. Workgroup 1 launches a step between
+/// nodes, which waits for the rank with the same local rank. Only
+/// [`search::exhaust`](crate::search::exhaust) can run this scenario.
 pub fn residency(room: Room) -> Scenario {
     let ranks = 4;
     let scenario = Scenario::new(format!("residency, {room:?}"), ranks);

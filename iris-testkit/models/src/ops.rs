@@ -19,7 +19,7 @@ use super::{Headers, Op, Place, Scenario, Thread};
 pub(crate) mod array {
     /// Inbox: slots for data from peers that this rank sums up or copies to C.
     pub(crate) const INBOX: u32 = 0;
-    /// Slots for results from the tiles' owners, or for data that copy engines send on.
+    /// Slots for results that owners of tiles send, or for sums that copy engines send.
     pub(crate) const RESULT: u32 = 1;
     /// Number of the array that holds the output matrix C.
     pub(crate) const OUT: u32 = 2;
@@ -39,7 +39,7 @@ pub fn value(rank: u32, call: i32, tile: u32, element: u32) -> i32 {
     call.wrapping_mul(100_003).wrapping_add(place as i32)
 }
 
-/// Tiles of one call, as one thread moves them.
+/// Tiles of one call as one thread handles them: the thread writes, sends and checks its elements.
 #[derive(Clone, Copy)]
 struct Tiles<'a, 'b> {
     thread: &'a Thread<'b>,
@@ -108,7 +108,7 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
     }
 
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
-        // The element is sent by the thread that summed it; `crossed()` is that element.
+        // Each thread sends the element that it summed in `reduce`: `crossed()`.
         let element = self.crossed();
         let place = if direct {
             self.at(peer, OUT, 0, tile, element)
@@ -224,15 +224,15 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
 }
 
 impl Tiles<'_, '_> {
-    /// Accumulator of this thread: a word after all other words of `owner`, accessed with relaxed
-    /// additions.
+    /// Word of rank `owner` to which this thread adds by relaxed atomic additions. Accumulators lie
+    /// after all other words of a rank.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
         let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
         SymWord { rank: owner, index: ACCUMULATORS + element }
     }
 
-    /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
-    /// because one of its workgroups may have succeeded where another failed.
+    /// Simulates the next kernel on the stream, which reads C. A rank that gives up skips this
+    /// check, because one of its workgroups may have succeeded where another failed.
     fn consume(&self, slots: impl Iterator<Item = u32>, wanted: impl Fn(u32, u32, u32) -> i32) {
         if self.thread.gives_up() {
             return;
@@ -247,24 +247,26 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Runs all calls of a scenario; `each` gets the launch and the tiles of a call.
+/// Runs all calls of a scenario. For each call, `each` receives the launch and the tiles.
 fn calls<'b>(
     thread: &Thread<'b>,
     tiles: u32,
     mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
     for position in 0..thread.calls() {
-        // A different M means a different layout, so peers cannot use this rank's values.
+        // M is part of the number from which values are computed. Ranks with different M have
+        // different layouts. So a rank that uses values of a rank with another M finds that they
+        // are wrong.
         let m = thread.record().fields[Field::M as usize];
         let call = thread.call(position).number().wrapping_add(m);
         let tiles = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
-        // The next call runs even if this one failed, as on a stream.
+        // The next call runs even if this one failed, because a stream does so too.
         let _ = each(&thread.launch(), tiles);
         thread.boundary();
     }
 }
 
-/// Scenario of an op without its program yet; its first call has number 7.
+/// Scenario of an op, to which the caller adds a program; the first call has number 7.
 fn scenario(name: &str, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
@@ -277,8 +279,8 @@ fn leaving(scenario: Scenario, by_host: bool) -> Scenario {
     if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
 }
 
-/// Scenario of one_shot all-reduce: each rank pushes its tiles to all ranks and sums the tiles of
-/// all.
+/// Scenario of one_shot all-reduce: each rank pushes its tiles to all ranks, and sums the tiles of
+/// all ranks.
 pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scenario("one_shot", ranks, tiles, calls_)
         .headers(Headers::new(programs::ONE_SHOT, tiles))
@@ -287,7 +289,8 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// Runs one call of [`one_shot`] with one tile, between calls of another kind over the same words.
+/// Runs one call of [`one_shot`] with one tile. LL scenarios run it between LL calls, to check that
+/// both kinds of calls can share the words of a channel.
 pub(super) fn one_tile<'b>(
     launch: &Launch<'_, Thread<'b>>,
     thread: &Thread<'b>,
@@ -297,8 +300,8 @@ pub(super) fn one_tile<'b>(
     flow::one_shot(launch, 1, &mut body)
 }
 
-/// Values in `used` of [`partial`] that stand for another op instead of a number of tiles; equal to
-/// the constants of `cxx/ops.cpp`.
+/// Special values in the list `used` of [`partial`]: the call runs another op. All other values are
+/// numbers of tiles. `cxx/ops.cpp` has constants with the same values.
 pub mod instead {
     /// Call of [`pull`](super::pull) with one tile.
     pub const PULL: u32 = 0;
@@ -310,8 +313,8 @@ pub mod instead {
     pub const STAGED: u32 = 102;
 }
 
-/// Scenario of [`one_shot`] planned for `tiles` tiles. The calls, numbered from `first`, use `used`
-/// tiles each or run another op over the same words; see [`instead`].
+/// Scenario of [`one_shot`] whose channel has words for `tiles` tiles. Call number `first + i` uses
+/// `used[i]` tiles, or runs another op over the same words if `used[i]` is a value of [`instead`].
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
@@ -337,8 +340,8 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
         })
 }
 
-/// Scenario of two_shot all-reduce: rank `t % ranks` owns and sums tile t. Owners write results
-/// straight into C if `direct`.
+/// Scenario of two_shot all-reduce: rank `t % ranks` owns and sums tile t. If `direct`, the owner
+/// writes the result straight into the C of each peer; if not, into a slot.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
     directly(two_shot_in(name, 0, ranks, tiles, calls_), direct)
@@ -384,7 +387,8 @@ pub fn reduce_scatter_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenari
     scenario.groups(&vec![2; ranks as usize])
 }
 
-/// Scenario of [`reduce_scatter`] over GEMM results, which are summed once all have been pushed.
+/// Scenario of [`reduce_scatter`] over GEMM results. A rank sums tiles only after it has pushed all
+/// tiles that it sends.
 pub fn matmul_reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scatter("matmul_reduce_scatter", PRODUCTS, ranks, tiles, calls_)
 }
@@ -425,16 +429,16 @@ impl flow::Delivery for Delivery {
     }
 }
 
-/// Scenario of all-gather, or of broadcast from rank 0, which may run ahead of its peers; tiles go
-/// straight into C if `direct`.
+/// Scenario of all-gather or, if `broadcast`, of broadcast from rank 0. The root of a broadcast may
+/// run ahead of its peers. If `direct`, tiles go straight into the C of the peers.
 pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: bool) -> Scenario {
     let (name, option) = if broadcast { ("broadcast", BROADCAST) } else { ("all_gather", 0) };
     let how = if direct { ", direct" } else { "" };
     directly(deliver_in(&format!("{name}{how}"), option, ranks, tiles, calls_), direct)
 }
 
-/// Scenario of all-gather with two workgroups per rank: the first only sends, the second takes;
-/// tiles go straight into C if `direct`.
+/// Scenario of all-gather with two workgroups per rank: the first only sends, the second receives.
+/// If `direct`, tiles go straight into the C of the peers.
 pub fn deliver_by_senders(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "all_gather, direct, senders" } else { "all_gather, senders" };
     let scenario = deliver_in(name, SENDER, ranks, tiles, calls_).groups(&vec![2; ranks as usize]);
@@ -465,8 +469,8 @@ fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> S
         })
 }
 
-/// Tile operations for a [`relay`]: the values of C are those of the root, and a tile has one inbox
-/// slot for all possible senders.
+/// Tile operations for a [`relay`]. C gets values of the root only, and each tile has one inbox
+/// slot, whichever rank sends it.
 struct Relayed<'a, 'b> {
     tiles: Tiles<'a, 'b>,
     root: u32,
@@ -477,7 +481,7 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
         let Self { tiles, root } = *self;
-        // The element is sent on by the thread that received it.
+        // The thread that received an element sends the element on.
         let element = tiles.crossed();
         let sent = if tiles.me() == root {
             value(root, tiles.call, tile, element)
@@ -501,8 +505,8 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
     }
 }
 
-/// Scenario of broadcast from the last rank, whose tiles the other ranks pass on; tiles go straight
-/// into C if `direct`.
+/// Scenario of broadcast from the last rank; each other rank passes tiles of the root on. If
+/// `direct`, tiles go straight into the C of the peers.
 pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let how = if direct { ", direct" } else { "" };
     let scenario = scenario(&format!("relay{how}"), ranks, tiles, calls_)
@@ -523,7 +527,8 @@ pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     directly(scenario, direct)
 }
 
-/// Mutant of [`relay`] in which a rank waits for another rank's tile before it passes on its own.
+/// Mutant of [`relay`] with a deadlock: ranks 0 and 1 wait for each other's tile before they pass
+/// on their own.
 pub fn relay_takes_first() -> Scenario {
     const ROOT: u32 = 2;
     Scenario::new("relay, takes first, 3 ranks, 2 tiles, 1 calls", 3).tiles(2, 0).program(
@@ -546,7 +551,7 @@ pub fn relay_takes_first() -> Scenario {
     )
 }
 
-/// Launch of a user's kernel that runs concurrently with a call.
+/// Way in which a user's kernel runs concurrently with a call: correct, or as a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
     /// Correct: the kernel reads a copy of the call number, and the next call waits for the kernel.
@@ -592,10 +597,12 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// Device word with the copy of the call number for a kernel beside the call.
+/// Device word with a copy of the call number. A user's kernel that runs at the same time as the call
+/// reads the copy.
 pub(crate) const COPY_OF_CALL: u32 = 1000;
 
-/// Device words with the copies of call number and sequence for the kernel beside the call.
+/// Device words of the call number and the sequence, each with the word of its copy. A user's kernel
+/// that runs at the same time as the call reads the copies.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, COPY_OF_CALL), (channel.sequence, COPY_OF_CALL + 1)]
@@ -657,7 +664,8 @@ fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
     thread.boundary();
 }
 
-/// Scenario of all-gather-matmul by pull; every call has a new shard in the same memory.
+/// Scenario of all-gather-matmul by pull. Before every call, each rank writes new values to its
+/// shard, at the same place.
 pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scenario("pull", ranks, tiles, calls_).headers(Headers::new(programs::PULL, tiles)).program(
         move |thread| {
@@ -672,11 +680,12 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
 /// Index of the first word in which ranks accumulate by atomic additions.
 pub(crate) const ACCUMULATORS: u32 = 1 << 20;
 
-/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
-/// other words.
+/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]. Data
+/// words lie after all other words.
 pub(crate) const SHARD_WORD: u32 = 1 << 21;
 
-/// Pull of one tile whose shards are words; records whether it read a value of another call.
+/// Tile operations for a pull of one tile, with shards in words. `wrong` records a value of another
+/// call that was read: place, value, and expected value.
 struct ShardWords<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
@@ -699,12 +708,12 @@ impl flow::GatherTiles for ShardWords<'_, '_> {
     fn store(&mut self, _tile: u32) {}
 }
 
-/// Scenario of [`pull`] in which a rank leaves the call early, and each rank's next kernel
-/// overwrites its shard. Rank 0 leaves, at its deadline or, if `by_host`, because its host stops
-/// it. A call that succeeds must have found the shards of all peers.
+/// Scenario of [`pull`] in which rank 0 leaves the call early: at its deadline or, if `by_host`,
+/// because its host stops it. After the call, each rank's next kernel overwrites the shard. If a
+/// call succeeds, it must have read the shards of all peers before they were overwritten.
 ///
-/// Shards are words with relaxed accesses, because a cell that is overwritten while a peer reads it would be
-/// a race whatever the peer makes of it.
+/// Shards are words with relaxed accesses. If they were cells, an overwrite during a peer's read
+/// would be reported as a race, even if the peer's call fails and drops the value.
 pub fn pull_of_leavers(ranks: u32, by_host: bool) -> Scenario {
     let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
     let scenario = Scenario::new(format!("pull, {ranks} ranks, overwritten shards, {who}"), ranks)
@@ -755,7 +764,8 @@ impl flow::Staging for Staging {
     }
 }
 
-/// Scenario of all-gather-matmul through a staging buffer; the first of two workgroups fetches.
+/// Scenario of all-gather-matmul through a staging buffer. Rank r has `groups[r]` workgroups, of
+/// which the first fetches units from peers.
 pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
     let ranks = groups.len() as u32;
     scenario("staged", ranks, tiles, calls_)
@@ -770,8 +780,8 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// Scenario of all-gather by push, a device barrier, then the GEMM. The mutant, with `barrier`
-/// false, has no barrier.
+/// Scenario of all-gather by push, a device barrier, then the GEMM. If `barrier` is false, the
+/// scenario is a mutant without the barrier.
 pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
     scenario("gather", ranks, tiles, calls_)
         .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
@@ -806,38 +816,43 @@ impl flow::CopiedTiles for Tiles<'_, '_> {
     }
 }
 
-/// Scenario of all-gather by a copy engine, which is the last workgroup of each rank; the first
-/// workgroup multiplies what has arrived. A rank with one workgroup does both in turn. `waits` is
-/// false for the mutant whose engine begins before the peers have entered the call.
+/// Scenario of all-gather by a copy engine. The last workgroup of each rank plays the engine, the
+/// first one multiplies the parts that have arrived; a single workgroup does both in turn. If
+/// `waits` is false, the scenario is a mutant: the engine begins before the peers have entered the
+/// call.
 ///
-/// The engine copies between the launches that open and close the call, and polls nothing.
+/// The engine copies after the launch that opens the call and before the launch that closes it. It
+/// polls no word.
 pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     copied_in(("copied", if waits { 0 } else { EARLY }), ranks, tiles, calls_)
 }
 
-/// Mutant of [`copied`] with one part and one call, whose first launch ends the call.
+/// Mutant of [`copied`] with one part and one call: the launch that opens the call also ends it,
+/// before the copies are made.
 pub fn copied_ended_at_once(ranks: u32) -> Scenario {
     let mut scenario = copied_in(("copied, ended at once", ENDS), ranks, 1, 1);
     scenario.headers = None;
     scenario
 }
 
-/// Scenario of [`copied`] as an all-reduce: the engine also sends the sums on in the same call,
-/// with signals that follow those of the first copies.
+/// Scenario of [`copied`] as an all-reduce: in the same call, the copy engine also sends the sums.
+/// The signals of the sums have the indices that follow those of the parts.
 pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     copied_in(("copied on", ON), ranks, tiles, calls_)
 }
 
-/// Scenario of [`copied`] with a single GEMM launch of all workgroups except the engine's; in each,
-/// one thread waits for the data that the workgroup reads.
+/// Scenario of [`copied`] in which one GEMM launch runs at the same time as the copy engine. All
+/// workgroups except the engine's belong to the launch. In each, thread 0 waits for the parts that
+/// the workgroup reads.
 pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     copied_in(("copied beside", BESIDE), ranks, tiles, calls_)
 }
 
-/// Scenario of a GEMM that stores tiles to their owners and waits for the tiles of its own: one
-/// launch between those that open and close the call, whose threads store, signal and wait each by
-/// itself. It may start before the opening launch is over, and waits for it before it stores.
-/// `instead` selects a mutant.
+/// Scenario of a GEMM that stores tiles to their owners and waits for the tiles that peers store
+/// here. One launch does all of this, after the launch that opens the call and before the one that
+/// closes it. Its threads store, signal and wait independently. The launch may start before the
+/// opening launch is over, but waits for the opening launch before its first store. `instead`
+/// selects a mutant.
 pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario {
     scenario("stored", ranks, tiles, calls_)
         .tiles(tiles, 1)
@@ -865,14 +880,14 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
         })
 }
 
-/// Step of the protocol that a mutant of [`stored`] leaves out.
+/// Variant of [`stored`]: the correct protocol, or a mutant that leaves out one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// No step: the correct protocol.
+    /// Correct protocol: no step is left out.
     Right,
-    /// Step that is left out: the check that keeps a rank from storing after it has given up.
+    /// Mutant without the check that keeps a rank from storing after it has given up.
     Unmuted,
-    /// Step that is left out: the wait for the launch that opens the call, before the first store.
+    /// Mutant that does not wait for the launch that opens the call before its first store.
     OutOfTurn,
 }
 
@@ -899,7 +914,8 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
             calls(thread, tiles, |launch, mut body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
-                // A stream runs on even after a launch that failed.
+                // Results of launches are ignored, because a stream runs later launches even after
+                // one that failed.
                 if is_stream && !early && !ends {
                     let _ = flow::open(&alone);
                 } else if is_stream {
@@ -959,10 +975,10 @@ impl flow::CopiedTiles for CopiedWords<'_, '_> {
     }
 }
 
-/// Scenario of [`copied`] in which rank 0 leaves the call early, at its deadline or, if `by_host`,
-/// because its host stops it. Copies that the rank has enqueued still run, into memory that a peer
-/// may be reading in the previous call. A call that succeeds must have found the parts of all
-/// peers. Parts are words, as in [`pull_of_leavers`].
+/// Scenario of [`copied`] in which rank 0 leaves the call early: at its deadline or, if `by_host`,
+/// because its host stops it. Copies that rank 0 has enqueued still run. They may write into memory
+/// that a peer still reads for the previous call. If a call succeeds, it must have found the parts
+/// of all peers. Parts are words, for the reason given at [`pull_of_leavers`].
 pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
     let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
     let scenario = Scenario::new(format!("copied, {ranks} ranks, overwritten parts, {who}"), ranks)
@@ -1016,7 +1032,7 @@ impl flow::CopiedTiles for Sums<'_, '_> {
 }
 
 impl<'b> Tiles<'_, 'b> {
-    /// Waits for each peer's part, then multiplies it or adds it up.
+    /// Waits for each part of each peer and checks it, then writes this rank's sums.
     fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -1052,8 +1068,8 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// Stores this workgroup's tiles to their owners, then takes the tiles that the peers stored
-    /// here.
+    /// Stores this workgroup's tiles to their owners. Then waits for the tiles that peers stored to
+    /// this rank, and checks them.
     fn store_to_owners(
         self,
         launch: &Launch<'_, Thread<'b>>,
@@ -1084,7 +1100,7 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// Waits for the sums that the peers send, and copies them to C.
+    /// Waits for the sums that the peers send, and checks them.
     fn take_sums(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -1148,9 +1164,9 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
         })
 }
 
-/// Changes a scenario so that rank 0 times out at its first failed poll. Later launches and calls
-/// still run on its stream; rank 1 must not take their words for words of the call in which rank 0
-/// timed out.
+/// Changes a scenario so that rank 0 times out at its first failed poll. The stream of rank 0 still
+/// runs later launches and calls. Rank 1 must not mistake signal words of those later calls for
+/// signal words of the call in which rank 0 timed out.
 pub fn given_up(mut scenario: Scenario) -> Scenario {
     scenario.name.push_str(", rank 0 gives up");
     leaving(scenario, false)

@@ -63,8 +63,8 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
 
 /// Scenario of the device barrier: members read after it what members wrote before it.
 ///
-/// With `twice`, a second barrier protects a cell until all have read it. Without it, calls
-/// alternate between two cells, so that the words of a single barrier are tested alone.
+/// With `twice`, a second barrier protects a cell until all members have read it. Without `twice`,
+/// calls alternate between two cells, so that the words of a single barrier are tested alone.
 pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenario {
     let name = format!("barrier, members {:#b} of {ranks}, {calls} calls", members.bits());
     Scenario::new(name, ranks)
@@ -93,8 +93,8 @@ pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenari
         })
 }
 
-/// Scenario of a barrier in the middle of a launch: data that the threads of one workgroup wrote
-/// before it is read after it by other threads on another rank.
+/// Scenario of a barrier in the middle of a launch. The threads of a workgroup write data before
+/// the barrier; other threads, on another rank, read the data after it.
 pub fn barrier_in_launch(ranks: u32) -> Scenario {
     Scenario::new(format!("barrier in a launch, {ranks} ranks"), ranks)
         .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1))
@@ -194,8 +194,8 @@ pub fn late_memset() -> Scenario {
         })
 }
 
-/// Scenario of an abort: rank 1 enters and then makes no progress. Rank 0 times out and aborts;
-/// that must end rank 1's wait, which has no deadline.
+/// Scenario of an abort: rank 1 enters and then makes no progress. Rank 0 times out and aborts the
+/// call. The abort must end the wait of rank 1, which has no deadline.
 pub fn abort() -> Scenario {
     let expect = |thread: &Thread<'_>, through: bool| {
         if through {

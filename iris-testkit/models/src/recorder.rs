@@ -33,8 +33,8 @@ pub enum Event {
     Record(Fault),
 }
 
-/// Scripted answers. Each list is consumed in order; the field's comment gives the answer after its
-/// end.
+/// Scripted answers. Each list is consumed in order; the comment of each field says which answer
+/// follows after the end of its list.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     /// Number of the call, and of the op in its heap.
@@ -106,8 +106,8 @@ impl Recorder {
 
     #[cfg(iris_cxx)]
     pub(super) fn with_current<R>(f: impl FnOnce(&Recorder) -> R) -> R {
-        // SAFETY: `CURRENT` is not null, because `is_current` was true; `listen` has set it, and
-        // keeps the recorder borrowed until it resets it.
+        // SAFETY: `CURRENT` is not null, because `is_current` was true. `listen` has set `CURRENT`,
+        // and keeps the recorder borrowed until it resets `CURRENT`.
         f(unsafe { &*CURRENT.get() })
     }
 

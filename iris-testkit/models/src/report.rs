@@ -44,7 +44,7 @@ pub enum Failure {
     Race(Option<Place>),
     /// Deadlock; the text names the threads that still wait.
     Lost(String),
-    /// `thread` saw `seen` in `place` instead of `wanted`.
+    /// Wrong value: `thread` read `seen` from `place` instead of `wanted`.
     Wrong {
         /// Thread that read the value.
         thread: ThreadId,

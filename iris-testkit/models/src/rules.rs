@@ -58,14 +58,15 @@ pub enum Change {
     StampUsedPairs,
     /// Drops the refresh of LL words in calls of this parity.
     SkipPairStamps(u32),
-    /// Lets the rank that owns a word refresh it, instead of the rank that writes it.
+    /// Lets the rank in whose memory a word lies refresh the word, instead of the rank that writes
+    /// it.
     OwnerStamps,
     /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Advances the number of a rank that has given up by so many calls more than one, as if it had
-    /// counted them. The protocol allows it.
+    /// Makes a rank that has given up advance its call number by this number of calls more than
+    /// one, as if it had counted that many calls. The protocol allows this.
     Ages(i32),
-    /// Lets a rank that its host or a peer told to leave tell nobody.
+    /// Lets a rank leave a call without telling its peers, if its host or a peer told it to leave.
     LeaveUntold,
 }
 

@@ -17,9 +17,9 @@ type Program = dyn Fn(&Thread<'_>) + Send + Sync;
 
 /// Small program over a [`Memory`](iris_sync::Memory) whose executions an engine explores.
 ///
-/// A builder: by default one thread and one workgroup per rank, one call, four tiles. An engine
-/// runs the program from its start for every execution, so it must be a function of the values that
-/// it reads.
+/// By default, a scenario has one thread and one workgroup per rank, one call, and four tiles. An
+/// engine runs the program from its start for every execution, so the program must be a function of
+/// the values that it reads.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
@@ -91,15 +91,16 @@ impl Scenario {
         Self { headers: self.headers.map(Headers::one_buffer), ..self }
     }
 
-    /// Declares that this scenario is a mutant of `sound`, from which replays learn its plan. Both
-    /// must have the same ranks, threads and calls.
+    /// Declares that this scenario is a mutant of `sound`: replays learn the mutant's plan from
+    /// `sound`. Both must have the same ranks, threads and calls.
     #[must_use]
     pub fn mutant_of(self, sound: Scenario) -> Self {
         Self { sound: Some(Arc::new(sound)), ..self }
     }
 
-    /// Returns this scenario with its program over the device headers; `None` if it has none or if
-    /// the headers could not be compiled.
+    /// Returns this scenario with another program: the C++ protocols of the device headers, compiled
+    /// for the host, in place of the Rust protocols. Returns `None` if the scenario has no such
+    /// program, or if the headers could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));
@@ -123,12 +124,12 @@ impl Scenario {
 
     /// Makes the threads of a workgroup a wave that runs in lockstep: one side of a branch runs to
     /// its end before the other side begins, and either side may be the first. The loom engine
-    /// ignores it.
+    /// ignores lockstep.
     ///
     /// Threads diverge where a program reads its own thread index or calls
-    /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup or
-    /// at the end of the divergent call, unless they had diverged before it. A thread that waits in
-    /// an arm keeps the others of its wave from running.
+    /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup,
+    /// or at the end of the divergent call unless they had diverged before that call. A thread that
+    /// waits on one side of a branch keeps the other threads of its wave from running.
     #[must_use]
     pub fn lockstep(self) -> Self {
         Self { name: format!("{}, lockstep", self.name), lockstep: true, ..self }
@@ -176,14 +177,14 @@ impl Scenario {
         Self { name: format!("{}, no heads", self.name), without_heads: true, ..self }
     }
 
-    /// Fills the LL words that the call at `position` will use with words left by an earlier op
-    /// whose calls had the same numbers.
+    /// Fills the LL words that the call at `position` will use with words of the same call number,
+    /// as if an earlier op whose calls had the same numbers had left them.
     #[must_use]
     pub fn recycled(mut self, position: u32) -> Self {
         let call = self.first.number().wrapping_add(position as i32);
         let (channel, ranks) = (self.channel(0), 0..self.ranks);
         for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
-            // Heads are not filled, because a head of another op would be a different fault.
+            // Heads are not filled, because a head left by another op would be a different fault.
             for pair in iris_sync::ll::HEAD..channel.pair_count {
                 let SymPair { rank, index } =
                     channel.pair(rank, source, Call::new(call).parity(), pair);
@@ -196,7 +197,7 @@ impl Scenario {
         self
     }
 
-    /// Sets the initial value of all words; by default the number before the first call.
+    /// Sets the initial value of all words; default: the number of the call before the first one.
     #[must_use]
     pub fn words(self, value: i32) -> Self {
         Self { words: Some(value), ..self }
@@ -209,8 +210,8 @@ impl Scenario {
         self
     }
 
-    /// Lets waits time out, so that faults are part of the scenario: `expires(thread, limit,
-    /// spins)` says when.
+    /// Lets waits time out, so that faults are part of the scenario. `expires(thread, limit,
+    /// spins)` returns whether a wait of the thread ends after this number of failed polls.
     ///
     /// By default no wait times out, abort words are not modelled, and a fault is a failure.
     #[must_use]
@@ -218,8 +219,8 @@ impl Scenario {
         Self { expires: Some(expires), ..self }
     }
 
-    /// Lets the host of `rank` stop its kernels: each of its waits that would poll again ends, and the
-    /// rank gives up. Waits of the other ranks time out at their first failed poll.
+    /// Lets the host of `rank` stop its kernels: each wait of the rank that would poll again ends,
+    /// and the rank gives up. Waits of the other ranks time out at their first failed poll.
     #[must_use]
     pub fn host_stops(self, rank: u32) -> Self {
         Self { host_stops: Some(rank), ..self.expires(|_, _, _| true) }

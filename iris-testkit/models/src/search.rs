@@ -48,8 +48,8 @@ pub fn exhaust_to_ends(
     explore::<NoExplorer>(scenario, rules, limit, None)
 }
 
-/// Visits every reachable state as [`exhaust`] does, and tells `explorer` of every transition. A
-/// state that several paths reach has the history of the first path.
+/// Visits every reachable state as [`exhaust`] does, and tells `explorer` of every transition. If
+/// several paths lead to a state, `explorer` knows the history of the first path only.
 ///
 /// A transition that is not allowed fails as [`Failure::Rule`].
 pub fn exhaust_observed<E: Explorer>(
@@ -81,7 +81,7 @@ fn explore<E: Explorer>(
     let mut path =
         vec![Frame { choices: machine.choices(&first).collect(), state: first, taken: 0, saved }];
     let mut trace = Vec::new();
-    // States whose memory the next ones use.
+    // States that are no longer needed; later states reuse their allocations.
     let mut spare: Vec<State> = Vec::new();
     while let Some(frame) = path.last_mut() {
         if frame.taken == 0 {
@@ -172,10 +172,10 @@ struct Frame<Saved> {
 struct Machine<'a> {
     scenario: &'a Scenario,
     programs: Programs<'a>,
-    /// Threads of the workgroup of each thread, and of its rank.
+    /// For each thread, the threads that it meets at barriers.
     peers: Vec<Peers>,
     slots: HashMap<Place, u32>,
-    /// Slot of the place of each node's operation, as far as it is known.
+    /// Slot of the place that each node's operation accesses; `None` if it is not known yet.
     slot_of_node: Vec<Option<u32>>,
     places: Vec<(Place, i64)>,
 }
@@ -246,8 +246,8 @@ impl<'a> Machine<'a> {
         (0..state.at().len()).filter(|&thread| self.can_step(state, thread))
     }
 
-    /// Whether another thread of the wave is inside one side of a branch: in lockstep that thread
-    /// runs to the end of its side, or until it waits, before this thread runs.
+    /// Whether this thread must wait for another thread of its wave that is inside one side of a
+    /// branch. In lockstep, the other thread first runs to the end of its side, or until it waits.
     fn is_held(&self, state: &State, thread: usize) -> bool {
         let threads = &self.programs.threads;
         let wave = |id: &ThreadId| (id.rank, id.group);
@@ -389,7 +389,7 @@ impl<'a> Machine<'a> {
         state.go(thread, self.programs.advance(state.at()[thread], result));
     }
 
-    /// Runs one random schedule. One that fails is run again for its trace.
+    /// Runs one random schedule. If it fails, runs it again to record the trace.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
         let failure = self.run_to(seed, |_| {});
         let mut visited = Vec::new();

@@ -1,4 +1,4 @@
-//! Comparison of iris-sync with the device headers, operation by operation: given equal steps and
+//! Comparison of iris-sync with the device headers, operation by operation. Given equal steps and
 //! equal answers of the memory, both must request the same operations (address, operation, order,
 //! scope, value) in the same order.
 
@@ -57,7 +57,8 @@ pub struct Case {
     script: Script,
 }
 
-/// Result of a case: events, number of steps done, their answers, and whether all steps succeeded.
+/// Result of a case: recorded requests, number of steps done, answers of these steps, and whether
+/// all steps and the end of the call succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
     events: Vec<Event>,
@@ -122,8 +123,8 @@ impl Case {
             end: self.end as i32,
         };
         let mut answers = vec![0; self.steps.len()];
-        // SAFETY: `input` says the right number of steps, and `answers` has room for an answer to
-        // each.
+        // SAFETY: `input` has the right number of steps, and `answers` has room for one answer per
+        // step.
         let code = recorder.listen(|| unsafe { iris_model_sequence(&input, answers.as_mut_ptr()) });
         Outcome {
             events: recorder.into_events(),

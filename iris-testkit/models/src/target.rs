@@ -4,9 +4,10 @@ use iris_sync::{Access, LlWord, Memory};
 
 use crate::{Op, Place, Site, ThreadId};
 
-/// A memory whose words and data are named by [`Place`].
+/// Memory whose words and data are named by [`Place`].
 ///
-/// A hook passes an operation as the headers name its order and scope, which need not be those of the table of accesses.
+/// A hook passes each operation with the order and scope that the headers name. These may differ
+/// from the order and scope in the access table.
 pub(crate) trait Target: Memory {
     /// Identity of the thread whose program runs.
     fn id(&self) -> ThreadId;

@@ -1,7 +1,7 @@
 //! Tests of the code that compilers make of every access and operation of the device headers, with
-//! the probes of `cargo xtask check-protocols`, which also compiles the kernels. Tests of a vendor
-//! are ignored without its compiler; an architecture that the compiler does not support is
-//! reported.
+//! the probes of `cargo xtask check-protocols`, which also compiles the kernels. The tests for a
+//! vendor are ignored if the vendor's compiler is missing. An architecture that the compiler does
+//! not support is only reported.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
-//! Tests of the waits that `iris stress` removes on GPUs, in host code with real threads and the
-//! same delays at the same places of the same headers. A removed wait must show within a few calls;
-//! with the wait in place, the delay alone must do no harm.
+//! Tests of the waits that `iris stress` removes on GPUs. The tests run the same headers in host
+//! code, with real threads and the same delays at the same places. Without a wait, a few calls must
+//! produce a wrong value; with the wait in place, the delay alone must do no harm.
 //!
 //! A delay must be long enough for the other threads to do the wrong thing meanwhile, which takes
-//! longer on a busy machine. A fault that is not found is tried again with a longer delay, so
-//! timing decides no result.
+//! longer on a busy machine. If a removed wait causes no wrong value, the test tries again with a
+//! longer delay, so timing decides no result.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Name of the program in held.cpp that shows if the wait on `access` is missing.
+/// Name of the program in held.cpp that produces wrong values if the wait on `access` is missing.
 fn subject(access: Access) -> &'static str {
     match access {
         Access::CreditLoad => "broadcast",
@@ -42,8 +42,8 @@ fn subject(access: Access) -> &'static str {
 /// Name of the program in held.cpp, access whose wait is removed, and place of the delay.
 type Held = (&'static str, Access, Hold);
 
-/// Additional waits, like `MORE_WAITS`: waits for signals before data of copy engines or of other
-/// GEMM workgroups is read.
+/// Additional waits, in the same form as `MORE_WAITS` of `iris stress`: waits for signals before
+/// data of copy engines or of other GEMM workgroups is read.
 const SIGNALS: [Held; 3] = [
     ("copied", Access::SignalLoad, Hold::Entered),
     ("copied_beside", Access::SignalLoad, Hold::Entered),
@@ -66,7 +66,7 @@ impl Host {
         Self { program, _folder: folder }
     }
 
-    /// Runs four calls of two ranks and returns their report, such as `0 wrong`.
+    /// Runs the program with four calls of two ranks, and returns its report, such as `0 wrong`.
     fn run(&self, (subject, access, place): Held, without: bool, ns: u32) -> String {
         let shape =
             Shape { size: 2, tiles: 2, flags: 4, locks: true, pairs: 2, ..Shape::default() };

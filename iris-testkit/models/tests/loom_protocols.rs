@@ -1,6 +1,6 @@
-//! Protocols of iris-sync over loom: every execution of the C11 memory model within the bound, with
-//! two ranks. Prints the number of executions; fewer than recorded here fail, so that a search that
-//! has become small is noticed.
+//! Tests that search protocols of iris-sync over loom: every execution of the C11 memory model
+//! within the bound, with two ranks. The tests print the number of executions, and fail if it is
+//! less than the number recorded here, so that a search that has become small is noticed.
 
 use iris_models::ll::{self, Pattern};
 use iris_models::ops::Accumulate;
@@ -25,7 +25,7 @@ fn check(cases: impl IntoIterator<Item = Case>) {
     }
 }
 
-/// Cases of this level, including those of lower levels.
+/// Cases for the test level of this run, and for all lower levels.
 fn up_to_level<const Q: usize, const D: usize, const F: usize>(
     quick: [Case; Q],
     default: [Case; D],
@@ -184,8 +184,8 @@ fn two_workgroups_of_a_rank() {
     ));
 }
 
-/// Tests words that a rank's last workgroup refreshes after others have set them: a reader of the
-/// refreshed word must see all writes that the original word published.
+/// Tests words that a rank's last workgroup refreshes after other workgroups have set them. A
+/// reader of the refreshed word must see all writes that the original word published.
 #[test]
 fn words_refreshed_while_they_are_awaited() {
     check(up_to_level(

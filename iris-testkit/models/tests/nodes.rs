@@ -25,8 +25,9 @@ fn a_block_belongs_to_the_node_or_to_the_step() {
     }
 }
 
-/// Tests that four ranks deadlock if kernels that wait for peers fill the devices: two ranks run the
-/// kernel, whose peers run the step, which waits for a rank that runs the kernel.
+/// Tests that four ranks deadlock if kernels that wait for peers fill the devices. Two ranks run
+/// such a kernel, which waits for the other two ranks. These run the step between nodes, which
+/// waits for a rank that runs the kernel.
 #[test]
 fn a_step_between_nodes_needs_room_beside_kernels_that_wait() {
     let rules = Rules::default();

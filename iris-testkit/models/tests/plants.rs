@@ -1,6 +1,6 @@
-//! Tests that a wrong scope, put into a copy of the device source on purpose (a plant), is found by
-//! more than one of several independent checks. Every file under `iris-kernels/kernels` has a
-//! plant.
+//! Tests that independent checks find a wrong scope that is put into a copy of the device source on
+//! purpose (a plant). More than one check must find it. Every file under `iris-kernels/kernels` has
+//! a plant.
 //!
 //! | check | what finds it |
 //! |---|---|
@@ -24,8 +24,9 @@ use iris_models::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_models::headers::COMPILER;
 use iris_sync::{Access, Order, Scope};
 
-/// Planted fault: each edit replaces text in a file, and the fault shows in `kernel`, a file with
-/// optionally one of its entries. The other kernels are not compiled for devices.
+/// Fault planted into the device source: each edit replaces text in a file. `kernel` is the file
+/// whose compiled code shows the fault, optionally followed by the name of one of its entries.
+/// Other kernels are not compiled for devices.
 struct Plant {
     edits: Vec<(&'static str, String, String)>,
     kernel: &'static str,
@@ -92,12 +93,12 @@ fn plants() -> Vec<Plant> {
     ] {
         add(file, text, before(text), kernel, BESIDE);
     }
-    // Faults in code that only one vendor's form contains. GEMMs of 16-bit types do not use this
-    // header on devices.
+    // Faults in code that only one vendor's form contains. Devices do not use fma.h for GEMMs of
+    // 16-bit types, so the device checks find nothing.
     let text = "const u32 m = a.transposed ?";
     add("iris/gemm/fma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
-    // Faults in tile_flags.h, which the device checks cannot find: a flag is a release at device
-    // scope, so compiled code may contain one there.
+    // Faults in tile_flags.h. The device checks cannot find them, because the store to a flag is
+    // itself a release at device scope, so compiled code may contain such a store.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "const u32 warp = port::thread() / WARP;\n        const u32 row";
@@ -137,8 +138,8 @@ fn plants() -> Vec<Plant> {
         let (old, new) = (format!("{row}System"), format!("{row}Device"));
         add("iris/memory.h", &old, new, "barrier.cu", &["table", "type"]);
     }
-    // Redefinition of the scopes in the table of accesses, placed before every use. Checks find it
-    // only where the edited header is included: the hooks and the probes include only sync.h.
+    // Redefinition of the scopes before every use of the access table. Checks find it only where
+    // the edited header is included; the hooks and the probes include only sync.h.
     for (file, found) in [
         ("iris/sync.h", &["access", "hook", "ir", "isa", "machine code", "ptx", "table"][..]),
         ("iris/flow.h", &["isa", "ptx"]),
@@ -158,7 +159,7 @@ fn plants() -> Vec<Plant> {
         "barrier.cu",
         &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     );
-    // Change of the table of accesses together with the word's type, so that the types agree.
+    // Change of both the access table and the type of the word, so that the two agree.
     all.push(Plant {
         edits: vec![
             ("iris/memory.h", "X(SignalStore, Release, System)".into(), "X(SignalStore, Release, Device)".into()),
@@ -256,8 +257,9 @@ fn plants() -> Vec<Plant> {
         "return call(order, __HIP_MEMORY_SCOPE_AGENT)",
         HIP,
     );
-    // Three faulty releases: one without any effect; the compiler's own, which after a wait for the
-    // address omits the wait for the write-back; and one without a wait.
+    // Three faulty releases. The first has no effect at all. The second is the compiler's own
+    // release, which waits for the address and then omits the wait for the write-back. The third
+    // has no wait.
     let text = "    release<O, S>();\n#define IRIS_CALL(order, scope) __hip_atomic_store";
     let call = "#define IRIS_CALL(order, scope) __hip_atomic_store";
     add(file, text, call, HIP);
@@ -273,8 +275,8 @@ fn plants() -> Vec<Plant> {
         kernel: "all_gather.cu",
         found: &["isa"],
     });
-    // Fault that copies the arguments to each thread's private memory, where references to them
-    // still work.
+    // Fault that copies the arguments to each thread's private memory, where references to the
+    // arguments still work.
     let text = "port::in_place(given)";
     all.push(Plant {
         edits: vec![("iris/args.h", text.into(), "given".into())],
@@ -501,8 +503,8 @@ fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
 fn every_file_has_a_plant_that_two_checks_find() {
     let (plants, source) = (plants(), Source::embedded());
     for (file, _) in source.headers.iter().chain(&source.kernels) {
-        // Files without a plant in this list: constants and a selection, and the whole-matrix
-        // GEMMs, whose checks tests/device_code.rs tests.
+        // Files without a plant in this list: a file of constants, a file that selects a header,
+        // and the whole-matrix GEMMs, whose checks tests/device_code.rs tests.
         const NONE: [&str; 6] = [
             "iris/gemm_config.h",
             "iris/gemm/product.h",

@@ -18,7 +18,7 @@ const STORING: Work = Work::Gemm(Gemm {
 const GATED: Work =
     Work::Gemm(Gemm { source: Source::Input, rows: Rows::All, to: Target::C, core: Core::Gated });
 
-/// One piece of work of each kind of step.
+/// One piece of work for each kind of step.
 const WORKS: [Work; 10] = [
     Work::RmsNorm,
     Work::Open(Transfer::Shards),
@@ -32,7 +32,7 @@ const WORKS: [Work; 10] = [
     Work::Close(Transfer::Shards),
 ];
 
-/// Kind of a piece of work, by the effects that programs are checked by.
+/// Kind of the step that a piece of work makes, by the effects that `Program::check` looks at.
 fn kind(work: Work) -> &'static Kind {
     let effects = work.effects();
     let is = |kind: &&Kind| {
@@ -58,8 +58,8 @@ fn error(clause: &str) -> &'static str {
     }
 }
 
-/// Tests that the proved rules allow exactly those programs of up to five steps, of every kind,
-/// that `Program::check` accepts, and that both name the same clause for the first forbidden step.
+/// Tests that the proved rules and `Program::check` accept the same programs, among all programs of
+/// up to five steps of every kind, and that both name the same clause for the first forbidden step.
 #[test]
 fn the_check_of_programs_is_what_is_proved() {
     const ENGINES: &[When] = &[When::Engines];

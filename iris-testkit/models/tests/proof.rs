@@ -40,7 +40,7 @@ fn the_text_is_consistent() {
     }
 }
 
-/// Each rule names what it takes from the slot rule, which proves that or demands it.
+/// Tests that the slot rule proves or demands everything on which other rules rely.
 #[test]
 fn the_slot_rule_gives_what_others_take() {
     let slots = slot_rule(Numbers::REAL, None);
@@ -53,7 +53,8 @@ fn the_slot_rule_gives_what_others_take() {
     assert_eq!(without, ["the peer is in this call, or a later one"]);
 }
 
-/// A seed and limit under which nothing can be proved must fail with the goal's name.
+/// Tests that a seed and a limit with which nothing can be proved cause a failure that names the
+/// goal.
 #[test]
 fn unknown_is_a_failure_that_names_the_goal() {
     if !solver() {
@@ -79,8 +80,8 @@ fn a_weakened_rule_is_not_proved() {
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
 }
 
-/// Each clause of the smaller rules, if it is switched off, leaves a condition unproved, and a small
-/// world violates a property.
+/// Tests that the smaller rules need each of their clauses: if a clause is switched off, a
+/// condition is not proved, and a property is violated in a small world.
 #[test]
 fn every_clause_of_the_smaller_rules_is_needed() {
     if !solver() {
@@ -97,7 +98,8 @@ fn every_clause_of_the_smaller_rules_is_needed() {
     }
 }
 
-/// Functions that tell one thread of a rank from another, by the actions that use them.
+/// Functions by which a rule could tell one thread of a rank from another, with the actions that
+/// use them.
 fn tells_threads_apart(system: &System) -> Vec<(&'static str, &'static str)> {
     let is_fixed = |name: &str| system.fixed.iter().any(|it| it.name == name);
     let all = system.fixed.iter().chain(system.state);
@@ -121,12 +123,12 @@ fn tells_threads_apart(system: &System) -> Vec<(&'static str, &'static str)> {
     found
 }
 
-/// The slot rule treats all threads of a rank alike, so that senders, gates and later launches are
-/// threads like all others.
+/// Tests that the slot rule treats all threads of a rank alike. So the proof also covers senders,
+/// gates and later launches, which are threads like all others.
 #[test]
 fn the_slot_rule_tells_no_thread_of_a_rank_from_another() {
     assert_eq!(tells_threads_apart(&slot_rule(Numbers::REAL, None)), []);
-    // The rule of staging flags has threads of a kind: fetchers.
+    // Control: the rule of staging flags does tell threads apart, because a unit has a fetcher.
     let apart = tells_threads_apart(&staging(Numbers::REAL, None));
     assert!(apart.contains(&("fetch", "fetcher")), "{apart:?}");
 }
@@ -154,8 +156,8 @@ fn small_worlds_keep_the_invariant() {
 }
 
 /// Tests in small worlds that every action happens, and that every guard holds in some state and
-/// not in another. An action that can never happen and a guard that always holds are failures with
-/// their names.
+/// not in another. An action that can never happen is reported by name, and so is a guard that
+/// always holds.
 #[test]
 fn every_action_happens_and_every_guard_can_refuse() {
     for make in SYSTEMS {

@@ -17,7 +17,7 @@ proptest! {
     }
 
     /// Tests that a word that was last refreshed on time compares as earlier in any call, so no
-    /// later call takes it for its own.
+    /// later call mistakes the word for one of its own.
     #[test]
     fn a_refreshed_word_stays_behind(start: i32) {
         let due = Call::new(start & -RESTAMP_PERIOD);
@@ -42,7 +42,7 @@ proptest! {
         let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs };
         let signal = first_line * LINE_WORDS;
         let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
-        // Words taken so far: first word, number of words from there, and their writer.
+        // Words laid out so far: first word, number of words from there, and rank that writes them.
         let mut taken = Vec::new();
         for source in 0..size {
             for parity in 0..2 {

@@ -29,7 +29,7 @@ fn executions_keep_to_the_rules() {
     };
     assert_eq!(missing(&all), Vec::<String>::new());
     assert_eq!(compositions::missing(&all), Vec::<String>::new());
-    // An action and an access that no execution of the Rust code performs are named.
+    // An action and an access that no execution of the Rust code performs any more must be named.
     let mut less = all;
     for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
         of_rust.counts.steps.remove(&("slot rule", "see_done"));
@@ -57,7 +57,7 @@ fn mutants_leave_the_rules() {
     less.retain(|it| it.mutant.name != "no-gate");
     assert!(compositions::unlinked(&less)[0].contains("mutant no-gate stops at {}"));
     assert!(replayed.len() >= 70, "{} mutants", replayed.len());
-    // A mutant whose fault has been removed keeps to the rules, which must be reported.
+    // A mutant whose fault has been removed keeps to the rules, and this must be reported.
     let mut sound = mutants::all().swap_remove(0);
     sound.rules = Rules::default();
     let replayed = replayed::mutants(vec![(Implementation::Rust, sound)]);
@@ -65,8 +65,8 @@ fn mutants_leave_the_rules() {
     assert!(fault.contains("keeps to the rules"), "{fault}");
 }
 
-/// Tests that the observers of all three engines are shown the step at which a mutant breaks the
-/// rules, and that an engine with an observer runs as many executions as without.
+/// Tests that the observers of all three engines see the step at which a mutant breaks the rules.
+/// Also tests that an engine runs the same number of executions with and without an observer.
 #[test]
 fn every_engine_is_observed() {
     let all = mutants::all();
@@ -87,8 +87,9 @@ fn every_engine_is_observed() {
     }
 }
 
-/// A rank that gave up does nothing that a peer could take for a step of a call, also when its number has
-/// come so far that old words look new to it. Without its looks at the abort word it does.
+/// Tests that a rank that gave up takes no step that a peer could mistake for a step of a call,
+/// even if its call number is so far ahead that old words look new to it. Without the checks of its
+/// abort word, the rank does take such a step.
 #[test]
 fn a_rank_that_gave_up_is_mute_for_ever() {
     assert_eq!(replayed::aged_under(&[]), Vec::<&str>::new());
@@ -96,8 +97,8 @@ fn a_rank_that_gave_up_is_mute_for_ever() {
     assert!(by.contains(&"die: no call after one that was given up"), "{by:?}");
 }
 
-/// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
-/// words must look at its abort word before it believes them.
+/// Tests that a rank tells its peers before it leaves a call that pulls, and that a rank that found
+/// all done words checks its abort word before it relies on them.
 #[test]
 fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
     let by = |scenario: &Scenario, rules: &Rules, extent| {
@@ -122,8 +123,9 @@ fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
             assert!(counts.steps.contains_key(&("slot rule", step)), "{step}");
         }
     }
-    // In a call that refreshes words a rank looks at its abort word once more, after it has settled
-    // its pulls. It skips the refresh if it is told by then, and nobody reads its shard any more.
+    // In a call that refreshes words, a rank checks its abort word once more after it has settled
+    // its pulls. If it was told to leave by then, it skips the refresh. No peer reads its shard any
+    // more.
     for (ranks, by_host, extent) in
         [(2, false, Extent::Search), (2, true, Extent::Search), (3, false, Extent::Random(300))]
     {

@@ -1,9 +1,9 @@
-//! Properties of schedules, which are pure functions, over random shapes.
+//! Tests of properties of schedules, which are pure functions, over random shapes.
 //!
 //! The last test runs the control flow of each op, workgroup by workgroup, over words on which no
-//! wait blocks, and records which workgroup sets and awaits which word. It then plays the records
-//! of all ranks against each other: every awaited word must be set exactly once, and no wait may
-//! last for ever.
+//! wait blocks. It records which workgroup sets and awaits which word. Then it plays the records of
+//! all ranks against each other: every awaited word must be set exactly once, and every wait must
+//! end.
 //!
 //! This file is long because the recording words and bodies are of no use elsewhere.
 
@@ -26,8 +26,8 @@ use iris_testkit::Level;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-/// Whether the numbers that `number` gives to `count` workgroups are a permutation that keeps 0 in
-/// place and gives the workgroups of a die consecutive numbers.
+/// Whether the numbers that `number` gives to `count` workgroups are a permutation. It must keep 0
+/// in place and give consecutive numbers to the workgroups of a die.
 fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
     let all: HashSet<u32> = (0..count).map(|workgroup| number(workgroup, count, dies)).collect();
     let whole = all.len() == count as usize && all.iter().all(|&it| it < count);
@@ -213,7 +213,7 @@ proptest! {
     }
 }
 
-/// Word that one workgroup sets and others await.
+/// Word that one workgroup sets and other workgroups await.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Token {
     Sym(SymWord),
@@ -229,7 +229,7 @@ enum Step {
     Await(Token),
 }
 
-/// Words on which no wait blocks, and which record their accesses.
+/// Memory whose waits never block, and which records the accesses to its words.
 struct Recorder<'a> {
     channel: &'a Channel,
     direct: bool,
@@ -258,8 +258,8 @@ impl Memory for Recorder<'_> {
     fn load(&self, word: SymWord, access: Access) -> i32 {
         match access {
             Access::AbortLoad | Access::AbortCheck => return 0,
-            // Credits are not awaited here, because every rank has entered the previous call before
-            // the first one.
+            // No step waits for a credit here, because every rank has entered the previous call
+            // before the first call begins.
             Access::CreditLoad => {}
             _ => self.step(Step::Await(Token::Sym(word))),
         }
@@ -336,8 +336,8 @@ impl Memory for Recorder<'_> {
 struct Body<'a>(&'a Recorder<'a>);
 
 impl ReduceTiles for Body<'_> {
-    /// Whether partial results are added as they arrive: for collectives, and for GEMMs of some
-    /// numbers of ranks.
+    /// Whether partial results are added as they arrive. Both answers occur in the tests, as in the
+    /// ops: collectives add at once, GEMMs only for some numbers of ranks.
     fn at_once(&self) -> bool {
         self.0.direct || self.0.channel.rank.is_multiple_of(2)
     }
@@ -545,7 +545,7 @@ fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     }
 }
 
-/// Calls of the body, as in `Recorder::done`, by which `rank` gets the tiles of all ranks.
+/// Calls of the body, as in `Recorder::done`, that `rank` must make to get the tiles of all ranks.
 fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
     let tiles = |of| 0..split.part(of).tiles();
     let peers = || (0..split.size).filter(|&peer| peer != rank);
@@ -596,9 +596,9 @@ fn nor_in_any_row_of_a_tuning_table() {
     assert!(played >= 10 * SKELETONS.len(), "only {played} schedules");
 }
 
-/// Runs an op on all ranks, with A in `units` and `n` columns in tiles of `tile_n`, then replays
-/// the records of set and awaited words against each other. `groups` holds, for each rank, its
-/// number of workgroups and how many of them fetch.
+/// Runs an op on all ranks, with A split as `units` says and `n` columns in tiles of `tile_n`. Then
+/// plays the records of set and awaited words against each other. `groups` holds, for each rank,
+/// its number of workgroups and the number of those that fetch.
 fn play(
     name: &str,
     units: Units,
@@ -624,8 +624,8 @@ fn play(
         let (channel, _) = Channel::lay_out(shape, rank, 1024, 0);
         let (count, fetchers) = groups[rank as usize];
         let mut done = Vec::new();
-        // A rank with one workgroup makes one more launch, for the workgroups of the previous
-        // launch.
+        // Number of workgroups of the previous launch, all of which must end before this launch
+        // begins.
         let mut before = 0;
         for launch in 0.. {
             let is_barrier =
@@ -668,8 +668,8 @@ fn play(
         prop_assert_eq!(once.len(), done.len(), "something was done twice");
         let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
         let wanted = results(name, units, split, rank);
-        // Results of this rank's own work: in two_shot, tiles that peers write directly into C do
-        // not count.
+        // Number of results that are this rank's own work. In two_shot, peers write the other tiles
+        // directly into C, so these are not counted.
         let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
         let wanted = if name == "two_shot" && direct { own } else { wanted };
         prop_assert_eq!(made, wanted);

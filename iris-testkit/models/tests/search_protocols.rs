@@ -1,6 +1,6 @@
-//! Searches of the iris-sync protocols with three and four ranks: every interleaving, each state
-//! once, and random schedules with vector clocks from printed seeds. Also the whole range of the
-//! call counter.
+//! Tests that search the iris-sync protocols with three and four ranks: every interleaving, each
+//! state once, and random schedules with vector clocks from printed seeds. They also go through the
+//! whole range of the call counter.
 
 use iris_models::ll::{self, Pattern};
 use iris_models::mutants::{STATES, slots_whole_range, whole_range};
@@ -105,9 +105,9 @@ fn waves_in_lockstep() {
     }
 }
 
-/// Tests that a result that a rank accepts is correct, whenever rank 0 gives up. Ops that pull and
-/// ops with copy engines are left out: the memory that peers read is rewritten while a peer may
-/// read it, which the models report as a race although the peer notices before its call ends.
+/// Tests that every result that a rank accepts is correct, whenever rank 0 gives up. Ops that pull
+/// and ops with copy engines are left out. In them, memory is rewritten while a peer may read it;
+/// the models would report a race, although the peer notices before its call ends.
 #[test]
 fn a_rank_that_gives_up_misleads_nobody() {
     let level = Level::from_env();
@@ -133,8 +133,8 @@ fn a_rank_that_gives_up_misleads_nobody() {
 }
 
 /// Tests that a peer whose call succeeds has read correct data, although rank 0 leaves the call at
-/// any moment and then its next kernel overwrites the shard that peers pull, or its copies run on
-/// into memory that a peer reads.
+/// any moment. After that, the next kernel of rank 0 overwrites the shard that peers pull, or its
+/// copies still write into memory that a peer reads.
 #[test]
 fn a_rank_that_leaves_tells_whoever_may_read_what_it_overwrites() {
     let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
@@ -208,8 +208,8 @@ fn random_schedules_of_five_and_eight_ranks() {
     }
 }
 
-/// Tests the LL protocol: every communication pattern, and calls that use few words or are of
-/// another kind, with and without a rank that gives up.
+/// Tests the LL protocol in every communication pattern: in a row of LL calls, also with few LL words
+/// in use, and in turns with calls of other protocols; with and without a rank that gives up.
 #[test]
 fn words_that_carry_their_data() {
     let level = Level::from_env();
@@ -241,8 +241,8 @@ fn words_that_carry_their_data() {
             let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
             let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
             // If rank 0, which has several workgroups, gives up, it does not check the items that
-            // it took: one of its workgroups may have given up, and then the items of the others
-            // are no result.
+            // it received. One of its workgroups may have given up, and then the items of the
+            // others are no result.
             let given_up = ops::given_up(wide.clone().groups(&first).without_heads());
             for scenario in [wide.clone(), wide.groups(&all).without_heads(), given_up] {
                 report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
@@ -264,8 +264,8 @@ fn in_groups(scenario: &Scenario, ranks: u32, groups: u32, runs: u64) {
     }
 }
 
-/// Tests the LL protocol in rows that a workgroup takes whole: after its barrier, all of its
-/// threads may read the whole row.
+/// Tests the LL protocol in rows. One workgroup receives a whole row: after its barrier, all of its
+/// threads may read the row.
 #[test]
 fn rows_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 300, 10_000);
@@ -273,8 +273,8 @@ fn rows_of_words_that_carry_their_data() {
         report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
         let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
         report(&search::exhaust(&one, &Rules::default(), STATES), 50);
-        // Numbers of workgroups and threads. One of two threads takes a row by itself; with four
-        // threads a row has too few items for each thread.
+        // Numbers of workgroups and of threads. With two workgroups of two threads, a workgroup
+        // receives a row by itself; with four threads, a row has too few items for each thread.
         for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
             let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
             in_groups(&wide, ranks, groups, runs);
@@ -282,8 +282,8 @@ fn rows_of_words_that_carry_their_data() {
     }
 }
 
-/// Tests the LL protocol with GEMM tiles, one per workgroup: a thread pushes items that another
-/// thread has multiplied.
+/// Tests the LL protocol with GEMM tiles, one for each workgroup: a thread pushes items that
+/// another thread has multiplied.
 #[test]
 fn tiles_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 200, 10_000);

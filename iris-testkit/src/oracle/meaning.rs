@@ -108,8 +108,8 @@ impl Meaning {
         self.sums || self.gives != self.gets
     }
 
-    /// Whether each rank sends the rows that it owns to all ranks. If the op sums, these are the
-    /// sums, after the partials have gone to their owners.
+    /// Whether each rank sends the rows that it owns to all ranks. If the op sums, these rows are
+    /// the sums, which the owner computes from the partials of all ranks.
     pub fn spreads(&self) -> bool {
         self.gets == Rows::All
     }

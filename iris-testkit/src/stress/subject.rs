@@ -24,7 +24,8 @@ pub enum Subject {
         /// Location of C in memory.
         place: Place,
         /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in a program.
-        /// If not, message kernels replace them, because these can be stalled at more places.
+        /// If not, message kernels do their work, because message kernels can be stalled at more
+        /// places.
         whole: bool,
     },
     /// Ring of ranks, each with a versioned lock beside its message.
@@ -44,7 +45,7 @@ pub enum Place {
 }
 
 impl Subject {
-    /// All subjects: every op, variant and shard; those with whole-matrix GEMMs; and the ring.
+    /// All subjects: every op, variant and shard, subjects with whole-matrix GEMMs, and the ring.
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
         for op in Op::ALL {
@@ -124,7 +125,7 @@ impl Subject {
     /// M, N, K and row granularity for subjects with whole-matrix GEMMs; `None` for others. The
     /// tiles (256 columns in clusters of two, or 64 columns for few rows) fill the device once, and
     /// sums are exact in 16 bits. If A is split by rows, each rank's rows stay whole tiles.
-    /// `sharing` ranks share a device, of which each gets a part.
+    /// `sharing` is the number of ranks that share a device; each of them gets a part of it.
     pub(super) fn whole_shape(
         self,
         ranks: usize,
@@ -191,8 +192,8 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
-        // Whole-matrix GEMMs are those of iris, not of a vendor's library, because they run for any
-        // number of ranks.
+        // The whole-matrix GEMMs are iris's own and not a vendor's library, because only iris's
+        // GEMMs run for any number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))
@@ -244,9 +245,10 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Waits of the protocols, each with a subject that must be found wrong without it, and the place
-/// of a stall that makes the failure certain: the stalled workgroup has not yet done, or not yet
-/// read, what the wait protects, while other ranks, which should wait for it, go on.
+/// Waits of the protocols, each with a subject and a stall. Without the wait, results of the
+/// subject must be wrong. The stall makes this certain: the stalled workgroup has not yet done, or
+/// not yet read, the thing that the wait protects. Other ranks, which should wait for this
+/// workgroup, go on.
 ///
 /// | without | stalled | meanwhile |
 /// |---|---|---|
@@ -271,9 +273,9 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
 
-/// Further waits: those of gates, which precede steps that read data from copy engines or GEMMs,
-/// and those inside whole-matrix GEMMs. If such a GEMM takes part, the entry says which kernels
-/// lack the wait; the others keep it.
+/// Further waits: the waits of gates, which precede steps that read data from copy engines or
+/// GEMMs, and the waits inside whole-matrix GEMMs. If a whole-matrix GEMM takes part, the entry
+/// says which kernels lack the wait; all other kernels keep it.
 ///
 /// | without the wait | stalled | meanwhile |
 /// |---|---|---|

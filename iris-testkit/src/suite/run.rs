@@ -41,7 +41,7 @@ struct Set {
     normed: Buffer,
 }
 
-/// Call with its inputs and, once it has been read, its output.
+/// One call of a case: its inputs and, once it has been read, its output.
 struct Called {
     m: usize,
     a: Dense,
@@ -235,8 +235,8 @@ fn calls(
             m,
             a: input(1, dtype, ranks.rank, a),
             b: input(2, dtype, ranks.rank, b),
-            // The bias is the same on all ranks, except that ranks with more columns have more of
-            // it.
+            // The bias is the same on all ranks, except that ranks with more columns have more bias
+            // elements.
             bias: (case.bias && case.op.multiplies()).then(|| input(3, DType::F32, 0, (1, c.1))),
             residual: (normed && case.residual != Residual::None)
                 .then(|| input(4, case.options.output_dtype(), 0, c)),
@@ -346,20 +346,22 @@ fn barriers(
     Ok(times)
 }
 
-/// Compares all outputs with the oracle, with the outputs of other ranks, and those of equal inputs
-/// with each other.
+/// Compares all outputs with the oracle and with the outputs of other ranks, and outputs of calls
+/// with equal inputs with each other.
 fn verify(
     heap: &SymmetricHeap,
     case: &Case,
     plan: &Plan,
     calls: &[Called],
 ) -> anyhow::Result<(Measured, f64)> {
-    let Ranks { rank, size, .. } = Ranks::from(heap);
+    let ranks = Ranks::from(heap);
+    let (rank, size) = (ranks.rank, ranks.size);
     let mut options = case.options_of(rank);
     options.k = case.options_of(size - 1).k;
     let (mut worst, mut difference) = (Measured::default(), 0.0f64);
     for (index, call) in calls.iter().enumerate() {
-        let task = Task { op: case.op, size, m: call.m, options: options.clone() };
+        let (nodes, m) = (ranks.nodes(), call.m);
+        let task = Task { op: case.op, size, nodes, m, options: options.clone() };
         let parts = task.contributions((&call.a, &call.b), |part| exchange(heap, part))?;
         let (bias, residual) = (call.bias.as_ref(), call.residual.as_ref());
         let expected = task.expected(rank, &parts, Some(&call.b), bias, residual);

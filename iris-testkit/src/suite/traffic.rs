@@ -51,8 +51,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     // wire (`bytes`).
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Returns the number of tiles that owner `first` gets, and the number of their elements, if the
-    // tiles are dealt round-robin to `owners` owners.
+    // Returns the number of tiles that owner `first` gets if the tiles are dealt round-robin to
+    // `owners` owners, and the number of elements of these tiles.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);

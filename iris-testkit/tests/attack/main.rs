@@ -2,9 +2,9 @@
 //! signals, wrong results and wrongly blamed ranks are counted; none may occur.
 //!
 //! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
-//! attacks. The others must end by themselves, long before any deadline, with an error that names
-//! that rank, and the launcher must name it, too. If root runs the test, the attacks are made twice
-//! more as an ordinary user, with at most 256 and then 1024 open files.
+//! attacks. The other ranks must end by themselves, long before any deadline, with an error that
+//! names the attacker; the launcher must name the attacker, too. If root runs the test, the attacks
+//! are repeated twice as an ordinary user, with at most 256 and then 1024 open files.
 
 mod end;
 mod frames;
@@ -31,8 +31,8 @@ use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 /// Attacks to make on jobs of `ranks` ranks each.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attack {
-    /// Number of jobs per stage in which a rank is killed, and number of jobs in which a rank is
-    /// stopped or forks during calls.
+    /// Number of kills per stage, each in a job of its own. Also the number of jobs in which a rank
+    /// is stopped during calls, and the number in which a rank forks during calls.
     kills: usize,
     /// Number of frames to send to rank 0: half as a stranger, half as a rank.
     frames: usize,
@@ -46,7 +46,7 @@ struct Attack {
 }
 
 /// First argument of this program when it runs as an ordinary user; the second argument is an
-/// [`Attack`] as JSON. It writes its rows to stdout as JSON.
+/// [`Attack`] as JSON. The program then writes its rows to stdout as JSON.
 const ORDINARY: &str = "ordinary";
 
 /// User id of the ordinary user: nobody.
@@ -138,8 +138,8 @@ impl Attack {
         Ok(rows)
     }
 
-    /// Starts a process of an ordinary user, who may have at most `files` open files, which makes
-    /// the attacks; returns its rows.
+    /// Starts a process that makes the attacks as an ordinary user, with at most `files` open
+    /// files; returns the rows of that process.
     fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
         // A copy of this program is started, because the ordinary user may not be able to read the
         // folder of the original.
@@ -227,8 +227,8 @@ impl Attack {
     fn run(&self, program: &Path, part: &Part) -> Result<Outcome> {
         let text = serde_json::to_string(part)?;
         let grace = Duration::from_secs(self.grace);
-        // Deadlines are longer than the grace period. So a rank that notices the attack only by a
-        // deadline is still running when the grace period ends, and counts as a hang.
+        // Deadlines are longer than the grace period. A rank that notices the attack only by a
+        // deadline thus still runs when the grace period ends, and counts as a hang.
         let factor = (self.grace as f64 / 10.0).to_string();
         let launched = Launch::default()
             .grace(grace)

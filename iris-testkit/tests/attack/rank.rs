@@ -79,7 +79,8 @@ pub(super) struct Part {
     pub(super) plant: Option<Plant>,
 }
 
-/// Runs the stages of the program; if this rank is the victim, ends or stops it in one of them.
+/// Runs the stages of the program. If this rank is the victim, ends or stops it in one of the
+/// stages.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,

@@ -40,9 +40,9 @@ impl Ready {
         self.op.run(&self.operands, &self.stream)
     }
 
-    /// Advances the heap's clock until the progress deadline (a tenth of the entry deadline) has
-    /// passed for the call that this rank has enqueued, or the call ends. Returns the added time
-    /// once the waiting kernel has noticed it.
+    /// Advances the heap's clock past the progress deadline, which is a tenth of the entry deadline,
+    /// and waits until the kernel of this rank's enqueued call has noticed or the call has ended.
+    /// Returns the added time.
     pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();

@@ -5,11 +5,11 @@
 // requested workspace is written, and the handle's device must be current. Passing tests on the
 // fake say nothing about AMD's library.
 //
-// With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is
-// compiled after AMD's header, and its numbers and layouts must agree with it. Environment
-// variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_BLASLT_VERSION (100202),
-// FAKE_BLASLT_NO_KERNELS (the heuristic answers as AMD's 1.2.2 does if it has no kernels for the
-// device).
+// With FAKE_CUBLASLT the fake has the names, numbers and layouts of cuBLASLt instead. With HEADER
+// the fake is compiled after AMD's header, with whose numbers and layouts it must agree.
+// Environment variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_BLASLT_VERSION
+// (100202), FAKE_BLASLT_NO_KERNELS (the heuristic answers as AMD's 1.2.2 does if it has no kernels
+// for the device).
 #include <dlfcn.h>
 
 #include <array>
@@ -219,7 +219,7 @@ bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, 
 }
 
 /// Hash of everything that an algorithm depends on, except the number of columns of the result.
-/// `adds` says that the algorithm was requested with a layout for C and adds C to the product.
+/// `adds` is true if the algorithm was requested with a layout for C and adds C to the product.
 u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, [[maybe_unused]] const Layout& c,
             [[maybe_unused]] const Layout& d, bool adds, const u64 (&size)[3]) {
     u64 hash = 1469598103934665603u;

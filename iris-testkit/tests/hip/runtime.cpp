@@ -5,7 +5,7 @@
 // function, and flags unknown to the release are refused. Passing tests on the fake say nothing
 // about a real device.
 //
-// This file is long because it is one library, with the names that HIP gives it.
+// This file is long because it is one library with many functions, which HIP names.
 //
 // FAKE_RELEASE is the release of HIP, 5 or 7. Environment variables: FAKE_HIP_DEVICES (2),
 // FAKE_HIP_LOG (file to which calls are logged), FAKE_HIP_NO_MASKS (streams get no hardware queue
@@ -145,7 +145,7 @@ struct Stream {
     std::thread worker;
 };
 
-/// Recording of an event on a stream. Who waits for the event waits for the recording that was the
+/// Recording of an event on a stream. A wait for the event waits for the recording that was the
 /// latest when the wait was enqueued.
 struct Mark {
     std::mutex own;

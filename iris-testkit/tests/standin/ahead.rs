@@ -34,8 +34,8 @@ pub(crate) fn precompile(machine: &Machine) {
 }
 
 /// Makes operators with these numbers of ranks and prints a line for each that lacks a kernel; runs
-/// in a child process. With two ranks it makes the operators of all cases, with other numbers only
-/// those whose builds depend on the number of ranks.
+/// in a child process. With two ranks it makes the operators of all cases. With other numbers of
+/// ranks it makes only operators whose builds depend on the number of ranks.
 pub(crate) fn operators(machine: &Machine, worlds: &[usize]) {
     let backend = machine.backend();
     let mut cases = all(backend, Extent::All);

@@ -13,9 +13,9 @@ use iris_testkit::suite::{Layout, Options, Residual, plan};
 use crate::cases::{Call, Planned};
 use crate::library::{Machine, Standin};
 
-/// Bytes of the block of each matrix, enough for every call. Except on HIP the size is the same for
-/// all plans, so that matrices have the same offsets in all logs; the pages are never touched. HIP
-/// clears new memory by copies, so there the size depends on the plan.
+/// Bytes of the block of each matrix, enough for every call. On CUDA the size is the same for all
+/// plans, so that matrices have the same offsets in all logs; the pages are never touched. HIP
+/// clears new memory by copies, so on HIP the size depends on the plan.
 fn room(planned: &Planned, backend: BackendKind) -> u64 {
     if backend != BackendKind::Hip {
         return 1 << 30;

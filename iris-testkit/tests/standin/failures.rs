@@ -1,8 +1,9 @@
-//! Tests that make each enqueue of a call fail in turn, on one rank, and look at the error of the
+//! Tests in which each enqueue of a call fails in turn, on one rank. They check the error of the
 //! call, the ranks whose heaps are poisoned, and the result of a second attempt.
 //!
-//! A failed call must leave nothing that a peer can see, so that it can be retried, or poison the
-//! heap on all ranks. A call that fails in a capture poisons nothing: the capture is discarded.
+//! A failed call must either leave nothing that a peer can see, so that it can be retried, or
+//! poison the heap on all ranks. A call that fails in a capture poisons nothing: the capture is
+//! discarded.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +61,7 @@ pub(crate) enum Verdict {
     /// The heap is poisoned on all ranks, which thus learn of the failure.
     Poisoned,
     /// All enqueues of the call succeed, except the record of the event that orders the next call
-    /// after it.
+    /// after this call.
     Enqueued,
     /// Wrong outcome: peers see part of a call that will not be completed, and no rank learns of
     /// it.
@@ -155,8 +156,8 @@ pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Issues the call of `attempt` on all ranks; returns the outcome on each, or `None` if the case is
-/// refused.
+/// Issues the call of `attempt` on all ranks; returns the outcome on each rank, or `None` if the
+/// case is refused.
 fn attempt(
     planned: &Planned,
     machine: &Machine,

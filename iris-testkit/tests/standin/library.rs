@@ -47,9 +47,9 @@ impl Built {
             let build = |source: &str, option: Option<&str>, name: &str| {
                 let source = format!("{}/tests/{source}", env!("CARGO_MANIFEST_DIR"));
                 let option = option.map(str::to_owned);
-                // Both options let the stand-ins be unloaded. Without them other libraries bind to
-                // exported inline functions, or symbols are GNU-unique; either keeps a library
-                // loaded for ever, and the test of unloading could not fail.
+                // These two options let the stand-ins be unloaded. Without them other libraries
+                // would bind to exported inline functions, or symbols would be GNU-unique. Either
+                // keeps a library loaded for ever, and the test of unloading could not fail.
                 let flags =
                     ["-std=c++20", "-shared", "-fno-gnu-unique", "-fvisibility-inlines-hidden"];
                 let flags = flags.map(str::to_owned);

@@ -37,8 +37,8 @@ struct Rank {
     std::string log;
     /// Whether the log includes calls in which the host waits for the device.
     bool waits = false;
-    /// Numbers that the log shows for streams or events, in the order of their first use: the order
-    /// in which a program creates them must not matter.
+    /// Numbers that the log shows for streams or events, in the order of their first use. So the
+    /// log does not depend on the order in which a program creates streams and events.
     struct Numbers {
         std::map<u64, u32> known;
         u32 next = 0;
@@ -49,8 +49,8 @@ struct Rank {
         }
         void forget(const void* handle) { known.erase(reinterpret_cast<u64>(handle)); }
     } streams, events;
-    /// Function whose calls are counted ("" for any that enqueues), function that has failed, and
-    /// number of calls until one fails; 0 for never.
+    /// `fails`: function whose calls are counted, or "" for all functions that enqueue. `failed`:
+    /// function that has failed. `until`: number of calls until one fails, 0 for never.
     std::string fails, failed;
     u64 until = 0;
     u32 mode = GLOBAL;

@@ -214,7 +214,7 @@ fn logs_are_the_same_in_every_run(machine: &Machine) {
     }
 }
 
-/// Runs the smoke test on one machine; called in a child process.
+/// Runs the smoke test with the stand-ins of one machine; called in a child process.
 pub(crate) fn run(machine: &Machine) {
     if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
         parameters_lie_as_the_host_has_them(machine);

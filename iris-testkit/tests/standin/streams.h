@@ -91,8 +91,8 @@ inline Error destroy(Stream* stream) {
     delete stream;
     return SUCCESS;
 }
-/// Reports whether all work of a stream is done, which is always true in this stand-in; for a
-/// captured stream it is an error.
+/// Reports whether all work of a stream is done, which is always true in this stand-in. Returns an
+/// error for a captured stream.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;

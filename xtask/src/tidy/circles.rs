@@ -1,8 +1,9 @@
 //! Rule: no circles between the files of a package. A reader who follows the names in a file from
 //! file to file never comes back to it.
 //!
-//! A file names another by `use`, or by a path in its code or its macros. What children take from the file of their
-//! own module is that module's business; what is taken from the root is of the file that the root has it from.
+//! A file names another file by `use`, or by a path in its code or its macros. Paths from a module
+//! to one of its parents do not count. A path to a name that the crate's root exports counts as a
+//! path to the file that defines the name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -136,8 +137,8 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Paths of modules in `code`, macros included, that begin at a module that is known without a
-/// `use`.
+/// Paths of modules in `code`, macros included, that begin with `crate`, `super` or `self` and so
+/// need no `use`.
 fn named(code: &str) -> Vec<Module> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut paths = Vec::new();

@@ -116,8 +116,8 @@ fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
 }
 
-/// Whether a file contains the instructions of GEMMs; other GEMM files use it and may not contain
-/// instructions themselves.
+/// Whether a file may contain the instructions of GEMMs. Other GEMM files include such a file and
+/// may not contain instructions themselves.
 fn is_gemm(path: &str) -> bool {
     const CORES: [&str; 3] = ["gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
     CORES.contains(&header(path))

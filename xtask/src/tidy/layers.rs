@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Number of violations if the member `name` has this manifest, and a source that uses every
+    /// Number of violations if the member `name` has this manifest. Its source uses every
     /// dependency that the tests name.
     fn member(name: &str, manifest: &str) -> usize {
         const USES: &str = "use iris_ops; use ops; use iris_heap; use iris_kernels; use iris_sync;
@@ -167,8 +167,8 @@ mod tests {
         assert_eq!(member_with("iris-heap", manifest, "// serde_json\nuse serde::Value;"), 1);
     }
 
-    /// Tests that a package in another package's folder is checked by its own layer, and that its
-    /// sources do not count as uses of the outer package's dependencies.
+    /// Tests a package in another package's folder: it is checked by its own layer, and its sources
+    /// do not count as uses of the outer package's dependencies.
     #[test]
     fn a_nested_package_is_one_of_its_own() {
         let root = "[workspace]\nmembers = ['iris-testkit', 'iris-testkit/models']";

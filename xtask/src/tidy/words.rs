@@ -3,8 +3,8 @@
 use super::Finding;
 use super::tree::Tree;
 
-/// Words that are meaningful on one machine or in one conversation only, each written in two parts,
-/// so that this table does not match itself. Compared case-insensitively.
+/// Words that mean something only on one machine or in one conversation, compared
+/// case-insensitively. Each is written in two parts, so that this table does not match itself.
 const WORDS: &[(&str, &str)] = &[
     ("/wor", "k/"),
     ("/ro", "ot/"),

@@ -380,7 +380,7 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// The driver, initialised and ready for calls.
+/// CUDA driver, initialised and ready for calls.
 ///
 /// # Errors
 /// [`Error::Library`] if no library is found, with the places searched; [`Error::Device`] if the
@@ -422,8 +422,8 @@ fn error(api: &str, code: u32, name: String) -> Error {
     Error::Device { api: api.into(), code, name }
 }
 
-/// The driver's name of a status code. Loads the library itself instead of calling [`driver`],
-/// which may be failing with this very code.
+/// Name of a status code, from the driver. Loads the library itself instead of calling [`driver`],
+/// because `driver` may be failing with this very code.
 fn name_of(code: u32) -> String {
     type Name = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     static NAME: OnceLock<Option<Name>> = OnceLock::new();

@@ -1,8 +1,7 @@
 //! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
 //! them.
-//!
-//! This file is long because all functions of [`Driver`] are implemented here, each with its context and its
-//! reason.
+//! This file is long because it implements all functions of [`Driver`] for CUDA, each with the
+//! reason for its form.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -18,7 +17,8 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// A device with its primary context. The context is retained from the device's first use until the
+/// CUDA device with its primary context. The context is retained from the device's first use until
+/// the
 /// process ends, so closing a heap does not destroy what other libraries have in the context.
 pub(super) struct Device {
     pub(super) driver: &'static Api,
@@ -72,7 +72,7 @@ pub(super) fn count() -> Result<usize> {
 }
 
 impl Device {
-    /// The device with index `ordinal` among those that this process sees.
+    /// Returns the device with index `ordinal` among those that this process sees.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
         static OPENED: Opened<Device> = Opened::new();
         OPENED.get(BackendKind::Cuda, (ordinal, count()?), Device::open)
@@ -162,10 +162,11 @@ impl Device {
     /// Enqueues a copy of four bytes, so that later work is not the stream's first.
     ///
     /// If two threads give two streams their first work at the same moment, the driver sometimes
-    /// makes one stream wait for the other (driver 580 on H200: up to every second time); forever,
-    /// if the other stream runs a kernel that waits for the first. So first uses are serialised by
-    /// a lock. The work is a copy, because a kernel or a fill would need free multiprocessors
-    /// beside waiting kernels. The stream must be alive and not captured.
+    /// makes one stream wait for the other (driver 580 on H200: up to every second time). The wait
+    /// never ends if the other stream runs a kernel that waits for the first stream. So first uses
+    /// are serialised by a lock. The work is a copy, because a kernel or a fill needs a free
+    /// multiprocessor, which waiting kernels may not leave. The stream must be alive and not
+    /// captured.
     fn use_first_of(&self, stream: RawStream) -> Result<()> {
         let _bound = self.bind_relaxed()?;
         let mut scratch = lock(&self.scratch);
@@ -187,9 +188,10 @@ impl Device {
     }
 
     /// Disables waits between streams in the driver's memory pool, for ranks that share the device.
-    /// Otherwise the driver may give memory that one stream freed to the pool (`cuMemFreeAsync`,
-    /// `CudaSlice`) to another stream, and makes that stream wait for the first. The wait never
-    /// ends if the first stream runs an op of another rank that waits for the second stream.
+    /// Otherwise memory that one stream frees to the pool (`cuMemFreeAsync`, `CudaSlice`) may be
+    /// reused by a second stream, and the driver then makes the second stream wait for the first.
+    /// The wait never ends if the first stream runs an op of another rank that waits for the second
+    /// stream.
     fn order_no_streams_by_memory(&self) -> Result<()> {
         let _bound = self.bind_relaxed()?;
         let mut pool = 0;

@@ -7,15 +7,17 @@
 //! device: as threads they share its primary context and divide the co-resident workgroups; as
 //! processes they are time-sliced, which is correct but slow.
 //!
-//! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made in
-//! collective steps only, so that no rank waits in such a call for a kernel that waits for that
-//! rank.
+//! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made only in
+//! collective steps. Otherwise a rank could wait in such a call for another rank's kernel, while
+//! that kernel waits for the rank.
 //!
 //! If ranks are threads on one device, the driver must not let a stream of one rank wait for a
-//! kernel of another. The driver does so in two situations, which are avoided. At the first use of
-//! a stream: each stream is used once when it is made or passed to the heap, one at a time. When
-//! pool memory that one stream freed is reused by another: such reuse is disabled on a device that
-//! ranks share.
+//! kernel of another. The driver does so in two situations, which this backend avoids:
+//!
+//! - At the first use of a stream. So each stream is used once when it is made or passed to the
+//!   heap, one stream at a time.
+//! - If one stream frees pool memory and another stream reuses it. So this reuse is disabled on a
+//!   device that ranks share.
 
 use super::BackendKind;
 use super::gpu::Vendor;

@@ -91,8 +91,8 @@ impl Gpu {
     }
 
     /// Checks a caller's stream handle for the default streams. The legacy default stream (0 or 1)
-    /// is shared by all threads: if ranks that are threads share a device, a rank's call would be
-    /// queued behind another rank's call that waits for it. The per-thread default stream (2)
+    /// is shared by all threads: if ranks that are threads share a device, a rank's call could be
+    /// queued after another rank's call that waits for it. The per-thread default stream (2)
     /// differs between threads, so another thread could not wait for it.
     pub(crate) fn check_default(&self, stream: RawStream) -> Result<()> {
         const LEGACY: [u64; 2] = [0, 1];
@@ -125,9 +125,10 @@ impl Gpu {
         self.device.multiprocessors()
     }
 
-    /// Lets `enqueue` put a library's work on a stream of the heap, after the heap's last op, on
-    /// whatever stream that op was; the next op waits for it. `enqueue` receives the driver's
-    /// stream (`CUstream`, `hipStream_t`) as a number; the device is current.
+    /// Lets `enqueue` put a library's work on a stream of the heap. The work is ordered after the
+    /// heap's last op, whichever stream that op is on, and the next op waits for the work.
+    /// `enqueue` receives the driver's stream (`CUstream`, `hipStream_t`) as a number; the device
+    /// is current.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; errors of `enqueue`.
@@ -139,8 +140,8 @@ impl Gpu {
     }
 
     /// Whether copies that run concurrently with `stream` ([`Gpu::copy_concurrent`]) can carry
-    /// signals ([`DeviceCopy::signal`]). False in a capture on devices that need an event's record
-    /// before a signal, because a graph has no node for the record.
+    /// signals ([`DeviceCopy::signal`]). Some devices need an event's record before a signal. On
+    /// these devices the result is false in a capture, because a graph has no node for the record.
     ///
     /// # Errors
     /// Errors of [`Gpu::copy_concurrent`].
@@ -150,7 +151,7 @@ impl Gpu {
     }
 
     /// Enqueues copies, one after the other, in the order of the heap's ops but on another stream
-    /// than `stream`. Work enqueued on `stream` later does not wait for them until
+    /// than `stream`. Work that is enqueued on `stream` later waits for the copies only after
     /// [`Gpu::join_copies`], which must follow. If `stream` is captured, the copies are captured,
     /// too.
     ///
@@ -158,8 +159,8 @@ impl Gpu {
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
     ///
     /// # Safety
-    /// The device has the memory mapped, and the memory lives until the copies have ended, and
-    /// every replay of a graph that captured them.
+    /// The device has the memory mapped. The memory lives until the copies have ended, and until
+    /// every replay of a graph that captured the copies has ended.
     pub unsafe fn copy_concurrent(
         &self,
         stream: &Stream,
@@ -301,8 +302,8 @@ impl Backend for Gpu {
     }
 
     fn opened(&self, memory: Memory) {
-        // `set` fails only on a second call, which would be a bug of the heap; the first memory
-        // then stays, so the result is ignored.
+        // `set` fails only on a second call, which would be a bug of the heap and would keep the
+        // first memory. So the result is ignored.
         let _ = self.shared.memory.set(memory);
         if self.ranks_on_device() > 1 && self.same_process {
             self.device.shared_by(self.ranks_on_device());
@@ -324,8 +325,8 @@ impl Backend for Gpu {
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        // The memory is cleared by copies, because the driver's fill is a kernel, which would need
-        // free multiprocessors beside kernels that wait for this rank.
+        // The memory is cleared by copies. The driver's fill is a kernel, for which waiting kernels
+        // of other ranks may leave no free multiprocessor.
         const CHUNK: u64 = 1 << 20;
         let to = as_gpu(to)?.at(offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];

@@ -58,7 +58,7 @@ impl CopyStreams {
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for all copies that run
-    /// concurrently with it.
+    /// concurrently with `stream`.
     pub(super) fn join(&self, stream: &Queue) -> Result<()> {
         let capture = stream.capture()?;
         let all = lock(&self.0);
@@ -105,14 +105,14 @@ impl CopyStream {
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // Record the event even if a copy failed, so that a join waits for the copies that were
-        // enqueued before the failure.
+        // The event is recorded even if a copy failed, so that a join waits for the copies that
+        // were enqueued before the failure.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for the copies enqueued since
-    /// the last join. Without such copies nothing is waited for: the event may never have been
-    /// recorded in this capture, and waiting for it would be an error.
+    /// the last join. Does nothing if no copies were enqueued: the event may never have been
+    /// recorded in this capture, and waiting for an unrecorded event would be an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

@@ -1,10 +1,10 @@
 //! Macro that implements the calls of [`Driver`](super::Driver) that differ between vendors in the
 //! name of the driver's function alone.
 
-/// Implements these calls for a type that has a method `api`, which returns the table of the
-/// driver's functions; the module that invokes the macro must have the functions `check` and
-/// `check_for`. Each entry has the driver's function for a call, and that function's name in
-/// errors.
+/// Implements the calls of [`Driver`](super::Driver) that differ only in a name, for a type that
+/// has a method `api`, which returns the table of the driver's functions. The module that invokes
+/// the macro must have the functions `check` and `check_for`. Each entry has the driver's function
+/// for a call, and that function's name in errors.
 macro_rules! common_calls {
     (
         exchange_capture_mode($relaxed:expr): $exchange_mode:ident as $exchange_mode_name:literal,

@@ -31,7 +31,7 @@ handles! {
     RawFunction;
 }
 
-/// Guard: a device is current on this thread until it is dropped.
+/// Guard that keeps a device current on this thread; dropping it restores the previous device.
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
     /// Device to return to, from [`Driver::enter`].
@@ -96,9 +96,9 @@ impl DeviceCopy {
 /// Driver calls for one device. Each call makes the device or its context current on the calling
 /// thread and restores the previous state.
 ///
-/// Calls that do not affect graph captures, as their documentation says, never break a capture that
-/// another thread makes meanwhile, in whatever mode. No call waits for work of a stream unless its
-/// documentation says so.
+/// Some calls are documented not to affect graph captures: these never break a capture that another
+/// thread makes at the same time, in any capture mode. No call waits for work of a stream unless
+/// its documentation says so.
 ///
 /// # Safety of the calls
 /// Handles passed to a call are alive and belong to this device unless stated otherwise; events may
@@ -133,8 +133,8 @@ pub(crate) trait Driver: Send + Sync {
     /// not need the parameter, because its driver keeps a stack of contexts.
     fn leave(&self, previous: i32) -> Result<()>;
 
-    /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the mode
-    /// before.
+    /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the previous
+    /// mode.
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Result<u32>;
 
     /// Makes this device current on the thread until the guard is dropped.
@@ -169,8 +169,8 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
     /// Enqueues a copy of four bytes, so that later work is not the stream's first: the first use
-    /// of a stream may make it wait for another stream. The stream must not be captured. Does not
-    /// affect graph captures (see [`Driver`]).
+    /// of a stream may make the stream wait for another one. The stream must not be captured. Does
+    /// not affect graph captures (see [`Driver`]).
     unsafe fn use_first(&self, stream: RawStream) -> Result<()>;
 
     /// Whether a stream belongs to this device and to the context that the backend uses.

@@ -298,8 +298,8 @@ fn bounded(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Tests that waiting for all streams puts a stream that is still captured back into the list of
-/// streams released while captured, without a deadlock on the list's lock.
+/// Tests that a wait for all streams keeps a released stream that is still captured: the stream
+/// goes back into the list of released streams, without a deadlock on the list's lock.
 #[test]
 fn a_stream_that_is_captured_still_is_kept_again() {
     bounded(|| {
@@ -375,8 +375,8 @@ fn ops_are_in_order_over_streams() {
     shared.forget_order();
 }
 
-/// Tests that an op that was enqueued returns no error if its event cannot be recorded; the next op
-/// on another stream fails before it is enqueued.
+/// Tests an op whose event cannot be recorded. The op itself, which was enqueued, returns no error;
+/// the next op on another stream fails before it is enqueued.
 #[test]
 fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     let (fake, shared) = shared();
@@ -405,8 +405,8 @@ fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     shared.forget_order();
 }
 
-/// Tests that an op is refused if the previous op's stream is captured now, so that no event can be
-/// recorded after that op.
+/// Tests that an op is refused while the previous op's stream is captured, because no event can
+/// then be recorded after the previous op.
 #[test]
 fn an_op_behind_a_stream_that_is_captured_is_refused() {
     let (fake, shared) = shared();
@@ -470,7 +470,7 @@ fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
 }
 
 /// Tests that a copy to the host that is dropped before it is done keeps its pinned memory, which
-/// the device may still write; a copy that is done returns the memory to the pool.
+/// the device may still write. A copy that is done returns its memory to the pool.
 #[test]
 fn a_copy_to_the_host_keeps_its_memory_until_it_is_done() {
     let (fake, shared) = shared();

@@ -10,8 +10,8 @@ use crate::util::lock;
 use crate::util::unsupported;
 
 /// Address of device memory, with the region that backs it until the heap closes. Unmapping may
-/// wait for the whole device, so it is done in the collective steps that release mappings, even if
-/// an `Arc` of the mapping is still held.
+/// wait for the whole device. So memory is unmapped in the collective steps that release mappings,
+/// even if an `Arc` of the mapping is still held.
 pub(crate) struct GpuMapping {
     address: u64,
     bytes: u64,
@@ -31,7 +31,7 @@ impl GpuMapping {
         lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
     }
 
-    /// Releases the region; the memory is unmapped when its last mapping releases it.
+    /// Releases the region; its memory is unmapped when the last mapping of the region releases it.
     pub(crate) fn release(&self) {
         let region = lock(&self.region).take();
         drop(region);

@@ -28,14 +28,12 @@ pub(super) struct Order {
 pub(super) type Keeper = Arc<dyn Any + Send + Sync>;
 
 enum Last {
-    /// The last op is on this stream, which is kept alive; no event has been recorded after the op
-    /// yet.
+    /// Stream of the last op, which is kept alive; no event has been recorded after the op yet.
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
-    /// The last op is on the stream with this number; the event `live_event` has been recorded
-    /// after the op.
+    /// Number of the last op's stream; the event `live_event` has been recorded after the op.
     Recorded(u64),
-    /// The last op is on the stream with this number, which may have been destroyed; recording the
-    /// event after the op failed with this error.
+    /// Number of the last op's stream, which may have been destroyed. Recording the event after the
+    /// op failed with this error.
     Lost(u64, Error),
 }
 

@@ -1,9 +1,9 @@
 //! Sharing of device memory, so that all ranks have all of it mapped.
 //!
-//! Ranks that are threads of one process pass each other their regions, and each enables access to
-//! the regions of the others on its device. Ranks that are processes send each other descriptions
-//! of their memory, with the driver's IPC handle, or pass file descriptors if the driver shares
-//! memory by descriptors.
+//! Ranks that are threads of one process pass each other their regions, and each rank enables
+//! access to the others' regions on its own device. Ranks that are processes send each other
+//! descriptions of their memory. A description contains the driver's IPC handle; if the driver
+//! shares memory by file descriptors, these are passed instead.
 
 use std::sync::Arc;
 
@@ -80,8 +80,9 @@ pub(super) fn join(
             ));
         }
     }
-    // If an owner maps its memory for other devices, this rank's region must be granted to all of
-    // them here. Otherwise each device enables its access to the others' memory itself.
+    // With some drivers the owner maps its memory for other devices: this rank's region is granted
+    // to all of them here. With other drivers each device enables access to the others' memory,
+    // below.
     region(own)?.grant(&ordinals)?;
     for peer in regions.iter().filter(|r| r.asks_for_access() && r.ordinal() != ordinal) {
         device.enable_access(peer.ordinal())?;

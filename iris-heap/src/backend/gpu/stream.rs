@@ -44,17 +44,17 @@ pub(crate) struct Shared {
     pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
-    /// Released streams, to be reused once their work has ended. Reuse matters because the driver
-    /// assigns new streams to its hardware queues round-robin, so a new stream could share a queue
+    /// Released streams, to be reused once their work has ended. They are reused because the driver
+    /// assigns new streams to its hardware queues round-robin. A new stream could share a queue
     /// with a waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
     /// Events recorded after the remaining work of the caller's streams that were released.
     left: Mutex<Vec<GpuEvent>>,
-    /// Streams that were released while they were captured. Querying or destroying them then would
-    /// end the capture; the next wait for all streams destroys them.
+    /// Streams that were released while they were captured. Querying or destroying such a stream
+    /// would end the capture, so the next wait for all streams destroys it.
     kept: Mutex<Vec<Arc<Queue>>>,
-    /// Whether a stream was released whose remaining work has an unknown end; the heap's memory is
-    /// then never freed.
+    /// Whether a stream was released without an event after its remaining work, so that the end of
+    /// that work is unknown. The heap's memory is then never freed.
     unknown_end: AtomicBool,
 }
 
@@ -132,13 +132,13 @@ impl Shared {
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
-    /// Whether a stream was released whose remaining work has an unknown end.
+    /// Whether a stream was released for which the end of its remaining work is unknown.
     pub(crate) fn has_unknown_end(&self) -> bool {
         self.unknown_end.load(Ordering::Relaxed)
     }
 
-    /// Takes a released stream whose work has ended. A busy one is not reused, because an op must
-    /// not be queued behind a kernel that waits for the op.
+    /// Takes a released stream whose work has ended. A busy stream is not reused, because an op
+    /// must not be queued after a kernel that waits for the op.
     fn take_spare(&self) -> Option<RawStream> {
         let mut spare = lock(&self.spare);
         let at = spare.iter().position(|&raw| self.is_done(raw))?;
@@ -152,7 +152,7 @@ impl Shared {
     }
 
     /// Stores the event after the last work of a released stream, and drops stored events that are
-    /// over.
+    /// done.
     fn leave(&self, end: Result<GpuEvent>) {
         match end {
             Ok(end) => {
@@ -168,10 +168,10 @@ impl Shared {
     }
 }
 
-/// Owner of a stream, which determines who keeps it alive and destroys it.
+/// Owner of a stream: the party that keeps the stream alive and destroys it.
 enum Owner {
     Ours,
-    /// Owned by another library, which keeps the stream alive while this reference is held.
+    /// Another library, which keeps the stream alive while this reference is held.
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },

@@ -26,7 +26,7 @@ impl Vendor {
     }
 
     /// Describes the device that [`Vendor::choose`] returns for a rank that asks for no particular
-    /// one.
+    /// device.
     pub(crate) fn device_of(&self, local_rank: usize) -> Result<DeviceInfo> {
         Ok(unshared(&*self.choose(local_rank, None)?))
     }
@@ -43,8 +43,8 @@ impl Vendor {
         (self.get)(index)?.memory_info()
     }
 
-    /// Returns the device of a rank: the one with index `asked`; if that is `None`, one by
-    /// `local_rank`, round-robin.
+    /// Returns the device of a rank: the device with index `asked`; if `asked` is `None`, the
+    /// devices are assigned to local ranks round-robin.
     pub(crate) fn choose(
         &self,
         local_rank: usize,

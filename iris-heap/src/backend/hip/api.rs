@@ -120,7 +120,7 @@ pub(super) struct Handle(pub(super) [u8; 64]);
 
 /// Constants and layouts that differ between HIP releases. The numbers were taken from
 /// `hip_runtime_api.h` and `driver_types.h` of the releases 5.2.3, 5.4, 5.5, 5.7.1, 6.0.0, 6.2.2,
-/// 6.4.3 and 7.2.4: all of them changed with 6.0, and not since.
+/// 6.4.3 and 7.2.4. All of these numbers changed with release 6.0, and none has changed since.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Release {
     /// `hipMemoryTypeDevice`: memory type of device memory.
@@ -274,7 +274,7 @@ fn folders() -> Vec<String> {
 
 static RUNTIME: OnceLock<Result<Runtime>> = OnceLock::new();
 
-/// The HIP runtime; loaded at the first call.
+/// HIP runtime of this process; loaded at the first call.
 ///
 /// # Errors
 /// [`Error::Library`], with the places searched. A missing device is reported only by the first

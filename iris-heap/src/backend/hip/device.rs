@@ -1,7 +1,8 @@
 //! HIP devices of this process: their properties, the current device of a thread, and the runtime's
 //! calls on them.
 //!
-//! This file is long because all functions of [`Driver`] are implemented here, each with its reason.
+//! This file is long because it implements all functions of [`Driver`] for HIP, each with its
+//! reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -47,8 +48,7 @@ static ZEROS: [u8; PIECE] = [0; PIECE];
 /// Number of threads in a wave on the devices that the kernels support.
 const WAVE: u32 = 64;
 
-/// Rate of the clock that kernels read by `iris::port::now`, in ticks per millisecond, as that
-/// function assumes it.
+/// Rate of the clock that kernels read, in ticks per millisecond, as `iris::port::now` assumes it.
 const CLOCK_RATE: u32 = 100_000;
 
 /// Number of devices that this process sees.
@@ -162,10 +162,10 @@ impl Device {
     /// Enqueues a copy between the host and device memory, in pieces that `copy` enqueues.
     ///
     /// If the memory belongs to another device, the runtime would ignore the given stream and copy
-    /// on that device's null stream, which waits for all blocking streams of the device: perhaps
-    /// for a kernel of the owner that waits for this rank. So the copy is made on a non-blocking
-    /// stream of the owner, after the given stream's work has ended, and has ended when this
-    /// returns.
+    /// on that device's null stream. The null stream waits for all blocking streams of the device,
+    /// perhaps for a kernel of the owner that waits for this rank. So the copy is then made on a
+    /// non-blocking stream of the owner, after the given stream's work has ended. It has ended when
+    /// this function returns.
     fn in_pieces(
         &self,
         name: &'static str,
@@ -416,7 +416,7 @@ impl Driver for Device {
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
         // A stream of the HIP runtime needs no first use: unlike CUDA's driver, the runtime was not
-        // seen to make streams wait for each other then.
+        // seen to make streams wait for each other at their first use.
         Ok(())
     }
 

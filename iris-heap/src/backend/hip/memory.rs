@@ -1,8 +1,8 @@
 //! HIP device memory: plain memory for data, and uncached or fine-grained memory for words that
 //! peers poll. Shared by `hipIpc` handles between processes and by peer access between threads.
 //!
-//! The virtual memory API is not used: it is not needed, and on the functional simulator of MI300X
-//! on which it was tried, access to memory that had been created, mapped and exported was refused.
+//! The virtual memory API is not used, because it is not needed. When it was tried on a functional
+//! simulator of MI300X, memory could be created, mapped and exported, but access to it was refused.
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;

@@ -2,7 +2,7 @@
 //! needed unless a heap of this kind is opened. One program runs with ROCm 5, 6 and 7.
 //!
 //! This backend has never run on hardware. Its calls were compared with AMD's headers of several
-//! releases, tests run the host code over a fake runtime whose devices are the host, and the smoke
+//! releases. Tests run the host code over a fake runtime, whose devices are the host. The smoke
 //! test passed on a functional simulator of MI300X with HIP 7.2.4.
 //!
 //! Data is plain memory; words that peers poll are uncached or fine-grained memory (`IRIS_HIP_DATA`
@@ -16,7 +16,7 @@
 //! `GPU_MAX_HW_QUEUES=32`. Streams with a mask and the null stream wait for each other: a program
 //! that enqueues on the null stream while a rank's kernel waits may deadlock. The runtime itself
 //! uses the null stream for copies between the host and memory of another device; this backend
-//! makes such copies differently.
+//! makes such copies on a stream of the memory's own device.
 //!
 //! Copies by the host are made in pieces of 64 KiB, on a stream of their own. Releases since 7 copy
 //! up to 16 KiB by a kernel, which needs free compute units beside waiting kernels: if ranks share

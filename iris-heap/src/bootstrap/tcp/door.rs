@@ -41,7 +41,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 pub(super) struct Door {
     meeting: Meeting,
     listener: TcpListener,
-    /// Peers by rank, each set after its hello. Rank 0's own connection needs none.
+    /// Peers by rank, each set after its hello. Rank 0's own connection needs no hello.
     peers: Vec<Option<Peer>>,
     /// Connections that have not sent an encrypted hello, the oldest first.
     strangers: VecDeque<Stranger>,
@@ -55,7 +55,7 @@ struct Stranger {
 }
 
 enum State {
-    /// Its greeting is being read: the bytes, and the number of bytes received so far.
+    /// State while the greeting is read: stream, buffer, and number of bytes received so far.
     Greeting(TcpStream, [u8; GREETING], usize),
     /// The stranger claims to be this rank, and its greeting was answered.
     Answered(u32, Box<Peer>),
@@ -158,7 +158,8 @@ impl Door {
         Ok(())
     }
 
-    /// Whether another stranger may be accepted; closes the oldest if there are too many.
+    /// Whether another stranger may be accepted. At the limit, tries to close the oldest stranger
+    /// first.
     fn has_room(&mut self) -> bool {
         if self.strangers.len() < STRANGERS {
             return true;

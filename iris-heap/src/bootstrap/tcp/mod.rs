@@ -1,8 +1,8 @@
 //! Ranks on several hosts: each connects to rank 0's hub by TCP and sends the frames of the
 //! Unix-socket transport, encrypted.
 //!
-//! TCP keepalive probes detect a cut network or a lost host. A stopped process still answers them,
-//! so it counts as late, not as lost.
+//! TCP keepalive probes detect a cut network or a lost host. The system answers probes also for a
+//! stopped process, so a stopped process counts as late, not as lost.
 
 mod door;
 pub(crate) mod seal;

@@ -2,10 +2,10 @@
 //! share.
 //!
 //! A rank sends [`GREETING`] bytes: a magic number, its rank, and the first message of the
-//! handshake. Rank 0 answers with the [`REPLY`] bytes of the second. From then on both send chunks:
-//! the length of the sealed bytes (16 bits), an increasing number (64 bits), and the sealed bytes.
-//! The prologue contains job, rank and size, so two jobs with the same key do not accept each
-//! other's ranks. A replayed greeting gets a reply and nothing more, because only its original
+//! handshake. Rank 0 answers with the second message, [`REPLY`] bytes. From then on both send
+//! chunks: the length of the sealed bytes (16 bits), an increasing number (64 bits), and the sealed
+//! bytes. The prologue contains job, rank and size, so two jobs with the same key do not accept
+//! each other's ranks. A replayed greeting gets a reply and nothing more, because only its original
 //! sender can seal the hello that must follow.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-// Body of the all-reduce that adds partial tiles into an f32 workspace, which the owner of each
-// tile has.
+// Body of the all-reduce that adds partial tiles into f32 workspaces; the workspace of a tile is in
+// the memory of the tile's owner.
 #ifndef IRIS_BODY_ACCUMULATE_H
 #define IRIS_BODY_ACCUMULATE_H
 
@@ -27,8 +27,8 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
     IRIS_DEVICE void add(u32 owner, u32 tile, u32 parity) {
         const View sum = places.workspace(owner, tile, parity);
         producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
-            // Partials are rounded to the transfer type before they are added, so that sums equal
-            // those of the other variants.
+            // Partials are rounded to the transfer type before they are added, so that the sums
+            // equal those of the other variants.
             IRIS_UNROLL
             for (u32 i = 0; i < WIDTH; ++i) values.v[i] = rounded(args.wire, values.v[i]);
             if constexpr (ATOMIC) {
@@ -77,7 +77,7 @@ IRIS_DEVICE void run_add(const OpArgs& args, typename Producer::Shared& shared) 
         [=](u32 tile) { return owner_of(tile, size); }, !ATOMIC, body);
 }
 
-// Functions of the kernels that clear the workspace and read it, which do not depend on the
+// Functions of the kernels that zero the workspace and that read it. They do not depend on the
 // producer of partials.
 IRIS_DEVICE void run_zero(const OpArgs& args) {
     LoadProducer::Shared none;

@@ -28,18 +28,18 @@ struct AllGatherPlan {
     IRIS_DEVICE bool own(u32) const { return true; }
     /// Index of the slots of `source` within an inbox.
     IRIS_DEVICE u32 place(u32 source) const { return source; }
-    /// Whether this rank forwards data that it has received into C.
+    /// Whether this rank is a relay: it forwards data that it has received into its C.
     IRIS_DEVICE bool relays() const { return false; }
 };
 
-/// Plan of an all-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block
-/// per source.
+/// Plan of an all-to-all: block `to` of each rank's rows goes to rank `to`. C has one block per
+/// source rank.
 struct AllToAllPlan {
     SplitGrid split_grid;
     u32 me;
     IRIS_DEVICE explicit AllToAllPlan(const OpArgs& args)
         : split_grid(split_of(args)), me(args.channel.rank) {}
-    /// Largest number of tiles of a rank: no part has more than part 0.
+    /// Largest number of tiles of any part; no part has more tiles than part 0.
     IRIS_DEVICE u32 produced() const { return split_grid.part(0).tiles(); }
     IRIS_DEVICE u32 sent(u32, u32 to) const { return split_grid.part(to).tiles(); }
     IRIS_DEVICE Tile area(u32, u32 to, u32 tile) const { return split_grid.part(to).tile(tile); }
@@ -69,8 +69,8 @@ struct BroadcastPlan {
     IRIS_DEVICE bool relays() const { return root != me; }
 };
 
-/// Body of an op that moves data. If PRODUCT, the data is this rank's product, which the body first
-/// writes to its own C.
+/// Body of an op that moves data. If PRODUCT, the moved data is this rank's matrix product, which
+/// the body first writes to this rank's own C.
 template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
   public:
     IRIS_DEVICE DeliverBody(const OpArgs& args, typename Producer::Shared& shared)
@@ -99,13 +99,13 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // The product is read from C, where other threads of this workgroup have written it;
-            // hence the barrier.
+            // The product is read from C, where other threads of this workgroup have written it.
+            // The barrier makes their stores visible.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
             // If this rank relays, the received data is read from C, where other threads of this
-            // workgroup have copied it; hence the barrier.
+            // workgroup have copied it. The barrier makes their stores visible.
             if (plan.relays()) port::barrier(Site::Body);
             const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
             copy_view(to, from, area.rows, area.cols);
@@ -140,13 +140,13 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    // Dedicated senders are impossible for a product, which is pushed from C by the workgroup that
-    // has written it.
+    // A product has no dedicated senders: the workgroup that has written a tile to C must also push
+    // it.
     const u32 senders = PRODUCT ? 0 : args.dedicated_workgroups;
     flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
 
-/// Broadcast in which one receiver of each tile forwards it to the others.
+/// Broadcast in which one receiver of each tile, the relay, forwards the tile to the other ranks.
 IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
     DeliverBody<BroadcastPlan, LoadProducer, false> body(args, none);
     const flow::Relays relays{body.plan.grid.tiles(), args.root, args.channel.size};
@@ -154,7 +154,7 @@ IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
 }
 
 /// Copies by workgroups that replace copy engines; `first` is the number of the first signal. If A
-/// is gathered by columns, this rank's own part is copied, too; if A is gathered by rows, the own
+/// is gathered by columns, this rank's own part is copied too. If A is gathered by rows, the own
 /// part is read from A in place.
 template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
     LoadProducer::Shared none;

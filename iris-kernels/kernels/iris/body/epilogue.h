@@ -1,4 +1,5 @@
-// Functions applied to finished sums before rounding: bias, then GELU, then the residual.
+// Functions applied to finished sums before the sums are rounded: bias, then GELU, then the
+// residual.
 #ifndef IRIS_BODY_EPILOGUE_H
 #define IRIS_BODY_EPILOGUE_H
 
@@ -6,8 +7,9 @@
 
 namespace iris {
 
-/// erf with an error of about 2e-7: a polynomial in x^2 below 1, and piecewise polynomials for erfc
-/// up to 4. It is written out here because not every kernel compiler provides a math library.
+/// Error function erf with an error of about 2e-7: a polynomial in x^2 for |x| below 1, and
+/// piecewise polynomials for erfc up to 4. It is written out here because not every kernel compiler
+/// provides a math library.
 IRIS_DEVICE float erf(float x) {
     const float size = x < 0 ? -x : x;
     float value;

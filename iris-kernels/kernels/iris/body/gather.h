@@ -1,4 +1,4 @@
-// Bodies of an all-gather before a product: by push and barrier, by pull, or staged.
+// Bodies of an all-gather before a matrix product: by push and barrier, by pull, or staged.
 #ifndef IRIS_BODY_GATHER_H
 #define IRIS_BODY_GATHER_H
 
@@ -18,8 +18,8 @@ IRIS_DEVICE Units units_of(const OpArgs& args) {
 }
 
 /// Views of the shards of A: in this rank's own A, in a peer's A, in the inbox, or in the staging
-/// buffer. Each view begins at the first element of the shard, except the view of the staging
-/// buffer, which begins at the first element of the whole A.
+/// buffer. A view begins at the first element of the shard, except the view of the staging buffer,
+/// which begins at the first element of the whole A.
 struct Shards {
     const OpArgs& args;
     const Units units;
@@ -29,8 +29,8 @@ struct Shards {
     IRIS_DEVICE View own(u32 source) const {
         const View a = View::of(args.a);
         if (source == args.channel.rank) return a;
-        // Leading dimension of the shard; if its rows are contiguous (`pulled_ld` is 0), this is
-        // its width, which differs between ranks.
+        // Leading dimension of the shard. If the shard's rows are contiguous (`pulled_ld` is 0),
+        // this is its width, which differs between ranks.
         const Range line = a.transposed ? units.shard_rows(source) : units.shard_cols(source);
         const u64 ld = args.pulled_ld == 0 ? line.len() : args.pulled_ld;
         return View{args.heap.address(source, args.pulled), ld, a.dtype, a.transposed};
@@ -71,8 +71,8 @@ class GatherBody {
     const Shards shards;
 };
 
-/// Body that multiplies shards where they lie. PULLS: shards are read from the peers' own memory,
-/// not from the inbox.
+/// Body that multiplies shards in place. PULLS: shards are read from the peers' own memory, not
+/// from the inbox.
 template <bool PULLS> class GatheredBody {
   public:
     IRIS_DEVICE GatheredBody(const OpArgs& args, Product::Shared& shared)
@@ -83,11 +83,12 @@ template <bool PULLS> class GatheredBody {
     const Shards shards;
 
     // Number of columns of tiles, and number of tiles of C. Tiles are numbered row block by row
-    // block, in the order in which this rank processes the blocks.
+    // block, in the order in which this rank processes the row blocks.
     IRIS_DEVICE u32 across() const { return div_up(args.n, args.tile_n); }
     IRIS_DEVICE u32 tiles() const { return shards.units.row_blocks() * across(); }
-    /// Row block of `tile`. The row block is needed for each source or unit and for the store, so
-    /// the last result is cached: computing it takes more instructions than multiplying a slab.
+    /// Row block of `tile`. The row block is needed for each source or unit and again for the
+    /// store, so the last result is cached: to compute it takes more instructions than to multiply
+    /// a slab.
     IRIS_DEVICE u32 block_of(u32 tile) {
         if (tile != last) {
             last = tile;
@@ -159,11 +160,12 @@ template <bool PULLS> class GatheredBody {
 
     const OpArgs& args;
     Product product;
-    /// Tile of the last call of block_of(), and its row block, as a cache.
+    /// Cache of block_of(): tile of the last call, and the row block of that tile.
     u32 last, block;
 };
 
-/// Assignment of staging units to fetch positions and tiles, for the skeleton flow::staged.
+/// Functions that the skeleton flow::staged needs: which staging unit is fetched as the first, second
+/// and so on, and which units a tile reads.
 struct StagingPlan {
     const Units units_;
     const u32 rank;

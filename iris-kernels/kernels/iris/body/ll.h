@@ -1,8 +1,8 @@
 // Bodies of collectives of small messages by the LL protocol (data and flag in one word). An item
 // is eight bytes of a message whose rows are concatenated.
 //
-// This file is long because items are processed in several ways: one by one, several per thread at once, and as
-// rows that are normalised item by item or in vectors that stay in registers.
+// This file is long because items are processed in several ways: one by one, several per thread at
+// once, and as rows that are normalised item by item or in vectors that stay in registers.
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 
@@ -24,7 +24,7 @@ struct Elements {
 };
 
 /// Loads an item element by element: the 2^`shift` elements from element `first` on, converted to
-/// type `dtype`; 0 after the last element.
+/// type `dtype`. Elements after the end of the message are 0.
 IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) {
     u64 item = 0;
     IRIS_NO_UNROLL
@@ -42,8 +42,8 @@ IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) 
     return item;
 }
 
-/// Stores the elements of an item one by one, from element `first` on; they already have the
-/// matrix's type.
+/// Stores the elements of an item one by one, from element `first` on. The elements already have
+/// the matrix's type.
 IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < to.count; ++i) {
@@ -68,8 +68,8 @@ IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues 
     }
 }
 
-/// Adds the bias and applies GELU to the values of an item whose first element is `first`, in rows
-/// of `cols` elements.
+/// Adds the bias to the values of an item and applies GELU. `first` is the number of the item's
+/// first element, in rows of `cols` elements.
 IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -87,14 +87,14 @@ class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
         : elements{view, u64(rows) * cols, cols}, shift(shift),
-          // Number of items that can be accessed as one 8-byte word: all, if the rows are
-          // contiguous, aligned and of the same type, else none.
+          // Number of items that can be accessed as one 8-byte word: all items if the rows are
+          // contiguous, aligned and of the transfer type, else none.
           whole(!view.transposed && (view.ld == cols || rows <= 1) && (view.address & 7) == 0 &&
                         (element_bytes(view.dtype) << shift) == 8
                     ? static_cast<u32>(elements.count >> shift)
                     : 0) {}
 
-    /// Loads an item, converted to type `dtype`; 0 after the last element.
+    /// Loads an item, converted to type `dtype`. Elements after the end of the message are 0.
     IRIS_DEVICE void load(u32 item, u32 dtype, u32 (&data)[2]) const {
         const u64 bits = item < whole && dtype == elements.view.dtype
                              ? port::read<u64>(elements.view.address + u64(item) * 8)
@@ -138,9 +138,9 @@ class ItemsOf {
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) values.v[i] = widen(BF16, half(data, i));
         }
-        // The value is selected instead of branched to: for three branches that end in one value
-        // LLVM 22 generates wrong code for gfx942 (it reads both halves of a register in which it
-        // has just set one).
+        // The value is selected without branches. For three branches that end in one value, LLVM 22
+        // generates wrong code for gfx942: it reads both halves of a register of which it has just
+        // set one.
         IRIS_UNROLL
         for (u32 i = 0; i < 4; ++i) {
             const float word = i < 2 ? __builtin_bit_cast(float, data[i]) : 0.0f;
@@ -181,7 +181,7 @@ template <Collective C, u32 N> class ExchangeBody {
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
-    /// Code of the element type in which data travels between ranks.
+    /// Code of the element type in which data is sent between ranks.
     const u32 dtype;
     const Items items;
 
@@ -210,7 +210,7 @@ template <Collective C, u32 N> class ExchangeBody {
 
     IRIS_DEVICE void begin(u32 item) {
         if constexpr (REDUCES) {
-            // This rank's own item is loaded while the items of the peers are awaited.
+            // This rank's own item is loaded while this thread waits for the peers' items.
             mine.load(item, dtype, own);
             // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of
             // -0.0 into 0.0.
@@ -264,7 +264,7 @@ template <Collective C, u32 N> class ExchangeBody {
     static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
-    /// Data of this rank for rank `to`, as items.
+    /// Data that this rank sends to rank `to`, as items.
     IRIS_DEVICE ItemsOf of_mine(u32 to) const {
         return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
                        items.cols, items.shift);
@@ -278,7 +278,7 @@ template <Collective C, u32 N> class ExchangeBody {
     const OpArgs& args;
     ItemValues sum;
     /// This rank's own data (`mine`), and its destination in C (`result`). If all peers get the
-    /// same data, `mine` is also what they get.
+    /// same data, `mine` is also the data that they get.
     const ItemsOf mine, result;
 
   private:
@@ -288,13 +288,13 @@ template <Collective C, u32 N> class ExchangeBody {
     }
 
     u32 own[2];
-    /// This rank's items for the next pushes, one per peer or one for all.
+    /// This rank's items for the next pushes: one per peer, or one for all peers.
     u32 held[SAME_FOR_ALL ? 1 : N][2];
     bool own_is_added;
 };
 
-/// Body for a larger message that is symmetric between two ranks: each thread processes several
-/// items at once, so that their loads and waits overlap.
+/// Body for larger messages between two ranks that send each other equally much. Each thread
+/// processes several items at once, so that their loads and waits overlap.
 template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     using Base = ExchangeBody<C, 1>;
 
@@ -317,8 +317,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
         }
     }
     IRIS_DEVICE void begin(u32, const Batch& batch) {
-        // In an all-reduce each rank adds the items that it has pushed, so they are loaded again
-        // only if this is another batch.
+        // In an all-reduce each rank adds the items that it has pushed. They are loaded again only
+        // if the batch is not the one that was loaded last.
         const bool loaded = at.first == batch.first && at.count == batch.count;
         if (C == Collective::AllReduce && !loaded) load(batch);
         at = batch;
@@ -360,8 +360,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     u32 given[ITEMS][2], own[ITEMS][2];
 };
 
-/// Adds the residual to the values of an item, element by element, for a residual whose type is not
-/// the transfer type.
+/// Adds the residual to the values of an item, element by element. Used if the residual's type is
+/// not the transfer type.
 IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
                                          ItemValues values) {
     IRIS_UNROLL
@@ -374,7 +374,7 @@ IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32
 }
 
 /// Body for rows of any layout with a residual, one item at a time. Rows must consist of whole
-/// items; they are read from C again to be normalised.
+/// items. To be normalised, the rows are read from C again.
 class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     using Base = ExchangeBody<Collective::AllReduce, 1>;
 
@@ -392,7 +392,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     template <class Batch> IRIS_DEVICE void begin(u32, const Batch& batch) {
         item = batch.first;
         Base::begin(item);
-        // The residual is loaded while the items of the peers are awaited.
+        // The residual is loaded while this thread waits for the peers' items.
         if (travels_alike()) residual.load(item, this->dtype, held);
     }
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
@@ -421,7 +421,8 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     u32 held[2], item;
 };
 
-/// Shared memory for the RMSNorm of rows in registers: the sum of squares of each vector.
+/// Shared memory for the RMSNorm of rows that are held in registers: the sum of squares of each
+/// vector.
 template <u32 HELD> struct VectorSquares {
     float of_vector[HELD * THREADS];
     Squares squares;
@@ -430,8 +431,8 @@ template <u32 HELD> struct VectorSquares {
 /// Body for rows of a 16-bit type, with an optional residual of the same type. A thread processes
 /// all of its vectors of a row at once and keeps them in registers until they are normalised.
 ///
-/// PAIR: there are two ranks, so the data of the only peer is added as soon as it arrives, which
-/// leaves registers for the residual and the weights.
+/// PAIR: there are two ranks. The data of the only peer is added as soon as it arrives, so
+/// registers remain for the residual and the weights.
 template <u32 DTYPE, bool PAIR> class VectorBody {
   public:
     /// Largest number of vectors of a row that a thread holds (HELD), number of items per vector
@@ -439,8 +440,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
     static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
 
-    /// Whether this body can process a call: all accesses are full vectors, and a thread can hold
-    /// its vectors of a row.
+    /// Whether this body can process the call. All accesses must be full vectors, and a thread must
+    /// be able to hold all of its vectors of a row.
     IRIS_DEVICE static bool takes(const OpArgs& args) {
         const Matrix &a = args.a, &c = args.c, &residual = args.residual;
         const bool residual_too = residual.address == 0 ||
@@ -471,8 +472,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         if (args.counters != 0) Trace(0, 0, args.counters, 0).add(Counter::Pushed, 16);
     }
 
-    /// Loads this rank's data, the residual and the weights of a batch, while the data of the peers
-    /// is awaited.
+    /// Loads this rank's data, the residual and the weights of a batch. The loads overlap with the
+    /// wait for the peers' data.
     template <class Batch> IRIS_DEVICE void begin(u32 row, const Batch& batch) {
         count = batch.count / PIECE;
         at = row;
@@ -511,8 +512,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
     }
 
-    /// Adds up the squares of a row in the order of norm_row(), which assigns vectors to threads
-    /// differently.
+    /// Adds up the squares of a row in the same order as norm_row(), although norm_row() assigns
+    /// vectors to threads differently. Equal rows so get equal bits.
     IRIS_DEVICE void row(u32) {
         float squares = 0.0f;
         IRIS_UNROLL
@@ -539,8 +540,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
         return vector;
     }
-    /// Calls `each` for this thread's vectors of the row, with the position of each in the row in
-    /// bytes.
+    /// Calls `each` for this thread's vectors of the row, with the position of each vector in the
+    /// row in bytes.
     template <class Each> IRIS_DEVICE void each(Each each) const {
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
@@ -583,19 +584,20 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     const OpArgs& args;
     const Norm norm;
     VectorSquares<HELD>& shared;
-    /// Number of the row (`at`), number of this thread's vectors in it (`count`), and, in bytes,
-    /// position of the first vector and stride between vectors.
+    /// Number of the row (`at`), number of this thread's vectors in the row (`count`), and, in
+    /// bytes, position of the first vector (`first`) and stride between vectors (`stride`).
     u32 at, count, first, stride;
     /// Items of this rank's data as they are pushed to the peers.
     u64 given[ITEMS];
-    /// Data of this rank, which later becomes C; the residual; and the RMSNorm weights.
+    /// This rank's data, which is later replaced by the row of C; the residual; and the RMSNorm
+    /// weights.
     Vec16 own[HELD], residual[HELD], weight[HELD];
     Values sum[HELD];
     bool summed, own_is_added;
 };
 
 /// Division of a call's message into rows. All workgroups share the pushes, unless A and C are the
-/// same memory.
+/// same memory: then a row could be overwritten before another workgroup has pushed it.
 IRIS_DEVICE ll::Rows rows_of(const OpArgs& args, u32 per_item) {
     const u32 len = args.n / per_item;
     return ll::Rows{args.m * len, len, args.a.address != args.c.address};
@@ -639,9 +641,10 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
     else run_exchange_of<C, ll::SOURCES>(args);
 }
 
-/// Exchange between two ranks for larger messages that are symmetric: each thread processes several
-/// items, and each workgroup pushes and takes adjacent items, as if they were a row. It is a
-/// separate kernel, which the host selects, because its registers would slow down small messages.
+/// Exchange of larger messages between two ranks that send each other equally much. Each thread
+/// processes several items, and each workgroup pushes and takes adjacent items, as if they were a
+/// row. The host selects this kernel. It is separate from the others because its larger number of
+/// registers would slow down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
     PairBody<C> body(args);

@@ -1,7 +1,7 @@
-// RMSNorm of rows, each by one workgroup. The RMSNorm waits for no other rank: the rows are in this
-// rank's own memory, and no peer writes there before this rank has entered the next call. Squares
-// are added up in a fixed order, so that equal rows get equal bits on all ranks, in every run and
-// in every variant.
+// RMSNorm of rows, each by one workgroup. The RMSNorm waits for no other rank, because the rows are
+// in this rank's own memory and no peer writes there before this rank has entered the next call.
+// Squares are added up in a fixed order, so that equal rows get equal bits on all ranks, in every
+// run and in every variant.
 #ifndef IRIS_BODY_NORM_H
 #define IRIS_BODY_NORM_H
 
@@ -13,7 +13,7 @@ namespace iris {
 struct Norm {
     View rows, weight, normed;
     u32 cols;
-    /// Whether every thread accesses only full vectors, all of one type.
+    /// Whether every thread accesses only full vectors, all of the same type.
     bool whole;
 
     IRIS_DEVICE static Norm of(const OpArgs& args) {
@@ -26,7 +26,7 @@ struct Norm {
     }
 };
 
-/// Number of partial sums that one thread adds (PARTIALS), number of threads that add them
+/// Number of partial sums that one thread adds (PARTIALS), number of threads that add partial sums
 /// (PARTIAL_SUMS), and number of independent additions in flight (TURNS).
 constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS, TURNS = 4;
 
@@ -44,9 +44,9 @@ template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 st
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/// Sum of one number per thread, with the same bits on all threads: the order depends only on the
-/// number of threads. A second call may follow at once, because its first barrier comes before any
-/// sum is overwritten.
+/// Sum of one number per thread. All threads get the same bits, because the order of the additions
+/// depends only on the number of threads. A second call may follow at once, because its first
+/// barrier comes before any sum is overwritten.
 IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
     static_assert(THREADS % PARTIAL_SUMS == 0, "each sum is one of as many numbers");
     const u32 thread = port::thread();
@@ -81,8 +81,8 @@ IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
 }
 
 /// Normalises a row of full vectors whose weights have the same type. A thread keeps its first HELD
-/// vectors of the row, with their weights, in registers from load to store; that is all of them for
-/// rows of up to 8192 elements. All loads are in flight before the first is used.
+/// vectors of the row, with their weights, in registers from load to store; in rows of up to 8192
+/// elements it has no further vectors. All loads are in flight before the first is used.
 template <u32 DTYPE>
 IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, Squares& squares) {
     constexpr u32 HELD = 2, BYTES = element_bytes(DTYPE);
@@ -137,7 +137,7 @@ IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     float sum = 0.0f;
     IRIS_NO_UNROLL
     for (u32 col = first; col < norm.cols; col += step) {
-        // load() sets elements after the end of the row to 0, so they add nothing.
+        // load() sets elements after the end of the row to 0, so they add nothing to the sum.
         sum += squares_of(norm.rows.load(row, col, min_of(WIDTH, norm.cols - col)));
     }
     const float scale = scale_of(args, sum_of_threads(squares, sum));

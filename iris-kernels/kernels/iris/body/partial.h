@@ -60,10 +60,11 @@ class LoadProducer {
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
     /// Properties of this producer. REPEATS: the partial stays in memory, so write_to() may be
-    /// called repeatedly. KEEPS: elements are copied unchanged if the type is the same.
+    /// called repeatedly. KEEPS: elements are copied unchanged if A and the target have the same
+    /// type.
     static constexpr bool REPEATS = true, KEEPS = true;
-    /// Number of dies for launch_of(): 1, because tiles of a message share no operands, so
-    /// renumbering by die has no benefit.
+    /// Number of dies for launch_of(): 1, because tiles of a message share no operands. Renumbering
+    /// the workgroups by die would have no benefit.
     static constexpr u32 DIES = 1;
     IRIS_DEVICE void write_to(const View& to) {
         copy_view(to, View::of(args.a).from(area.row, area.col), area.rows, area.cols);
@@ -86,7 +87,7 @@ class LoadProducer {
 template <class Producer> inline constexpr bool LOADS = false;
 template <> inline constexpr bool LOADS<LoadProducer> = true;
 
-/// Runs this rank's product or copy alone: without synchronisation words and without a call number.
+/// Runs only this rank's product or copy, without synchronisation words and without a call number.
 template <class Producer>
 IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared) {
     Producer producer(args, shared);

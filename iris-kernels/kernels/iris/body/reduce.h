@@ -9,7 +9,8 @@ namespace iris {
 /// Plan of a one-shot all-reduce: assignment of tiles to owners, and order in which their partials
 /// are added.
 struct OneShotPlan {
-    /// Every rank reduces every tile; partials are added in the order of ranks 0, 1, 2 ...
+    /// Order of addition: partials are added in the order of ranks 0, 1, 2 ... Every rank reduces
+    /// every tile.
     static constexpr bool OWN_FIRST = false;
     Grid grid;
     IRIS_DEVICE explicit OneShotPlan(const OpArgs& args) : grid(grid_of(args)) {}
@@ -20,8 +21,8 @@ struct OneShotPlan {
 };
 
 struct TwoShotPlan {
-    /// Tiles are owned round-robin; the owner's partial is added first, then the others in
-    /// ascending order.
+    /// Order of addition: the owner's partial first, then the other partials in ascending order of
+    /// ranks. Tiles are owned round-robin.
     static constexpr bool OWN_FIRST = true;
     Grid grid;
     flow::Turns turns;
@@ -37,12 +38,12 @@ struct TwoShotPlan {
 };
 
 struct ScatterPlan {
-    /// Tiles are owned by blocks of rows; the owner's partial is added first, then the others in
-    /// ascending order.
+    /// Order of addition: the owner's partial first, then the other partials in ascending order of
+    /// ranks. Tiles are owned by blocks of rows.
     static constexpr bool OWN_FIRST = true;
     SplitGrid split;
     IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
-    /// Largest number of tiles of a rank: no part has more than part 0.
+    /// Largest number of tiles of any rank; no part has more tiles than part 0.
     IRIS_DEVICE u32 most() const { return split.part(0).tiles(); }
     IRIS_DEVICE bool owned(u32 owner, u32 place, u32& tile) const {
         tile = split.first(owner) + place;
@@ -58,8 +59,8 @@ struct ScatterPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
-/// Body of a reduction. RESIDUAL: a residual is added if the call has one; kernels without this
-/// option need fewer registers.
+/// Body of a reduction. RESIDUAL: if the call has a residual, it is added. Kernels built without
+/// RESIDUAL need fewer registers.
 template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
   public:
     IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
@@ -80,7 +81,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
             put(peer, tile, parity);
         } else {
             // The partial is copied to the peer from this rank's own slot, where keep() has stored
-            // it.
+            // it. The barrier makes the stores of the other threads visible.
             port::barrier(Site::Body);
             const Tile area = plan.tile(tile);
             copy_view(slot(peer, me(), tile, parity), slot(me(), me(), tile, parity), area.rows,
@@ -93,7 +94,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     /// transfer type as well, so that every rank computes the same bits.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
         // The partial is read from this rank's own slot, where other threads of this workgroup have
-        // written it; hence the barrier.
+        // written it. The barrier makes their stores visible.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
@@ -143,8 +144,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The result is read from C, where other threads of this workgroup have written it; hence
-        // the barrier.
+        // The result is read from C, where other threads of this workgroup have written it. The
+        // barrier makes their stores visible.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -165,7 +166,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
     /// Whether the reduction only adds complete vectors of the transfer type. If so, this rank's
-    /// own partial is read from A, where it already has the bits that would be sent.
+    /// own partial is read from A, whose elements already have the bits that would be sent.
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;
@@ -175,8 +176,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
                            args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
         if constexpr (RESIDUAL) {
-            // A missing residual meets the other conditions, because its address and its leading
-            // dimension are 0.
+            // A call without a residual passes the other conditions too: the residual's address and
+            // leading dimension are then 0.
             const Matrix& residual = args.residual;
             return whole && (residual.address == 0 || residual.dtype == args.wire) &&
                    residual.transposed == 0 && (residual.address & 15) == 0 &&
@@ -184,8 +185,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         }
         return whole;
     }
-    /// Writes this rank's partial of `tile`, rounded to the transfer type, to this rank's slot in
-    /// the inbox of rank `at`.
+    /// Writes this rank's partial of `tile`, rounded to the transfer type, to the slot for this
+    /// rank in the inbox of rank `at`.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
         producer.write_to(slot(at, me(), tile, parity));
     }
@@ -200,7 +201,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     const bool from_a;
 };
 
-/// Functions of the kernels, for both kinds of producer of partials.
+/// Functions of the kernels, for both producers of partials (GEMM and load).
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);

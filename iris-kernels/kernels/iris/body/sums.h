@@ -1,4 +1,4 @@
-// Addition of partials that have arrived: for the tiles of a reduction, and for blocks that copy
+// Addition of partials that have arrived, for the tiles of a reduction and for blocks that copy
 // engines moved.
 #ifndef IRIS_BODY_SUMS_H
 #define IRIS_BODY_SUMS_H
@@ -7,8 +7,8 @@
 
 namespace iris {
 
-/// Rank whose part is added at position `turn`: first `first`, then the other ranks in ascending
-/// order.
+/// Rank whose part is added at position `turn` of the order: rank `first`, then the other ranks in
+/// ascending order.
 IRIS_DEVICE u32 source_in_turn(u32 turn, u32 first) {
     return turn == 0 ? first : turn <= first ? turn - 1 : turn;
 }
@@ -18,17 +18,18 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
     for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
 }
 
-/// Locations of the partials of a tile: that of rank `rank` at `own`, those of other sources at
-/// `slots` with stride `stride` in bytes. The residual, which is added to the sum, is at
-/// `residual`; 0 if there is none.
+/// Locations of the partials of a tile. The partial of rank `rank` is at `own`; the partials of the
+/// other ranks are at `slots`, with stride `stride` in bytes. The residual, which is added to the
+/// sum, is at `residual`; 0 if there is none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, stride;
     u32 rank, first, size;
     u64 residual, residual_ld;
 };
 
-/// Adds up a tile that consists of full vectors of one type. A thread has `DEEP` vectors in flight
-/// at once, each from two sources, to hide memory latency, because few threads work on a message.
+/// Adds up a tile that consists of full vectors of one type. Each thread has `DEEP` vectors in
+/// flight at once, each from two sources. This hides memory latency, because few threads work on a
+/// message.
 template <u32 DTYPE, u32 DEEP, bool RESIDUAL>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 BYTES = DTYPE == F32 ? 4 : 2;
@@ -38,8 +39,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
         Values sum[DEEP];
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
-            // After its last vector a thread loads its first one again, and does not store the
-            // result.
+            // After its last vector, a thread loads its first vector again to fill the batch, and
+            // does not store the result.
             const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
             const u32 row = vector / across, col = vector % across * WIDTH;
             own[d] = from.own + (row * from.own_ld + col) * BYTES;
@@ -90,8 +91,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// Adds up a tile of type DTYPE, with at most as many vectors in flight per thread as a thread has
-/// in this tile; with more, a thread would read some vectors twice.
+/// Adds up a tile of type DTYPE. The number of vectors in flight per thread is at most the number
+/// of vectors that a thread has in this tile; otherwise a thread would read some vectors twice.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
@@ -111,10 +112,10 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
     }
 }
 
-/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
-/// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
-/// `slot` bytes later. If the op has a single source, the root, nothing is added: the results of
-/// the root are copied to C, unless the root has stored them there directly.
+/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the other
+/// ranks, in ascending order of ranks. B is the part of rank 0, and the part of each next rank
+/// follows `slot` bytes later. If the op has a single source, the root, nothing is added: the
+/// root's results are copied to C, unless the root has stored them into C directly.
 template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;

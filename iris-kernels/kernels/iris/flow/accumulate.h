@@ -1,4 +1,4 @@
-// Skeletons that add into the workspace of a tile's owner; transcribes iris_sync::flow::accumulate.
+// Skeletons that add into the workspace at a tile's owner; transcribes iris_sync::flow::accumulate.
 #ifndef IRIS_FLOW_ACCUMULATE_H
 #define IRIS_FLOW_ACCUMULATE_H
 
@@ -12,7 +12,8 @@ namespace iris::flow {
 //       add(owner, tile, parity)        add the partial to the workspace of rank `owner`
 //       convert(owner, tile, parity)    read `tile` from the workspace of `owner`, write it to C
 
-/// Clear the tiles that this rank owns. A device barrier must follow before any rank adds.
+/// Set the tiles that this rank owns to zero. A device barrier must follow before any rank adds to
+/// them.
 template <class Owner, class Body>
 IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -30,8 +31,8 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
     });
 }
 
-/// Add this rank's partials to the workspaces of the tiles' owners, under a lock if `locked`, else
-/// atomically. A device barrier must follow before any rank reads the sums.
+/// Add this rank's partials to the workspaces of the tiles' owners, under a lock if `locked`,
+/// otherwise by atomic additions. A device barrier must follow before any rank reads the sums.
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {

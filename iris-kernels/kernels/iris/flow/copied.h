@@ -1,6 +1,6 @@
 // Skeletons for shards that a copy engine moves; transcribes iris_sync::flow::copied. A copy engine
-// cannot wait, poll or abort, so one launch before the copies waits for the peers, and later
-// launches check the arrivals.
+// cannot wait, poll or abort. So one launch before the copies waits for the peers, and later
+// launches check that the copies have arrived.
 #ifndef IRIS_FLOW_COPIED_H
 #define IRIS_FLOW_COPIED_H
 
@@ -9,15 +9,16 @@
 namespace iris::flow {
 
 // Functions that the template arguments must have:
-// Body: copy(peer, part)                write `part` of the data for `peer` to it
+// Body: copy(peer, part)                write `part` of the data for `peer` into the memory of `peer`
 // Plan: produced(), sent(from, to)      numbers of parts, as for deliver() in deliver.h
 
-/// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
-/// that data which they read in the previous call may be overwritten, then stores the call number
-/// in staging flag 0. The copies that follow send that number as their signal.
+/// Opens the call: this is the first launch, of one workgroup. It waits until all peers have
+/// entered the call, so that data which the peers read in the previous call may be overwritten.
+/// Then it stores the call number in staging flag 0, and the copies that follow send that number as
+/// their signal.
 ///
-/// If this launch fails, the flag keeps the old number. The copies cannot be stopped then, but the
-/// signals that they send have an old number and end no wait.
+/// If this launch fails, the flag keeps the number of an older call. The copies that follow cannot
+/// be stopped, but they signal with this older number, which ends no wait.
 IRIS_DEVICE bool open(const Launch& launch) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter() || !wg.wait_entries(Members::all(wg.size()))) return false;
@@ -26,9 +27,9 @@ IRIS_DEVICE bool open(const Launch& launch) {
     });
 }
 
-/// Replaces copy engines by workgroups: copies each part to its peers, each followed by a signal
-/// with the number in flag 0. `first` is the number of the first signal. The copies are made even
-/// if the rank has given up, because a copy engine would make them, too.
+/// Replaces copy engines by workgroups: copies each part to its peers, and sends after each part a
+/// signal with the number in flag 0. `first` is the number of the first signal. The copies are made
+/// even if the rank has given up, because a copy engine would make them too.
 template <class Plan, class Body>
 IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -45,17 +46,18 @@ IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body&
 }
 
 /// Gate: a launch of one workgroup that waits until `parts` parts of the data of rank `source`,
-/// from number `first` on, have arrived. The kernels that read the parts are queued after it.
+/// from part `first` on, have arrived. The kernels that read the parts are queued after this
+/// launch.
 IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         return wg.wait_parts(source, first, parts);
     });
 }
 
-/// Waits for parts of copied data inside a launch that reads them while copies are still running. A
-/// single thread of a workgroup uses it, and after the wait starts copies of the data to shared
-/// memory. The launch runs between open(), which has compared the records, and close(), so it
-/// neither counts workgroups nor ends the call.
+/// Waits for parts of copied data inside a launch that reads the parts while copies are still
+/// running. A single thread of a workgroup waits, and then starts copies of the arrived data to
+/// shared memory. The launch runs between open(), which has compared the records, and close(). So
+/// it neither counts workgroups as finished nor ends the call.
 class Arrivals {
   public:
     IRIS_DEVICE explicit Arrivals(const Launch& launch)
@@ -77,15 +79,15 @@ class Arrivals {
 };
 
 /// Signals by a single thread, inside a kernel between open() and close(), for data that this
-/// thread itself has stored at peers. A rank that has given up must not store, because peers may
-/// still be reading the data of an earlier call.
+/// thread itself has stored at peers. A rank that has given up must not store to peers, because
+/// they may still be reading the data of an earlier call.
 class Departures {
   public:
     IRIS_DEVICE explicit Departures(const Launch& launch)
         : m(launch.heap, launch.channel), own(launch.record),
           number(m.dev_load<Access::CallLoad>(m.call_word())), muted(has_given_up(m)) {}
 
-    /// Whether this thread may store at peers: false if this rank had given up when the launch
+    /// Whether this thread may store to peers: false if this rank had given up when the launch
     /// began.
     IRIS_DEVICE bool may_store() const { return !muted; }
 
@@ -94,7 +96,7 @@ class Departures {
     IRIS_DEVICE bool is_direct(u32 peer) const { return entry::is_direct(m, number, own, peer); }
 
     /// Raise the signal of `part` at `peer` (release). Call it after this thread's own stores of
-    /// that part.
+    /// `part`.
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
         raise_signal(m, number, m.signal(peer, m.channel.rank, part));
     }

@@ -12,10 +12,10 @@ namespace iris::flow {
 //           sent(from, to)              number of tiles that `from` sends to `to`: its first ones
 // Body: produce(tile)                   compute or load `tile`, store it at its place on this rank
 //       push(peer, tile, parity, direct)  write `tile` to `peer`: into its C if `direct`, else into
-//                                       its inbox; a relay writes what has arrived in its own C
+//                                       its inbox; a relay writes data that has arrived in its own C
 //       take(source, tile, parity)      copy `tile` of the data from `source` from the inbox to C
 
-/// Returns the set of those peers for which `which` returns true.
+/// Returns the set of the peers for which `which` returns true.
 template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which which) {
     Members peers{0};
     for (u32 step = 1; step < wg.size(); ++step) {
@@ -31,8 +31,8 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
     wg.trace.end(Span::Gemm);
 }
 
-/// Write `tile` at the peers `to`, then raise the signal of `tile` at each of them; false if the
-/// wait before it fails.
+/// Write `tile` to the peers `to`, then raise the signal of `tile` at each of them. Returns false
+/// if the wait for the peers' credits fails.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
     if (!wg.wait_before_push(to)) return false;
     wg.trace.begin(Span::Signal, tile);
@@ -48,8 +48,8 @@ template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members t
     return true;
 }
 
-/// Wait until `tile` has arrived from each of the peers `from`, and copy it from the inbox to C
-/// unless the peer has written C directly.
+/// Wait until `tile` has arrived from each of the peers `from`. Then copy it from the inbox to C,
+/// unless the peer has written into C directly.
 template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Members from, u32 tile) {
     if (!wg.wait_tiles(from, tile)) return false;
     for (u32 step = 1; step < wg.size(); ++step) {
@@ -67,10 +67,10 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
 
 /// Each rank pushes its tiles to their receivers, and takes the tiles that peers pushed. The first
 /// `senders` workgroups push and the others take. If `senders` is 0 or not less than the number of
-/// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits until
-/// receivers' slots are free (credits), and for their entries if it writes their C, but never for a
-/// signal, so the waits form no cycle. With dedicated senders, `push` must not read what `produce`
-/// writes, because another workgroup writes it, in no fixed order.
+/// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits until the
+/// receivers' slots are free (credits), and also for entries if it writes into the receivers' C,
+/// but never for a signal, so the waits form no cycle. With dedicated senders, `push` must not read
+/// data that `produce` writes, because another workgroup runs `produce`, in no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
@@ -86,8 +86,8 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
             if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
-        // Number of tiles to produce: a workgroup that does not push produces the tiles while it
-        // waits for the first ones from peers.
+        // Number of tiles to produce in the loop below. A workgroup that takes but does not push
+        // produces each tile there, before it waits for the peers' tiles with the same number.
         const u32 left = sends ? 0 : produced;
         u32 most = left;
         for (u32 step = 1; step < wg.size(); ++step) {
@@ -104,21 +104,21 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
     });
 }
 
-/// Assignment of a root's tiles to relays, round-robin over the other ranks; each relay forwards
-/// its tiles to the ranks that are neither root nor relay of the tile.
+/// Assignment of a root's tiles to relays, round-robin over the other ranks. Each relay forwards
+/// its tiles to the ranks that are neither the root nor the relay of the tile.
 struct Relays {
     u32 tiles, root, size;
-    /// The rank that gets `tile` from the root and forwards it.
+    /// Rank that receives `tile` from the root and forwards it.
     IRIS_DEVICE u32 relay(u32 tile) const { return (root + 1 + tile % (size - 1)) % size; }
-    /// Number of the tile that `rank`, which is not the root, forwards as its `place`-th. The
-    /// result is at least `tiles` if `rank` forwards fewer tiles.
+    /// Number of the tile that `rank` forwards at position `place` of its order; `rank` must not be
+    /// the root. The result is at least `tiles` if `rank` forwards fewer tiles.
     IRIS_DEVICE u32 relayed(u32 rank, u32 place) const {
         return place * (size - 1) + (rank + size - 1 - root) % size;
     }
 };
 
-/// Broadcast: the root sends each tile to one relay, which forwards it to all other ranks after its
-/// arrival.
+/// Broadcast: the root sends each tile to one relay. When the tile has arrived, the relay forwards
+/// it to all other ranks.
 template <class Body>
 IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
@@ -133,8 +133,8 @@ IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
             return true;
         }
         const Members others = peers_that(wg, [&](u32 peer) { return peer != root; });
-        // Tiles that this rank forwards come first, because other ranks wait for them; they all
-        // come from the root.
+        // A rank first receives the tiles that it must forward, because other ranks wait for them.
+        // These tiles come from the root.
         for (u32 place = wg.index; relays.relayed(me, place) < tiles; place += wg.count) {
             const u32 tile = relays.relayed(me, place);
             if (!receive(wg, body, one(root), tile)) return false;

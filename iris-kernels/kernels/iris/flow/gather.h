@@ -1,4 +1,4 @@
-// Skeletons of an all-gather before a product; transcribes iris_sync::flow::gather.
+// Skeletons of an all-gather before a matrix product; transcribes iris_sync::flow::gather.
 #ifndef IRIS_FLOW_GATHER_H
 #define IRIS_FLOW_GATHER_H
 
@@ -32,7 +32,7 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
 }
 
 /// Multiply the shards that gather() has pushed to this rank. A device barrier must precede this
-/// launch, which is the last one of the call.
+/// launch, which is the last launch of the call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.check_not_aborted()) return false;
@@ -71,20 +71,24 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
 }
 
 // Functions that the template arguments must have. A unit is a piece of the gathered matrix that is
-// copied as a whole and has one flag: Staging: units()                      number of units; each
-// comes from one rank unit_at(position)            unit that is fetched at `position` of the fetch
-// order source(unit)                 rank that owns the data of `unit` tiles()
-// number of tiles of C needs(tile)                  number of units that `tile` needs need(tile, i)
-// i-th unit that `tile` needs, in the order of use Body: fetch(unit)                     copy
-// `unit` from its source to the staging buffer multiply_unit(tile, unit)       add the product of
-// `unit` to `tile` store(tile)                     write the finished `tile` to C
+// copied as a whole and has one flag:
+// Staging: units()                      number of units; each unit comes from one rank
+//          unit_at(position)            unit that is fetched at `position` of the fetch order
+//          source(unit)                 rank that owns the data of `unit`
+//          tiles()                      number of tiles of C
+//          needs(tile)                  number of units that `tile` needs
+//          need(tile, i)                i-th unit that `tile` needs, in the order of use
+// Body: fetch(unit)                     copy `unit` from its source to the staging buffer
+//       multiply_unit(tile, unit)       add the product of `unit` to `tile`
+//       store(tile)                     write the finished `tile` to C
 
-/// All-gather and multiply by separate workgroups. The first `fetchers` workgroups copy remote
-/// units to a staging buffer and raise a flag for each; the other workgroups multiply, and wait for
-/// the flag of each unit that they need. This rank's own units are read in place.
+/// All-gather and product by separate workgroups. The first `fetchers` workgroups copy remote units
+/// to a staging buffer and raise a flag for each unit. The other workgroups multiply; they wait for
+/// the flag of each unit before they read it. This rank's own units are read in place.
 ///
 /// If `fetchers` is 0 or not less than the number of workgroups, every workgroup first fetches its
-/// share and then multiplies; fetching waits for peers only, so this cannot deadlock.
+/// share and then multiplies. This cannot deadlock, because a workgroup that fetches waits only for
+/// peers to enter the call.
 template <class Staging, class Body>
 IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& staging, Body& body) {
     return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {

@@ -1,4 +1,4 @@
-// Start and end that all launches of the skeletons have in common; transcribes iris_sync::flow.
+// Start and end of a launch, which all skeletons share; transcribes iris_sync::flow.
 #ifndef IRIS_FLOW_LAUNCH_H
 #define IRIS_FLOW_LAUNCH_H
 
@@ -6,7 +6,7 @@
 
 namespace iris::flow {
 
-/// Begin the call in this launch, run `steps`, and count the workgroup as finished whether `steps`
+/// Begin the call in this launch, run `steps`, and count the workgroup as finished, whether `steps`
 /// fails or not.
 template <class Steps> IRIS_DEVICE bool run(const Launch& launch, End end, Steps steps) {
     Workgroup wg(launch);

@@ -8,9 +8,9 @@ namespace iris::flow {
 
 // Functions that the template arguments must have; an item is the data of one pair of LL words:
 // Exchange: sent(from, to)              number of items (8 bytes) that `from` sends to `to`
-// Body: load(first, item)               begin to load `item` for the next give(): for N peers, from
-//                                       number `first` of Channel::peer on
-//       give(i, peer, item, data)       return in `data` the item for `peer`, the i-th of those N
+// Body: load(first, item)               begin to load `item` for N peers, the template argument of the
+//                                       function: peer(first) to peer(first + N - 1) of the channel
+//       give(i, peer, item, data)       return in `data` the item for peer(first + i), loaded before
 //       begin(item)                     load this rank's own `item`, or store it at its destination
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item
@@ -31,14 +31,14 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (rank != me && out > pushed) pushed = out;
         if (in > taken) taken = in;
     }
-    // The items are loaded while the thread waits for the peers' credits (permission to write their
-    // slots).
+    // The items are loaded while the thread waits for the peers' credits (permission to write to
+    // their slots).
     if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits. In a wave in lockstep, a waiting thread
-    // would hold up the pushes of the others, for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
@@ -85,19 +85,19 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     return wg.leave_together(through);
 }
 
-/// Pushes each rank's items to their destinations as LL words, then takes the items of the other
+/// Pushes this rank's items to their destinations as LL words, then takes the items of the other
 /// ranks; false if the call cannot be finished.
 ///
-/// A thread pushes all its items before it waits for items of peers, and so does the thread that
-/// sends the entry; therefore the waits form no cycle. N is 1 with two ranks, otherwise
+/// A thread pushes all its items before it waits for items of peers. The thread that sends the
+/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, otherwise
 /// ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
     const bool result = exchange_steps<N>(wg, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // Pairs that the call has used for `peer`: none for an empty message, otherwise those of
-        // the header and of the items.
+        // Number of pairs that the call has used for `peer`: none for an empty message, otherwise
+        // the pairs of the header and of the items.
         const u32 items = exchange.sent(wg.rank(), peer);
         return items == 0 ? 0 : ll::HEAD + items;
     });
@@ -141,15 +141,15 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return wg.share_of_threads().template batch<ITEMS>(rows.items, number);
     };
     u32 row = share.first;
-    // The items are loaded while the thread waits for the peers' credits (permission to write their
-    // slots).
+    // The items are loaded while the thread waits for the peers' credits (permission to write to
+    // their slots).
     if (rows.spread) body.load(even_batch(0));
     else body.load(batch_of(row, 0));
     if (!wg.begin_push(all)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits. In a wave in lockstep, a waiting thread
-    // would hold up the pushes of the others, for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(all);
         if (rows.spread) {
@@ -174,8 +174,8 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return true;
     });
     wg.trace.end(Span::Signal);
-    // Headers are awaited in the loop below, which runs at least once, because a workgroup without
-    // a row must wait for them, too.
+    // The loop below waits for the peers' headers. It runs at least once, because a workgroup
+    // without a row must wait for the headers too.
     Members heads = all;
     do {
         const bool through = port::divergent([&]() IRIS_INLINE {
@@ -207,9 +207,9 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     return true;
 }
 
-/// Variant of exchange() for rows, each taken by one workgroup as a whole: a thread waits for
-/// several items at once, and the body's `row` is called after all threads have taken their items
-/// of a row. PAIR: there are two ranks.
+/// Variant of exchange() for rows, each of which is taken by one workgroup. A thread waits for
+/// several items at once. The body's `row` is called when all threads have taken their items of a
+/// row. PAIR: there are two ranks.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body& body) {
     Workgroup wg(launch);
@@ -231,20 +231,20 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     const bool begun = wg.begin_push(all);
     if (begun) {
         wg.count_out();
-        // The header is pushed before the product, so that the round trip of the entry's release
-        // overlaps with the product.
+        // The header is pushed before the product. The release of the rank's entry takes a round
+        // trip, which then overlaps with the product.
         port::divergent([&]() IRIS_INLINE {
             wg.push_head(all);
             return true;
         });
     }
     // The product is finished even in a call that has failed, because asynchronous copies to shared
-    // memory must complete before the workgroup leaves.
+    // memory must complete before the workgroup ends.
     body.multiply();
     if (!begun) return false;
     wg.trace.begin(Span::Signal, 0);
-    // All threads of a wave push before any of them waits. In a wave in lockstep, a waiting thread
-    // would hold up the pushes of the others, for which peers wait.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
     port::divergent([&]() IRIS_INLINE {
         IRIS_NO_UNROLL
         for (u32 number = 0;; ++number) {
@@ -278,9 +278,9 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     return wg.leave_together(through);
 }
 
-/// Variant of exchange() for the tiles of a matrix product, one tile per workgroup: the workgroup
-/// multiplies, pushes the items of its tile, and takes the same items of all ranks. Together the
-/// tiles of a rank cover the message.
+/// Variant of exchange() for the tiles of a matrix product, one tile per workgroup. The workgroup
+/// multiplies, pushes the items of its tile, and then takes the items of the same tile from all
+/// ranks. Together the tiles of a rank cover the message.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_tile(const Launch& launch, const ll::Strip& strip, Body& body) {
     Workgroup wg(launch);

@@ -33,8 +33,8 @@ struct Turns {
 };
 
 /// One-shot all-reduce: each rank pushes its partial of every tile to all inboxes and reduces every
-/// tile itself. With AT_ONCE a workgroup reduces a tile after it has pushed its next one, so that
-/// links and memory are both busy.
+/// tile itself. With AT_ONCE, a workgroup pushes its next tile before it reduces the current one,
+/// so that links and memory are busy at the same time.
 template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -63,8 +63,8 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 wg.trace.end(Span::Signal);
             }
             if constexpr (Body::AT_ONCE) {
-                // Reduces the tile before `next` of this workgroup; there is none before its first
-                // tile.
+                // Reduces the tile that this workgroup pushed before `next`. In its first round,
+                // the workgroup has pushed no earlier tile.
                 if (next >= wg.count && !add_up(next - wg.count)) return false;
             }
         }
@@ -77,8 +77,8 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
 
 /// Reduction of each tile at its owner. The first `senders` workgroups push tiles that other ranks
 /// own, and the other workgroups reduce. If `senders` is 0 or not less than the number of
-/// workgroups, every workgroup does both. A pushing workgroup waits for credits only, so the waits
-/// form no cycle.
+/// workgroups, every workgroup does both. A pushing workgroup waits only for credits (free slots at
+/// peers), so the waits form no cycle.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u32 senders, Body& body,
                                   bool to_all) {
@@ -86,9 +86,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Numbers of the items in the loop: this rank's own tiles first, then the tiles of the
-        // peers, round-robin. This workgroup takes every `own_step`-th item of the first kind and
-        // every `other_step`-th of the second.
+        // Numbers of the items in the loop: first the tiles that this rank owns, then the tiles
+        // that the peers own, round-robin. This workgroup takes every `own_step`-th of its rank's
+        // tiles and every `other_step`-th of the peers' tiles.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
         const u32 sending = senders < wg.count ? senders : 0;
         const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;
@@ -120,9 +120,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
             wg.trace.end(Span::Signal);
             return true;
         };
-        // A workgroup begins with pushes, because peers wait for them; then pushes and reductions
-        // alternate, so that links and memory are both busy. A single loop does both, so that the
-        // code of `produce` is inlined once.
+        // A workgroup begins with pushes, because peers wait for them. Then pushes and reductions
+        // alternate, so that links and memory are busy at the same time. A single loop does both,
+        // so that the code of `produce` is inlined once.
         for (u32 own = first_own, other = first_other; own < most || other < items;) {
             const u32 place = other < items ? (other - most) / peers : 0;
             const bool mine =
@@ -169,14 +169,14 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
     });
 }
 
-/// Two-shot all-reduce: all ranks push their partials of a tile to its owner, which reduces them
-/// and sends the result to all.
+/// Two-shot all-reduce: all ranks push their partials of a tile to the tile's owner, which reduces
+/// them and sends the result to all ranks.
 template <class Owners, class Body>
 IRIS_DEVICE bool two_shot(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
     return reduce_at_owners(launch, owners, senders, body, true);
 }
 
-/// Reduce-scatter: all ranks push their partials of a tile to its owner, which reduces them.
+/// Reduce-scatter: all ranks push their partials of a tile to the tile's owner, which reduces them.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_scatter(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
     return reduce_at_owners(launch, owners, senders, body, false);

@@ -14,7 +14,7 @@ pub(crate) struct Accumulate<'a> {
 }
 
 impl Accumulate<'_> {
-    /// Place of `tile` in the f32 workspace of its owner, rank `owner`.
+    /// Slot of `tile` in the f32 workspace of rank `owner`, as a matrix.
     fn workspace(&self, owner: u32, tile: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let place = u64::from(parity * args.max_tiles + tile / args.channel.size);
@@ -33,8 +33,8 @@ impl AccumulateTiles for Accumulate<'_> {
 
     fn produce(&mut self, tile: u32) {
         self.partial.produce(self.grid.tile(tile));
-        // Partials are rounded to the transfer type before they are added, so that sums equal those
-        // of the other variants.
+        // Partials are rounded to the transfer type before they are added, so that the sums equal
+        // those of the other variants.
         let wire = self.partial.args.wire;
         view::round(wire, &mut self.partial.sum);
     }

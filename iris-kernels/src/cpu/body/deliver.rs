@@ -7,24 +7,25 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile, split};
 
-/// Data movement of an op: which tiles go from which rank to which, and their positions in A and C.
+/// Data movement of an op: which tiles go from which rank to which rank, and their positions in A
+/// and C.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
     /// All-gather: each rank's rows go to all ranks; C has the rows of all ranks.
     AllGather(SplitGrid),
-    /// All-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block per
-    /// source.
+    /// All-to-all: block `to` of each rank's rows goes to rank `to`. C has one block per source
+    /// rank.
     AllToAll(SplitGrid),
     /// Broadcast: the root's matrix goes to all ranks.
     Broadcast { grid: Grid, root: u32 },
 }
 
 impl Plan {
-    /// Position, in the sender's A or product, of `tile` in the data for `to`.
+    /// Position of `tile` of the data for rank `to`, in the sender's A or product.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // The sender holds only its own rows, in A or in the product, so rows count from the
-            // first of these for every receiver.
+            // A sender has only its own rows, in A or in the product. For every receiver, rows are
+            // counted from the first of them.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);
@@ -33,8 +34,8 @@ impl Plan {
         }
     }
 
-    /// Position of `tile` in the data from `from` to `to`, with rows counted from the first row of
-    /// that data.
+    /// Position of `tile` in the data that rank `from` sends to rank `to`; rows are counted from
+    /// the first row of that data.
     fn area(&self, from: u32, to: u32, tile: u32) -> Tile {
         match self {
             Plan::AllGather(grid) => grid.part(from).tile(tile),
@@ -58,7 +59,7 @@ impl Plan {
         }
     }
 
-    /// Position, in C of rank `to`, of `tile` in the data from `from`.
+    /// Position, in C of rank `to`, of `tile` of the data that rank `from` sends to rank `to`.
     fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
         let area = self.area(from, to, tile);
         let first = match self {
@@ -85,7 +86,8 @@ impl Delivery for Sent {
         let Sent(plan, me) = *self;
         match plan {
             Plan::AllGather(grid) => grid.part(me).tiles(),
-            // Part 0 has the largest number of tiles, because split() gives it the remainder first.
+            // Part 0 has the largest number of tiles, because split() gives the remainder to the
+            // first parts.
             Plan::AllToAll(grid) => grid.part(0).tiles(),
             Plan::Broadcast { grid, root } => {
                 if root == me {
@@ -130,8 +132,8 @@ impl Deliver<'_> {
                 _ => self.plan.area(me, to, tile),
             };
             let matrix = match self.plan {
-                // Matrix that holds the data: C on a rank that relays, because it sends on what it
-                // has received, otherwise A.
+                // Matrix that contains the data: C on a rank that relays, because a relay forwards
+                // data that it has received into C; otherwise A.
                 Plan::Broadcast { root, .. } if root != me => &args.c,
                 _ => &args.a,
             };
@@ -142,7 +144,7 @@ impl Deliver<'_> {
 
 impl Deliver<'_> {
     /// Copies by workgroups that replace copy engines; `first` is the number of the first signal.
-    /// If A is gathered by columns, this rank's own part is copied, too; if A is gathered by rows,
+    /// If A is gathered by columns, this rank's own part is copied too. If A is gathered by rows,
     /// the own part is read from A in place.
     pub(crate) fn copies(
         &mut self,

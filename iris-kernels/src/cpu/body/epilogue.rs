@@ -1,4 +1,5 @@
-//! Functions applied to finished sums before rounding: bias, then GELU, then the residual.
+//! Functions applied to finished sums before the sums are rounded: bias, then GELU, then the
+//! residual.
 
 use crate::args::{OpArgs, epilogue};
 use crate::cpu::view;

@@ -12,8 +12,8 @@ pub(crate) struct Gather<'a> {
     pub(crate) units: Units,
     /// Whether A is read from the peers' own memory (variant `pull`), not from the inbox.
     pub(crate) pulls: bool,
-    /// Whether the accumulator already holds a part of the current tile, so that the next product
-    /// is added to it.
+    /// Whether the accumulator already contains a part of the current tile, so that the next
+    /// product is added to that part.
     pub(crate) begun: bool,
 }
 
@@ -22,13 +22,13 @@ impl Gather<'_> {
         self.units.row_blocks() * self.across()
     }
 
-    /// Number of tiles that C has from left to right.
+    /// Number of tiles in a row of tiles of C.
     pub(crate) fn across(&self) -> u32 {
         self.partial.args.n.div_ceil(self.partial.args.tile_n)
     }
 
     /// Position of tile `tile` of C, and its row block. Tiles are numbered row block by row block,
-    /// in the order in which this rank processes the blocks.
+    /// in the order in which this rank processes the row blocks.
     fn tile(&self, tile: u32) -> (Tile, u32) {
         let args = self.partial.args;
         let block = self.units.row_block_at(tile / self.across(), args.channel.rank);
@@ -37,8 +37,8 @@ impl Gather<'_> {
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
     }
 
-    /// Shard of A that rank `source` has, in the memory where this rank reads it: its own A, the
-    /// peer's A, or the inbox.
+    /// Shard of A that rank `source` has, in the memory from which this rank reads it: this rank's
+    /// own A, the peer's A, or the inbox.
     fn shard(&self, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let (rows, cols) = self.units.shard_of(source);
@@ -160,7 +160,7 @@ impl StagedTiles for Gather<'_> {
         let (area, _) = self.tile(tile);
         let part = self.units.area(unit);
         let source = self.units.source(unit);
-        // Units of this rank's own shard are not staged; they are read from A in place.
+        // Units of this rank's own shard are not staged. They are read from A in place.
         let (a, left) = if source == self.partial.args.channel.rank {
             let (rows, cols) = self.units.shard_of(source);
             let from = Tile { row: part.row - rows.start, col: part.col - cols.start, ..part };

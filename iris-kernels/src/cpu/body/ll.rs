@@ -33,9 +33,9 @@ pub(crate) fn run(
     if args.normed.address == 0 {
         return flow::exchange(launch, &items, &mut body);
     }
-    // Division of the message into rows, for ops that normalise them: the workgroup that receives a
-    // row processes it. If A and C overlap (in place), that workgroup also pushes the row;
-    // otherwise all workgroups share the pushes.
+    // Division of the message into rows, for ops that normalise rows. The workgroup that receives a
+    // row normalises it. If A and C are the same memory (in place), that workgroup also pushes the
+    // row. Otherwise all workgroups share the pushes.
     let len = args.n / per_item;
     let spread = args.a.address != args.c.address;
     let rows = Rows { items: args.m * len, len, piece: 1, at_once: 1, spread };
@@ -54,7 +54,7 @@ struct Body<'a> {
     items: Items,
     /// Element type in which data is sent.
     dtype: u32,
-    /// Whether the received data is added up; if not, it is copied to its destination.
+    /// Whether the received data is added up; otherwise it is copied to its destination.
     reduces: bool,
     sum: [f32; MOST],
     /// Whether this rank's own data has already been added to the sum.
@@ -66,8 +66,8 @@ impl Body<'_> {
         self.args.channel.rank
     }
 
-    /// Elements of item `item` of a part of `rows` rows: for each its index in the item, and its
-    /// row and column, counted from the first row of the part.
+    /// Elements of item `item` of a part of `rows` rows. Each element is given by its index in the
+    /// item, its row and its column; rows are counted from the first row of the part.
     fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let Items { cols, per_item, .. } = self.items;
         let first = u64::from(item) * u64::from(per_item);
@@ -79,8 +79,8 @@ impl Body<'_> {
         })
     }
 
-    /// Bits of the elements of item `item` of this rank's data for `to`, in the transfer type; 0
-    /// after the last element.
+    /// Bits of the elements of item `item` of this rank's data for rank `to`, in the transfer type.
+    /// Elements after the end of the part are 0.
     fn given(&self, to: u32, item: u32) -> [u32; MOST] {
         let Matrix { dtype, .. } = self.args.a;
         let first = self.items.source_row(to);

@@ -1,14 +1,14 @@
-//! RMSNorm of rows, each by one workgroup. The RMSNorm waits for no other rank: the rows are in
-//! this rank's own memory, and no peer writes there before this rank has entered the next call.
-//! Squares are added up in a fixed order, so that equal rows get equal bits on all ranks, in every
-//! run and in every variant.
+//! RMSNorm of rows, each by one workgroup. The RMSNorm waits for no other rank, because the rows
+//! are in this rank's own memory and no peer writes there before this rank has entered the next
+//! call. Squares are added up in a fixed order, so that equal rows get equal bits on all ranks, in
+//! every run and in every variant.
 
 use crate::args::OpArgs;
 use crate::cpu::view;
 use crate::schedule::Tile;
 
-/// Number of partial sums of the squares, which take the squares in turn: each sum then has fewer
-/// roundings, and the loop can be vectorised.
+/// Number of partial sums of the squares. Square i is added to partial sum i mod SUMS: each sum
+/// then has fewer roundings, and the loop can be vectorised.
 const SUMS: usize = 32;
 
 /// Normalises all rows of C, distributed round-robin over the workgroups.

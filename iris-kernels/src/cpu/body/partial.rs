@@ -1,5 +1,5 @@
 //! State that all bodies use: the current tile of this rank's partial, and inbox slots as matrices.
-//! Also the steps that turn a sum into the result: bias, epilogue and residual.
+//! Also the last steps of a sum: bias, epilogue and residual.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
@@ -97,7 +97,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Position of a tile in a slot, which holds one tile: row 0, column 0.
+/// Position of a tile in its slot: row 0, column 0, because a slot has one tile.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }

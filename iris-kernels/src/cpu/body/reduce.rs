@@ -9,14 +9,14 @@ use crate::schedule::{Grid, SplitGrid, Tile};
 /// Assignment of tiles to owners, and the order in which their partials are added.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
-    /// One-shot: every rank reduces every tile; partials are added in the order of ranks 0, 1, 2
+    /// One-shot: every rank reduces every tile. Partials are added in the order of ranks 0, 1, 2
     /// ...
     OneShot(Grid),
-    /// Two-shot: tiles are owned round-robin; the owner's partial is added first, then the others
-    /// in ascending order of ranks.
+    /// Two-shot: tiles are owned round-robin. The owner's partial is added first, then the other
+    /// partials in ascending order of ranks.
     TwoShot(Grid, u32),
-    /// Reduce-scatter: tiles are owned by blocks of rows; the owner's partial is added first, then
-    /// the others in ascending order of ranks.
+    /// Reduce-scatter: tiles are owned by blocks of rows. The owner's partial is added first, then
+    /// the other partials in ascending order of ranks.
     Scatter(SplitGrid),
 }
 
@@ -55,7 +55,8 @@ impl Owners for Plan {
         match self {
             Plan::OneShot(grid) => grid.tiles(),
             Plan::TwoShot(grid, size) => turns(grid, *size).most(),
-            // Part 0 has the largest number of tiles, because split() gives it the remainder first.
+            // Part 0 has the largest number of tiles, because split() gives the remainder to the
+            // first parts.
             Plan::Scatter(split) => split.part(0).tiles(),
         }
     }

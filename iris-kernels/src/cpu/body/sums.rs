@@ -7,10 +7,10 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::Grid;
 
-/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
-/// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
-/// `slot` bytes later. If the op has a single source, the root, nothing is added: the results of
-/// the root are copied to C, unless the root has stored them there directly.
+/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the other
+/// ranks, in ascending order of ranks. B is the part of rank 0, and the part of each next rank
+/// follows `slot` bytes later. If the op has a single source, the root, nothing is added: the
+/// root's results are copied to C, unless the root has stored them into C directly.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,

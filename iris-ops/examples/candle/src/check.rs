@@ -9,8 +9,8 @@ use crate::config::Config;
 use crate::llama::make_weights;
 use crate::{NEW_TOKENS, Ways, generate_by_threads};
 
-/// Upper limit (exclusive) for the number of lines by which an inference engine over NCCL and one
-/// over iris differ.
+/// Upper limit (exclusive) for the number of lines that differ between an inference engine over
+/// NCCL and the same engine over iris.
 const SWAP_LINES: usize = 40;
 
 pub fn run() -> Result<()> {

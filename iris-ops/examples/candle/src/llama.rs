@@ -79,8 +79,8 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// Reads this rank's part of the weights. With `plans`, row-parallel layers fuse GEMM and sum
-    /// in one operator. Collective.
+    /// Reads this rank's part of the weights: collective. With `plans`, a row-parallel layer fuses
+    /// its GEMM and its sum in one operator.
     pub fn load(
         config: &Config,
         file: &Path,
@@ -93,7 +93,7 @@ impl Llama {
         let get = |name: &str| tensors.get(name).cloned().with_context(|| name.to_string());
         let head = config.head();
         let group = config.heads / config.kv_heads;
-        // A rank holds whole key and value heads with the query heads that use them, and some
+        // A rank has whole key and value heads with the query heads that use these heads, and some
         // columns of the feed-forward layer.
         let kv = shard.of(config.kv_heads);
         let (kv, queries) = (scaled(&kv, head), scaled(&kv, group * head));
@@ -162,8 +162,8 @@ impl Attention {
             value = Tensor::cat(&[values, &value], 1)?;
         }
         self.cache = Some((key.clone(), value.clone()));
-        // The queries of a group share a key head, so the tokens of all heads of the group are put
-        // one after the other.
+        // The queries of a group share a key head. So the tokens of all heads of the group are
+        // placed one after the other.
         let (kv_heads, all) = (key.dim(0)?, key.dim(1)?);
         let query = query.reshape((kv_heads, self.group * count, head))?;
         let scores = (query.matmul(&key.t()?.contiguous()?)? / (head as f64).sqrt())?;
@@ -192,8 +192,8 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_div(&x.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Attention mask: 0 where row i (token `seen + i`) may attend, which is to all tokens up to
-/// itself; minus infinity elsewhere.
+/// Attention mask: 0 in the columns to which row i (token `seen + i`) may attend, which are the
+/// tokens up to token `seen + i`; minus infinity in the other columns.
 fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     let all = seen + count;
     let sees = |i: usize, j: usize| if j <= seen + i { 0.0 } else { f32::NEG_INFINITY };

@@ -1,5 +1,5 @@
-//! A small Llama, tensor-parallel over ranks of one host, with candle for what a rank computes and iris for what ranks
-//! exchange.
+//! A small Llama model, tensor-parallel over ranks of one host. candle computes within a rank; iris
+//! does the communication between ranks.
 //!
 //! ```text
 //! iris-candle check                    # makes weights, runs one rank and several in every way, compares tokens
@@ -7,8 +7,8 @@
 //! iris-candle run FILE [--threads N] [--fused] [--cuda]
 //! ```
 //!
-//! `run` without `--threads` is one rank of those that a launcher has started: `RANK` and `WORLD_SIZE` in the environment,
-//! or mpirun.
+//! `run` without `--threads` is one rank among the processes of a launcher: mpirun, or a launcher
+//! that sets `RANK` and `WORLD_SIZE` in the environment.
 
 mod check;
 mod config;
@@ -110,8 +110,8 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
     let mut tokens = PROMPT.to_vec();
     for _ in 0..NEW_TOKENS {
-        // The first step processes the whole prompt, each later step only the new token: the cache
-        // holds the others.
+        // The first step processes the whole prompt, each later step only the new token, because
+        // the cache has the keys and values of the earlier tokens.
         let seen = llama.seen();
         let input = Tensor::new(&tokens[seen..], &device)?;
         let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;

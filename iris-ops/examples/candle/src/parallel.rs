@@ -28,8 +28,8 @@ impl Shard {
     }
 }
 
-/// Column-parallel linear layer: a rank has some columns of the result (rows of the weight) and
-/// needs no communication.
+/// Column-parallel linear layer: each rank has some columns of the result (rows of the weight). The
+/// layer needs no communication.
 pub struct ColumnParallel {
     weight: Tensor,
 }
@@ -45,8 +45,8 @@ impl ColumnParallel {
     }
 }
 
-/// Row-parallel linear layer: a rank has some columns of the input, and the result is the sum over
-/// ranks, on all ranks.
+/// Row-parallel linear layer: each rank has some columns of the input. The result is the sum over
+/// ranks, and all ranks get it.
 pub struct RowParallel {
     weight: Tensor,
     sum: Sum,
@@ -65,7 +65,7 @@ enum Sum {
 pub struct Maker(Sum);
 
 impl RowParallel {
-    /// Plans of the output of attention and of the feed-forward layer, for at most `rows` tokens at a time.
+    /// Plans for the outputs of attention and of the feed-forward layer, for up to `rows` tokens.
     pub fn plans(config: &Config, rows: usize, shard: Shard, ranks: Ranks) -> Result<[Plan; 2]> {
         let heads = shard.of(config.kv_heads).len() * (config.heads / config.kv_heads);
         let plan = |k: usize| Options::new(rows, config.hidden, k).plan(ranks);

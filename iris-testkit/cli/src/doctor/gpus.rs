@@ -148,8 +148,8 @@ fn libraries(kind: BackendKind) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks whether this user can open a device file (or list a folder of them); without it the
-/// driver sees no device.
+/// Checks whether this user can open a device file (or list a folder of device files). Without this
+/// access the driver sees no device.
 fn access(place: &Path, missing: State) -> Finding {
     let opened = match place.is_dir() {
         true => std::fs::read_dir(place).map(|files| format!("{} files", files.count())),

@@ -184,8 +184,8 @@ fn kernels(
     Ok(heap.free(y)?)
 }
 
-/// Duration in us of a barrier of the two ranks of `pair`, which takes one one-way latency; 0 on
-/// all other ranks. Collective over all ranks.
+/// Duration in us of a barrier of the two ranks of `pair`, which is one one-way latency; 0 on all
+/// other ranks. Collective over all ranks.
 fn round(heap: &Arc<SymmetricHeap>, stream: &Stream, pair: [usize; 2]) -> Result<f64> {
     let options = barrier::Options::new().members(pair.to_vec());
     let op = Barrier::new(heap, &options.plan(Ranks::from(heap).untuned())?)?;

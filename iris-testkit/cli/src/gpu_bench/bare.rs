@@ -24,7 +24,8 @@ type Dependencies = unsafe extern "C" fn(
 /// Type of the driver function cuFuncGetName (CUDA 12.3), which returns a kernel's name.
 type NameOf = unsafe extern "C" fn(*mut *const c_char, sys::CUfunction) -> sys::CUresult;
 
-/// Enqueues read from a graph: kernels go to the captured stream, copies to a second one.
+/// Sequence of enqueues read from a graph: kernels for the captured stream, copies for a second
+/// one.
 pub(super) struct Bare {
     steps: Vec<Step>,
     main: Arc<CudaStream>,
@@ -52,9 +53,9 @@ impl Enqueue {
 }
 
 impl Bare {
-    /// Reads a graph, which must outlive the result because it owns the parameters. `None` if the
-    /// graph has nodes other than kernels of iris and copies (such as cuBLASLt's launches, whose
-    /// attributes are unknown here), or if the driver is older than CUDA 12.3.
+    /// Reads a graph, which must outlive the result because it owns the parameters. Returns `None`
+    /// if the driver is older than CUDA 12.3, or if the graph has nodes other than kernels of iris
+    /// and copies. Launches of cuBLASLt are such nodes, because their attributes are unknown here.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
         // SAFETY: the CUDA driver is already loaded in this process, so loading it again runs no
         // initialisation code.

@@ -27,6 +27,7 @@ use crate::problem::known_variant;
 use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
+use print::{is_wrong, line, print_line};
 use rank::{Rank, all_shapes};
 
 pub(crate) use tuned::{timed, tune};
@@ -37,6 +38,7 @@ mod baseline;
 mod contents;
 mod home;
 mod norm;
+mod print;
 mod rank;
 mod shape;
 mod sides;
@@ -169,7 +171,8 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     }
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
-    // Record and lines so far, and for each operator the time at which it was done.
+    // Record and result lines so far, and for each operator the time at which its measurement
+    // ended.
     let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(place, (&vendors, options.windows), &shapes, &|_, lines| {
@@ -236,14 +239,6 @@ fn each_shape(
         })?;
         failed += 1;
     }
-}
-
-/// Whether the op's result differs from the baseline's by more than rounding to 16-bit types can
-/// explain.
-fn is_wrong(line: &Value) -> bool {
-    const MOST: f64 = 0.02;
-    let error = line.get("rel_error");
-    error.is_some_and(|error| error.as_f64().is_none_or(|error| error > MOST))
 }
 
 fn skipped(reason: &str) -> Result<bool> {
@@ -333,55 +328,6 @@ fn dimensions(options: &OpOptions) -> String {
     format!("{} x {} x {}", options.m, options.n, options.k)
 }
 
-fn line(columns: [&str; 11]) -> String {
-    let [op, shape, variant, tile, us, eager, run, bare, base, ratio, product] = columns;
-    let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
-    format!("{what} {us:>8} {eager:>8} {run:>6} {bare:>6} {base:>8} {ratio:>6} {product:>8}")
-}
-
-fn print_line(value: &Value) -> Result<()> {
-    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-    let time = |name: &str, digits| match value[name].as_f64() {
-        Some(number) => format!("{number:.digits$}"),
-        None => "-".into(),
-    };
-    let normed = if value["rms_norm"].is_number() { " n" } else { "" };
-    let columns = if value["columns"].is_boolean() { " c" } else { normed };
-    let other = value["dtype"].as_str().filter(|&dtype| dtype != "bf16");
-    let other = other.map(|dtype| format!(" {dtype}")).unwrap_or_default();
-    let shape = format!("{} x {} x {}{columns}{other}", value["m"], value["n"], value["k"]);
-    let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
-    let tile = &value["tile"];
-    let tile = format!("{}x{}{}", tile[0], tile[1], groups.unwrap_or_default());
-    let printed = line([
-        &text("op"),
-        &shape,
-        &text("variant"),
-        &tile,
-        &time("us", 1),
-        &time("eager_us", 1),
-        &time("run_us", 1),
-        &time("bare_us", 1),
-        &time("baseline_us", 1),
-        &time("ratio", 2),
-        &time("product_us", 1),
-    ]);
-    let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
-    let marginal = |name: &str| value[format!("marginal{name}_us")].as_f64();
-    let layer = |name: &str| {
-        let [plain, between] = [name.to_owned(), format!("{name}_between")].map(|it| marginal(&it));
-        Some(format!("{:.2} us, {:.2} behind a small kernel", plain?, between?))
-    };
-    let steps = layer("").map(|own| {
-        let theirs = layer("_baseline").map(|theirs| format!("; baseline {theirs}"));
-        format!("  a further layer: {own}{}", theirs.unwrap_or_default())
-    });
-    let note = note + &steps.unwrap_or_default();
-    let error = is_wrong(value).then(|| format!("  WRONG: off by {}", value["rel_error"]));
-    say!("{printed}{note}{}", error.unwrap_or_default())?;
-    Ok(())
-}
-
 /// Copies the fields of the JSON object `more` into `line`.
 fn merge(line: &mut Value, more: &Value) {
     for (name, value) in more.as_object().into_iter().flatten() {
@@ -392,13 +338,6 @@ fn merge(line: &mut Value, more: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_result_that_is_not_the_libraries_is_wrong() {
-        let wrong = |error: Value| is_wrong(&json!({ "rel_error": error }));
-        assert!(wrong("NaN".into()) && wrong(0.5.into()) && wrong(f64::INFINITY.into()));
-        assert!(!wrong(0.002.into()) && !is_wrong(&json!({ "note": "no baseline" })));
-    }
 
     #[test]
     fn the_cases_are_read_and_planned() {

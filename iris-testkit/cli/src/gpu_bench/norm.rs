@@ -35,8 +35,8 @@ pub(super) struct Rows {
 }
 
 impl Apart {
-    /// Makes the baseline. `operands` are those of the op without its RMSNorm; their C is the
-    /// matrix that the kernel described by `rows` then normalises.
+    /// Makes the baseline. `operands` are the operands of the op without its RMSNorm. The kernel
+    /// that `rows` describes then normalises their C.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (op, operands): (AnyOp, Operands),

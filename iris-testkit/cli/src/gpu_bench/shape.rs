@@ -151,7 +151,8 @@ impl Matrices {
         Ok(Operands::new(a, b, matrix(self.between, c)?).norm(norm))
     }
 
-    /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without it.
+    /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without the
+    /// RMSNorm.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
         let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
@@ -248,8 +249,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let with = (nccl, blas.clone());
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
-    // A side for the libraries is added if they are present. If both are missing, that is reported
-    // once, before the first shape.
+    // A side for the libraries is added if they are present. If both libraries are missing, a
+    // message before the first shape has already said so.
     match libraries(nccl.clone()) {
         _ if shape.beside == Beside::First => base = Some(0),
         // The libraries have no RMSNorm, so there is no vendor baseline.
@@ -362,7 +363,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
         };
         set("eager_us", eagerly(at));
-        // Host time of a call: that of the rank whose host is slowest.
+        // Host time of a call, on the rank whose host is slowest.
         let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
         set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
         let bare = all.iter().map(|seen| seen.times[at].bare.clone());

@@ -41,7 +41,8 @@ const QUEUE_US: f64 = 20_000.0;
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
-/// Time after which the program takes the device to be hung, and ends.
+/// Longest wait for the end of timed work; the program then assumes that the device hangs, and
+/// ends.
 const MOST: Duration = Duration::from_secs(60);
 
 /// Work that one side of a measurement repeats in each of its calls.
@@ -142,8 +143,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Clock of a rank. With device events, it times graph replays; without, it times calls by the
-/// host's clock.
+/// Clock of a rank. If it has device events, it times graph replays by these events; otherwise it
+/// times calls by the host's clock.
 pub(super) struct Clock<'a> {
     rank: &'a Rank<'a>,
     /// Stream of the ops, and the driver's handle of it for libraries.
@@ -214,8 +215,8 @@ impl<'a> Clock<'a> {
         Ok(us / calls as f64)
     }
 
-    /// Time of a call in a graph replay, in microseconds; another replay before it synchronises the
-    /// ranks.
+    /// Time of a call in a graph replay, in microseconds. An untimed replay before the timed one
+    /// synchronises the ranks.
     fn replay(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let graph = side.graph.as_ref().context("the side has no graph")?;
         self.rank.world.barrier()?;

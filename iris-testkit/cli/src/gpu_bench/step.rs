@@ -106,14 +106,14 @@ impl Step<'_> {
     }
 }
 
-/// Indices of the sides of one shape that are decoder steps: steps of all layers (whole), and of
-/// half as many (half).
+/// Decoder steps among the sides of one shape, given by the sides' indices. A whole step has all
+/// layers, a half step has half as many.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,
-    /// Indices of the sides whose all-reduces are done by the op, by a library (if there is one),
-    /// or left out. First index: without or with a kernel between; second index: whole or half
-    /// step.
+    /// Steps whose all-reduces are done by the op (`op`), by a library (`library`, if there is
+    /// one), or left out (`none`). First index: without or with a kernel between the all-reduces.
+    /// Second index: whole or half step.
     pub(super) op: [[usize; 2]; 2],
     pub(super) library: Option<[[usize; 2]; 2]>,
     pub(super) none: [usize; 2],
@@ -136,8 +136,8 @@ mod tests {
     fn a_further_layer_is_what_is_left_without_the_start() {
         let op = [[0, 1]; 2];
         let steps = Steps { layers: 81, op, library: None, none: [0, 1] };
-        // A fixed cost of 20 us, and 1.5 us per layer. A whole step has 81 layers, a half step
-        // 40, which is half of 81 rounded down.
+        // Assumed costs: 20 us per step, and 1.5 us per layer. A whole step has 81 layers; a half
+        // step has 40, which is half of 81 rounded down.
         let us = |side: usize| 20.0 + 1.5 * [81.0, 40.0][side];
         assert!((steps.marginal(op[0], us) - 1.5).abs() < 1e-9);
     }

@@ -1,6 +1,7 @@
 //! `iris tune --backend cuda`: times the variants and tiles of an op and the predicted choice, in
-//! turns in one run on all ranks, and makes tuning rows for faster ones; or times the cases from
-//! which machine parameters are fitted.
+//! turns in one run on all ranks, and makes tuning rows for choices that are faster than the
+//! predicted one. Without a file of shapes it times the cases from which machine parameters are
+//! fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,8 +19,8 @@ use crate::job::Place;
 use crate::tune::options::Options;
 
 /// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
-/// of the predicted choice that was taken next to it; the median of the quotients must be at most
-/// this, and three quarters of them below 1.
+/// of the predicted choice that was taken next to it. The median of these quotients must be at most
+/// this ratio, and three quarters of the quotients must be below 1.
 const WORTH_IT: f64 = 0.97;
 
 /// Times the choices with `ranks` ranks and calls `found` with each new tuning row; returns whether

@@ -3,7 +3,7 @@
 //!
 //! Column-parallel: every rank has all tokens and multiplies by its columns of the up weights; the
 //! ranks add their products with the down weights (`matmul_all_reduce`). Sequence-parallel: every
-//! rank has some of the tokens, which are gathered before the up weights (`all_gather_matmul`) and
+//! rank has some of the tokens. They are gathered before the up weights (`all_gather_matmul`) and
 //! scattered after the down weights (`matmul_reduce_scatter`).
 
 use std::hash::{DefaultHasher, Hasher};
@@ -40,8 +40,8 @@ const WAYS: [(&str, [Op; 2]); 2] = [
 ];
 
 /// Largest relative error (Frobenius norm of the errors divided by that of the expected matrix)
-/// that passes. Rounding alone causes about a fifth of it; GELU by tanh instead of erf, a bias
-/// added twice, or one wrong element of the embedded layer cause more.
+/// that passes. Rounding alone causes about a fifth of this bound; GELU by tanh instead of erf, a
+/// bias added twice, or one wrong element of the embedded layer cause a larger error.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-6,
@@ -185,7 +185,7 @@ pub(crate) struct Report {
 #[derive(Serialize, Deserialize)]
 struct Step {
     times: Vec<f64>,
-    /// Sum of the squared errors of the call in which it was largest.
+    /// Sum of the squared errors of one call; of all calls, the one with the largest sum.
     #[serde(with = "bits")]
     errors: f64,
     /// Sum of the squared expected values of this rank's result.
@@ -231,7 +231,7 @@ impl LayerJob {
     }
 
     /// Room in the heap for the matrices and the plans. The ways run one after the other, so the
-    /// room for the larger one suffices.
+    /// room for the way that needs more suffices.
     fn room(&self, block: &Block, size: usize) -> Result<Room> {
         let mut largest = Room::default();
         for dtype in Self::dtypes(block) {

@@ -146,8 +146,8 @@ impl<'a> Tensor<'a> {
         usage(format!("shape of {}", self.name), shape, expected)
     }
 
-    /// Rows and columns of the tensor, which must have two dimensions; `meaning` names it in the
-    /// error.
+    /// Rows and columns of the tensor, which must have two dimensions; `meaning` tells in the error
+    /// what the two dimensions are.
     fn matrix(&self, meaning: &str) -> Result<(usize, usize)> {
         match *self.view.shape() {
             [rows, cols] => Ok((rows, cols)),

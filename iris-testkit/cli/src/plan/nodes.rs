@@ -79,7 +79,7 @@ pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
     }
     say!(
         "{nodes} nodes of {} ranks on {device}, a port of {gbit} Gbit/s for each rank. All times are \
-         predicted; no step between nodes runs on GPUs yet (iris-ops/SCALING.md).",
+         predicted; none was measured on a network (iris-ops/SCALING.md).",
         size / nodes
     )?;
     say!("{table}")?;

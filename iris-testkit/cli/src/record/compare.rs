@@ -14,9 +14,9 @@ struct Pair {
     variant: String,
     /// Times in microseconds: in the old record, in the new one.
     us: [f64; 2],
-    /// New time divided by the old one. If both records also have the time of the vendor's
-    /// libraries, measured in the same way, each time is first divided by the libraries' time of
-    /// the same run. This removes differences in clock frequency between the two runs.
+    /// New time divided by the old one. If both records have the time of the vendor's libraries,
+    /// measured in the same way, each time is first divided by the libraries' time of the same run.
+    /// This removes differences in clock frequency between the two runs.
     ratio: f64,
 }
 

@@ -10,11 +10,11 @@ use super::measured::Measured;
 
 /// Relative error beyond which the loss of a row grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;
-/// Weight in the loss of a parameter's distance from its start value, measured as a difference of
-/// logarithms.
+/// Weight, in the loss, of a parameter's distance from its start value. The distance is a
+/// difference of logarithms.
 const PRIOR: f64 = 0.03;
-/// Weight in the loss of products by the fused kernels' tile loop (tile core), which a single rate
-/// describes badly.
+/// Weight, in the loss, of products that run in the tile loop of the fused kernels (tile core). A
+/// single rate describes the times of these products badly.
 const TILE_CORE: f64 = 0.3;
 const STEPS: usize = 40;
 

@@ -152,7 +152,7 @@ pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
     values.into_iter().filter_map(line_of).collect()
 }
 
-/// Line of an operator with a library baseline; `None` for other lines and for those with an
+/// Line of an operator with a library baseline; `None` for other lines, and for lines with an
 /// RMSNorm.
 fn line_of(value: serde_json::Value) -> Option<Line> {
     let line: Option<Line> = serde_json::from_value(value).ok();
@@ -169,8 +169,8 @@ fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
     Ok(lines)
 }
 
-/// Latest line of each subject whose variant `auto` chose. Old records do not say whether it did;
-/// there, the fastest line of a run counts.
+/// Latest line of each subject whose variant `auto` chose. Old records do not say whether `auto`
+/// chose the variant; in an old record the fastest line of a run is taken.
 pub(crate) fn automatic(lines: &[Line]) -> Vec<Line> {
     let mut found: BTreeMap<Subject, Line> = BTreeMap::new();
     for line in lines.iter().filter(|line| !line.is_tuned_by_hand()) {

@@ -1,8 +1,8 @@
 //! Predictions compared with a record: their errors, and the cost of choosing by them (regret).
 //!
-//! The regret of a choice is the measured time of the variant that is predicted to be the fastest,
-//! divided by that of the variant that was the fastest. If a shape was timed several times, the
-//! median counts.
+//! The regret of a choice is a quotient of two measured times: the time of the variant that is
+//! predicted to be the fastest, divided by the time of the variant that was the fastest. If a shape
+//! was timed several times, the median is used.
 
 use std::collections::BTreeMap;
 use std::path::Path;

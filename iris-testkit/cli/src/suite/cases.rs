@@ -102,8 +102,8 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// All-reduces of the shapes [`FEW`] in all memory layouts, of which some let only rank 0 use
-/// tensor maps for A.
+/// Matrix products with an all-reduce, in the shapes [`FEW`] and various layouts. With some of
+/// these layouts only rank 0 can use tensor maps for A.
 fn few(backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in FEW.into_iter().enumerate() {

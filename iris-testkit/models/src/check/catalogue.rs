@@ -181,7 +181,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("a kernel beside", 3, beside(3, 2), Engine::Random(runs / 4));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    // One call, so that no later kernel rewrites a shard that a peer still reads.
+    // This scenario has one call, so that no later kernel rewrites a shard that a peer still reads.
     let given_up = ops::given_up(ops::staged(&[2, 1], 1, 1).threads(2));
     add("staged, fetchers", 2, given_up, Engine::Random(runs / 4));
     // With two workgroups per rank the first only sends; a single workgroup does both.
@@ -218,9 +218,10 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
-        // A rank that has settled its pulls finds at the refresh that a peer gave up.
+        // A rank that has settled its pulls learns at the refresh that a peer gave up.
         ops::pull_of_leavers(3, false).calls(1, RESTAMP_PERIOD),
-        // A rank that has done all of its call finds the same.
+        // A rank that has done everything else in its call learns at the refresh that a peer gave
+        // up.
         ops::given_up(ops::two_shot(3, 1, 1, false)).calls(1, RESTAMP_PERIOD),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
@@ -230,12 +231,12 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
         ops::copied(2, 1, 3, true).calls(3, before).groups(&[2, 1]),
-        // The second call has the least number of all, and refreshes flags.
+        // The second call has the number `i32::MIN`, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
     ])
 }
 
-/// Scenarios in which rank 0 gives up, and goes on with later calls, in both implementations.
+/// Scenarios in which rank 0 gives up and then makes later calls, in both implementations.
 pub(super) fn of_leavers() -> Vec<(Implementation, Scenario)> {
     let barriers = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     in_both([

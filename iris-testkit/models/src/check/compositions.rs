@@ -1,6 +1,7 @@
-//! Compositions: protocols that are made of parts which the rules speak of one by one, such as gates
-//! between launches. The rules have no actions of their own for them: each operation must be a step of
-//! a rule, and a composition with a link left out must stop at a clause.
+//! Compositions: protocols made of several parts, such as gates between launches. The rules cover
+//! the parts one by one and have no actions for a composition. So each operation of a composition
+//! must be a step of some rule, and a mutant that leaves out a link between two parts must stop at
+//! a clause.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +14,16 @@ use crate::proof::mutants::clauses;
 use crate::proof::report::SYSTEMS;
 use crate::proof::rule::Numbers;
 
-/// Protocol whose parts are proved one by one.
+/// Protocol made of parts that are proved one by one.
 struct Composition {
     name: &'static str,
-    /// Beginnings of the names of its scenarios.
+    /// Prefixes of the names of the scenarios that run the composition.
     scenarios: &'static [&'static str],
-    /// Whether the device headers have programs for it.
+    /// Whether the device headers have programs for the composition.
     in_headers: bool,
-    /// Steps of rules that its executions must take, as system and action.
+    /// Steps of rules that executions of the composition must take, as system and actions.
     steps: &'static [(&'static str, &'static [&'static str])],
-    /// Mutants that leave out a link between its parts.
+    /// Mutants that leave out a link between parts of the composition.
     mutants: &'static [&'static str],
 }
 
@@ -122,7 +123,7 @@ impl Composition {
         }
     }
 
-    /// Replays of its scenarios, of one implementation.
+    /// Replays of the composition's scenarios in one implementation.
     fn of(&self, replayed: &[Replayed], source: Implementation) -> Vec<Replayed> {
         let begins =
             |it: &Replayed| self.scenarios.iter().any(|name| it.report.scenario.starts_with(name));
@@ -135,7 +136,7 @@ impl Composition {
     }
 }
 
-/// Steps of the rules that no execution of a composition took.
+/// Steps that the compositions require, but that no execution took.
 pub fn missing(replayed: &[Replayed]) -> Vec<String> {
     let mut missing = Vec::new();
     for it in COMPOSITIONS {
@@ -150,13 +151,14 @@ pub fn missing(replayed: &[Replayed]) -> Vec<String> {
     missing
 }
 
-/// Clauses at which a mutant stops, in any implementation.
+/// Clauses at which the replay of the mutant `name` stops, in any implementation.
 fn stops(mutants: &[ReplayedMutant], name: &str) -> BTreeSet<&'static str> {
     let all = mutants.iter().filter(|it| it.mutant.name == name);
     all.filter_map(ReplayedMutant::by).collect()
 }
 
-/// Mutants of compositions that were not replayed, or stop elsewhere than at a clause of a rule.
+/// Mutants of compositions that were not replayed, or whose replay does not stop at a clause of a
+/// rule.
 pub fn unlinked(mutants: &[ReplayedMutant]) -> Vec<String> {
     let known: BTreeSet<_> =
         SYSTEMS.iter().flat_map(|make| clauses(&make(Numbers::REAL, None))).collect();
@@ -172,7 +174,8 @@ pub fn unlinked(mutants: &[ReplayedMutant]) -> Vec<String> {
     faults
 }
 
-/// Table of the compositions: executions replayed, and mutants with the clauses at which they stop.
+/// Table of the compositions: number of executions replayed, and mutants with the clauses at which
+/// their replay stops.
 pub(super) fn table(replayed: &[Replayed], mutants: &[ReplayedMutant]) -> Table {
     let mut rows = Table::new();
     rows.load_preset(presets::NOTHING).set_header([

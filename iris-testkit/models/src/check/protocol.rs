@@ -1,5 +1,5 @@
-//! Pointers from PROTOCOL.md to the proof: each names clauses of the proof. A pointer stands in the
-//! text below the rule that its clauses state, in a paragraph that begins with `*Proved*`.
+//! Pointers from PROTOCOL.md to the proof. A pointer is a paragraph that begins with `*Proved*` and
+//! names clauses of the proof; it follows the text that states the rule of these clauses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,7 +29,7 @@ impl Pointers {
     }
 
     /// Reads the pointers from `text`, in Markdown. A pointer begins at `*Proved*` and ends with
-    /// its paragraph; several may follow each other.
+    /// its paragraph; paragraphs with pointers may follow each other.
     pub fn read(text: &str) -> Self {
         let mut pointers = Self::default();
         let (mut section, mut inside) = ("", false);

@@ -1,6 +1,6 @@
-//! Replays of executions against the proved rules: each step of an execution must be one that the
-//! rules allow. Replayed are the executions that models explore, random schedules, and mutants,
-//! which must break the rules.
+//! Replays of executions against the proved rules: each step of an execution must be a step that
+//! the rules allow. The executions are those that models explore, random schedules, and executions
+//! of mutants, which must break the rules.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -29,9 +29,9 @@ pub struct Replayed {
 /// Number of replayed steps below which [`missing`] reports that there are too few.
 pub const STEPS: u64 = 1_000_000;
 
-/// Explores a model, and replays every execution of loom and every transition of the search. Models
-/// of other engines, and those to which no rule applies, are only explored; [`random`] replays
-/// random schedules of them.
+/// Explores a model, and replays every execution of loom and every transition of the search. Other
+/// models are only explored: models of other engines, and models to which no rule applies.
+/// [`random`] replays random schedules of them.
 pub fn explore(model: &Model) -> (Report, Option<Replayed>) {
     let &Model { implementation, ref scenario, engine, .. } = model;
     let extent = match engine {
@@ -65,19 +65,20 @@ pub fn random(full: bool) -> Vec<Replayed> {
     replayed.collect()
 }
 
-/// Scenarios in which a rank gives up and goes on, for so many calls that its number is far from those
-/// of its peers. It must not do a step that a peer could take for one of a call.
+/// Scenarios in which a rank gives up and goes on for so many calls that its call number is far
+/// from those of its peers. The rank must take no step that a peer could mistake for a step of a
+/// call.
 fn aged() -> impl Iterator<Item = (Implementation, Scenario, Rules)> {
     catalogue::of_leavers().into_iter().flat_map(|(source, scenario)| {
         AGES.map(|ages| (source, scenario.clone(), Rules::from(Change::Ages(ages))))
     })
 }
 
-/// Numbers of calls that a rank counts between the call in which it gave up and its next one.
+/// Numbers of calls that a rank counts between the call in which it gave up and its next call.
 pub const AGES: [i32; 2] = [1 << 30, i32::MAX];
 
-/// Replays random schedules of `aged` under these further changes. Returns the rules that forbid a
-/// step.
+/// Replays random schedules of the scenarios of `aged` with these changes added. Returns the names
+/// of the rules that forbid a step.
 pub fn aged_under(changes: &[Change]) -> Vec<&'static str> {
     let replayed = aged().filter_map(|(_, scenario, mut rules)| {
         rules.changes.extend(changes);
@@ -98,8 +99,8 @@ pub fn counts(replayed: &[Replayed], source: Implementation) -> Counts {
     counts
 }
 
-/// Names of the actions of the rules, and of the rows of the table of accesses, that one of the
-/// implementations never replayed; and the number of steps, if it is less than [`STEPS`].
+/// Names of the actions of the rules and of the rows of the access table that one of the
+/// implementations never replayed. Also reports the number of steps if it is less than [`STEPS`].
 pub fn missing(replayed: &[Replayed]) -> Vec<String> {
     let sources: &[_] = if headers::AVAILABLE {
         &[Implementation::Rust, Implementation::Headers]
@@ -128,7 +129,7 @@ pub struct ReplayedMutant {
     pub implementation: Implementation,
     /// Mutant whose executions were replayed.
     pub mutant: Mutant,
-    /// Number of executions, and the step at which the first one left the rules.
+    /// Number of executions, and the step at which the first execution left the rules.
     pub report: Report,
 }
 
@@ -140,11 +141,13 @@ const OUTSIDE: &[(&str, &str)] =
     &[("no-vote-after-lock", LOCKS), ("no-vote-before-unlock", LOCKS), ("site-lock-give", LOCKS)];
 const LOCKS: &str = "locks are explored only";
 
-/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants in whose
-/// scenario no rule has a part are left out, and mutants of a scenario that no sound one is named for.
+/// Replays random schedules of each mutant, up to the first that leaves the rules. Leaves out
+/// mutants whose scenario itself is at fault if no sound scenario is known, and mutants whose
+/// scenario no rule applies to.
 ///
-/// Calls that refresh words take the place of a scenario that goes through the whole range of
-/// numbers, and of one without peers, if the mutant is of a row that the rules use.
+/// Two kinds of mutants are replayed in calls that refresh words instead of in their own scenario:
+/// mutants whose scenario goes through the whole range of call numbers; and mutants whose scenario
+/// no rule applies to, if they change a row of the access table that is replayed.
 pub fn mutants(all: Vec<(Implementation, Mutant)>) -> Vec<ReplayedMutant> {
     let replayed = all
         .into_par_iter()
@@ -188,15 +191,15 @@ impl ReplayedMutant {
         match &self.report.failure {
             Some(Failure::Rule(forbidden)) => Some(forbidden.by),
             Some(Failure::Scope(..)) => Some(self.mutant.access.map_or(SCOPE, Access::name)),
-            // Scenarios themselves check the value of each item that they take, so a wrong value
-            // counts as this rule.
+            // Scenarios check the value of each item that they receive; `VALUE` names this check.
             Some(Failure::Wrong { .. }) => Some(VALUE),
             _ => None,
         }
     }
 
-    /// Fault of the replay: the mutant breaks the rules although it must not, or does not although
-    /// it must. A mutant that loses a signal must not, because liveness is not proved.
+    /// Fault of the replay: the mutant breaks the rules although no rule covers it, or keeps to the
+    /// rules although it must break them. A mutant that loses a signal may keep to the rules,
+    /// because liveness is not proved.
     pub fn fault(&self) -> Option<String> {
         let outside = OUTSIDE.iter().find(|(name, _)| *name == self.mutant.name);
         let is_lost = self.mutant.expected == Check::Lost
@@ -211,12 +214,13 @@ impl ReplayedMutant {
     }
 }
 
-/// Name of the rule that a value read is the one that the call wrote.
+/// Name of the rule that a rank reads the values that were written for the call.
 const VALUE: &str = "what is read is of this call";
 /// Name of the rule that words of peers are accessed at system scope.
 const SCOPE: &str = "words of peers are accessed at system scope";
 
-/// Whether a step that `by` forbids shows that `clause` is broken.
+/// Whether `by` shows that `clause` is broken: it is that clause, or a row of the access table that
+/// the clause names.
 fn shows(by: &str, clause: &str) -> bool {
     let access = Access::ALL.iter().any(|it| it.name() == by);
     by == clause || access && clause.split(' ').any(|word| word == by)

@@ -36,9 +36,9 @@ pub(super) struct Sleeper {
 
 impl LoomArena {
     /// Barrier of `count` threads; returns whether all passed `ok`. The last thread to arrive wakes
-    /// the others one by one and waits for each answer, which orders their earlier accesses before
-    /// its own. Its second message releases them and orders the accesses of all before their next
-    /// ones.
+    /// the other threads one by one and waits for each answer, which orders their earlier accesses
+    /// before its own. With a second message it releases each of them, which orders the accesses of
+    /// all threads before their next ones.
     pub(super) fn meet(&self, id: ThreadId, meeting: &Meeting, count: usize, op: &Op) -> bool {
         let ok = !matches!(op, Op::Vote { ok: false });
         meeting.ok.set(meeting.ok.get() && ok);

@@ -27,8 +27,8 @@ impl Watch {
         }
     }
 
-    /// Reports the end of the current execution to the observer, if there is one. loom itself shows
-    /// the end only by the beginning of the next execution.
+    /// Reports the end of the current execution to the observer, if an execution is under way. loom
+    /// shows the end of an execution only when it begins the next one.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let ended = self.tell(|observer| observer.end());
         self.is_on = false;

@@ -32,8 +32,8 @@ fn sites() -> Vec<Mutant> {
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
     ]
     .map(|(name, site, scenario, engine)| {
-        // Without the barrier after a wait, the other thread does not wait at all and reads before
-        // anything is written, which is a wrong value, not a race.
+        // Without the barrier after a wait, the thread that does not poll goes on at once. It reads
+        // before anything is written, which is a wrong value, not a race.
         let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
         let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
         match engine {
@@ -44,9 +44,9 @@ fn sites() -> Vec<Mutant> {
     .into()
 }
 
-/// Mutants with one buffer instead of two. two_shot is not among them: a rank receives a result
-/// only after its owner has waited for that rank, so the next call's partial results come later. It
-/// has two buffers only because it shares the layout of one_shot.
+/// Mutants with one buffer instead of two. two_shot has no such mutant: a rank receives a result
+/// only after the owner of the tile has waited for that rank, so partial results of the next call
+/// come later. two_shot has two buffers only because it shares the layout of one_shot.
 fn buffers() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };

@@ -37,7 +37,7 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
         // Without the barrier, a thread of a workgroup reads items that the other thread has not
-        // taken yet.
+        // received yet.
         mutant(
             "ll-no-vote-before-row",
             rows(1),
@@ -78,7 +78,7 @@ pub(super) fn all() -> Vec<Mutant> {
             mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
                 .by(Engine::Random(20_000)),
         ),
-        // Launches that overlap: both write the cells of the items that the first launch has taken.
+        // Launches that overlap: both write the cells of items that the first launch has received.
         in_scenario(
             mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
         ),
@@ -94,8 +94,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::BlindRecords,
             Check::Wrong,
         ))),
-        // With shared pushes, one workgroup overwrites an input item that another still has to
-        // push.
+        // With shared pushes, one workgroup overwrites an input item that another workgroup still
+        // has to push.
         in_scenario(
             mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race)
                 .by(Engine::Random(20_000)),
@@ -126,8 +126,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::Skip(AbortCheck),
             Check::Wrong,
         )),
-        // Without the barrier, one thread has received everything while the other gives up, and the
-        // items that the other thread did not take are read.
+        // Without the barrier, one thread has received all of its items while the other thread
+        // gives up. The next kernel then reads items that the other thread did not receive.
         mutant(
             "ll-no-vote-to-leave",
             ops::given_up(ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads()),
@@ -135,8 +135,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Random(20_000)),
-        // Calls that refresh words count their workgroups at the end of the call. In other calls
-        // the fault would show at the count first.
+        // The mutant runs in calls that refresh words, because these count their workgroups at the
+        // end of the call. In other calls, the fault would first show at the count.
         mutant(
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)

@@ -18,7 +18,7 @@ mod ll;
 mod mutant;
 mod round;
 
-/// Mutants of the device headers alone, whose barriers have names.
+/// Mutants that exist only in the device headers, whose barriers have names.
 pub use headers::of_headers;
 pub use mutant::{Engine, Mutant, run};
 pub use round::{STATES, slots_whole_range, whole_range};
@@ -168,8 +168,8 @@ fn slot_rule() -> Vec<Mutant> {
     use Access::*;
     use Change::{BlindRecords, Skip, UncheckedRecords};
     let ahead = || ops::deliver(2, 1, 3, true, false);
-    // Initial values of entry records: those that this op will publish, as if an earlier op had
-    // left them.
+    // Initial values of entry records: the values that this op will publish, as if an earlier op
+    // had left them.
     let mut direct = ops::deliver(2, 1, 2, true, true);
     for parity in 0..2 {
         for rank in 0..2 {
@@ -270,8 +270,8 @@ fn life_of_words() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants without a check of the abort word on a rank that has given up. Later launches on that
-/// rank must write nothing that a peer could take for valid data.
+/// Mutants in which a rank that has given up does not check its abort word. With the check, later
+/// launches on that rank write nothing that a peer could mistake for valid data.
 fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
@@ -285,8 +285,8 @@ fn given_up() -> Vec<Mutant> {
     };
     vec![
         unmuted,
-        // Mutants in which a leaving rank does not tell all peers: rank 1 is told before rank 2,
-        // and leaves while rank 2 still reads its shard.
+        // Mutants in which a leaving rank does not tell all peers. Rank 1 is told before rank 2,
+        // and leaves while rank 2 still reads the shard of rank 1.
         untold("leaves-untold", ops::pull_of_leavers(3, false)),
         untold("leaves-untold-by-host", ops::pull_of_leavers(2, true)),
         untold("copies-of-leavers-untold", ops::copied_of_leavers(3, false))
@@ -294,7 +294,7 @@ fn given_up() -> Vec<Mutant> {
         untold("copies-of-leavers-untold-by-host", ops::copied_of_leavers(2, true)),
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
         // Without the check, half of a call is delivered: one workgroup of the root gives up, and
-        // another one finds its credit in the next call.
+        // another workgroup finds its credit in the next call.
         unchecked(
             "no-check-next-call",
             ops::deliver(2, 2, 3, true, false).groups(&[2, 1]),
@@ -388,8 +388,8 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
-    // Without the barrier after a wait, the other thread does not wait at all and reads before
-    // anything is written, which is a wrong value, not a race.
+    // Without the barrier after a wait, the thread that does not poll goes on at once. It reads
+    // before anything is written, which is a wrong value, not a race.
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);

@@ -60,7 +60,7 @@ impl Mutant {
     }
 
     /// Returns the same mutant in the device headers; `None` if the scenario has no program over
-    /// them.
+    /// the device headers.
     pub fn on_headers(&self) -> Option<Self> {
         Some(Self { scenario: self.scenario.on_headers()?, ..self.clone() })
     }

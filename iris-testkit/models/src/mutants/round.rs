@@ -12,11 +12,11 @@ use crate::{Failure, Place, Report, Rules, Scenario, ops, search};
 /// Number of states after which a search counts as unfinished.
 pub const STATES: u64 = 20_000_000;
 
-/// Searches the whole range of the call counter: two ranks and an op planned for eight tiles of
-/// which calls use three. Three calls run at every multiple of the refresh period and the calls
-/// between are skipped. More than 2^31 calls after the start come the calls `last`, each with a
-/// number of tiles or another op, see [`ops::instead`]. A staged gather has one tile, and its rank
-/// 0 has two workgroups.
+/// Searches the whole range of the call counter with two ranks. The op has words for eight tiles,
+/// and most calls use three of them. Three calls run at every multiple of the refresh period; the
+/// calls between are skipped. The calls `last` come more than 2^31 calls after the start: each
+/// entry is a number of tiles or another op, see [`ops::instead`]. If `last` contains a staged
+/// gather, the op has one tile, and rank 0 has two workgroups.
 pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     once_round(false, rules, last)
 }
@@ -38,8 +38,8 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // State after the skipped calls, which used `used` tiles: words and entry records have the
-        // number of the last skipped call.
+        // State after the skipped calls, which used `each[0]` tiles: words and entry records have
+        // the number of the last skipped call.
         let mut left = Vec::new();
         for rank in 0..2 {
             let before = Call::new(number).previous();
@@ -59,9 +59,9 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
 }
 
 /// Goes through the whole range of the call counter, three calls at each multiple of the refresh
-/// period. `at` returns the scenario of a step, whose calls begin with the given number, and the
-/// words that the skipped calls have left. All interleavings of a step must end in the same state,
-/// where the next step begins.
+/// period. `at(step, number)` returns the scenario of a step, whose calls begin with `number`, and
+/// the words that the skipped calls have left. All interleavings of a step must end in the same
+/// state, in which the next step begins.
 fn all_round(
     scenario: String,
     steps: u32,
@@ -96,14 +96,14 @@ fn all_round(
     Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
 }
 
-/// Number of items of the last three calls of [`slots_whole_range`]. Two calls, one of each parity,
-/// use the item again that the skipped calls have not touched.
+/// Number of items in each of the last three calls of [`slots_whole_range`]. Two of these calls,
+/// one of each parity, use the item that the skipped calls did not use.
 pub(super) const LAST: &[u32] = &[1, 2, 2];
 
-/// Searches the whole range of LL call numbers: two ranks, words for two items of which most calls
-/// use one, 2^32 calls, so that the first numbers come again. Three calls run at every multiple of
-/// the refresh period and the calls between are skipped; the first and the last three use both
-/// items.
+/// Searches the whole range of LL call numbers with two ranks: 2^32 calls, so that the first
+/// numbers come again. Ranks have words for two items, of which most calls use one. Three calls run
+/// at every multiple of the refresh period; the calls between are skipped. The first three calls
+/// use both items, the last three the numbers of items in `LAST`.
 pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
     let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
     all_round(name, 9, rules, |step, number| {
@@ -115,8 +115,8 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
         let scenario = ll::partial(Pattern::All, 2, number, used);
         let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
         if step == 8 {
-            // The last calls have the numbers of the first ones, so another M makes their values
-            // differ.
+            // The last calls have the numbers of the first ones, so another M is set: it makes
+            // their values differ.
             let mut record = Record::default();
             record.fields[Field::M as usize] = 1;
             scenario = scenario.record(0, record).record(1, record);

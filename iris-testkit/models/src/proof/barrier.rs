@@ -1,6 +1,7 @@
-//! Rule of the device barrier as a transition system of its own: its calls write no entry records
-//! and have words of their own. Ranks here are the members of the group that meets; every call has
-//! the barrier of one phase, and may have barriers of other phases.
+//! Rule of the device barrier, as a transition system. It is separate from the slot rule, because
+//! calls of a barrier write no entry records and use other words. "Rank" means a member of the
+//! group of ranks that meets. Every call has the barrier of one fixed phase, and may have barriers
+//! of other phases.
 
 use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
@@ -34,21 +35,21 @@ functions! {
     arrived(Rank, Rank, Word): Int;
     /// Whether the first rank has stored this number in its barrier word at the second rank.
     stored(Rank, Rank, Word, Int): Bool;
-    /// Last call whose work by the first rank a member knows when it acquires the store of this
-    /// number.
+    /// Last call whose work by the first rank is visible to a member that acquires the store of
+    /// this number, which the first rank made into its barrier word at the second rank.
     view(Rank, Rank, Word, Int): Int;
-    /// Last call for which the first rank knows the work of the second before the barrier of this
-    /// phase.
+    /// Last call for which the second rank's work before the barrier of this phase is visible to
+    /// the first rank.
     knows(Rank, Rank, Word): Int;
-    /// Last call that the rank ended without its work, because it gave up or a clause is switched
-    /// off.
+    /// Last call that the rank ended before it had done its work, because the rank gave up or a
+    /// clause is switched off.
     missed(Rank): Int;
     /// Last call for which the first rank saw that the second rank's barrier word had reached the
     /// call's number.
     seen(Rank, Rank, Word): Int;
 }
 
-/// Makes the rule of the device barrier, without the clause `off` if it is given.
+/// Builds the rule of the device barrier. Leaves out the clause named `off`, if one is given.
 pub fn barrier(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses, &numbers);

@@ -1,59 +1,65 @@
-//! A user's kernel beside a call: it reads tiles as they arrive, and may run on when the call has ended.
+//! User's kernel beside a call: the kernel reads tiles as they arrive, and may still run when the
+//! call has ended.
 //!
-//! **Problem.** The kernel is counted out of no launch. The end of the call advances the number that the
-//! kernel would read, and the next call lets peers write the tiles that it reads.
+//! **Problem.** The kernel belongs to no launch of the call, so the end of the call does not wait
+//! for it. The end of the call advances the call number that the kernel would read, and the next
+//! call lets peers overwrite the tiles that the kernel reads.
 //!
-//! **Solution.** A step in front of the call copies the number for the kernel, and waits until the
-//! kernel of the call before is over. So neither the copy nor a tile changes under a kernel.
+//! **Solution.** A step before the call copies the call number for the kernel, and waits until the
+//! kernel of the previous call is over. So neither the copied number nor a tile changes while a
+//! kernel runs.
 //!
-//! **What it assumes of the slot rule.** A peer writes a tile of a call when this rank has entered that
-//! call, signals behind its tile, and words are less than half the range away, since the kernel's call is
-//! that of its rank.
-//! It speaks of one tile from each rank to each other one, in the receiver's own memory.
+//! **Assumptions about the slot rule.** A peer writes a tile of a call only after this rank has
+//! entered the call. A peer signals after it has written its tile. Numbers that are compared are
+//! less than half the range apart, because the kernel's call is the call that its rank is in. The
+//! rule covers one tile from each rank to each other rank, stored directly into the receiver's own
+//! memory.
 
 use super::rule::{Clauses, ENTERED, NUMBER, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply};
 
 functions! {
-    /// Functions that never change.
+    /// Functions that never change during a run.
     FIXED:
     /// Number that the first call has.
     first(): Int;
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
-    /// The call that the rank is in, or the next one.
+    /// Number of the call that the rank is in, or of its next call.
     call(Rank): Int;
-    /// The device word with the number of the call.
+    /// Value of the device word with the call number.
     number(Rank): Int;
-    /// The last call in front of which the number was copied, so that its kernel may start.
+    /// Last call for which the step before the call copied the number, so that its kernel may
+    /// start.
     front(Rank): Int;
-    /// The copied number.
+    /// Call number that was copied last.
     noted(Rank): Int;
-    /// The last call that a launch of the rank began, so that peers see its entry.
+    /// Last call that a launch of the rank began, so that peers see the rank's entry.
     begun(Rank): Int;
-    /// The last call whose kernel has started.
+    /// Last call whose kernel has started.
     started(Rank): Int;
-    /// The number with which that kernel works.
+    /// Call number that the last started kernel uses.
     kernel(Rank): Int;
-    /// The last call whose kernel is over.
+    /// Last call whose kernel is over.
     over(Rank): Int;
-    /// The last call in which the first rank wrote its tile at the second.
+    /// Last call in which the first rank wrote its tile at the second rank.
     filled(Rank, Rank): Int;
-    /// Numbers stored in the signal of the first rank at the second.
+    /// Whether the first rank has stored this number in its signal word at the second rank.
     stored(Rank, Rank, Int): Bool;
-    /// Call up to which a kernel that acquires this store knows the tile's stores.
+    /// Last call whose stores to the tile are visible to a kernel that acquires the store of this
+    /// number.
     view(Rank, Rank, Int): Int;
-    /// The last call in which a kernel of the first rank saw the signal of the second.
+    /// Last call in which a kernel of the first rank saw the signal of the second rank.
     seen(Rank, Rank): Int;
-    /// Call up to which kernels of the first rank know the stores of the second's tile.
+    /// Last call whose stores to the second rank's tile are visible to kernels of the first rank.
     holds(Rank, Rank): Int;
 }
 
-/// The rule of kernels beside a call. Without the clause `off`, if it is one.
+/// Builds the rule of kernels beside a call. Leaves out the clause named `off`, if one is given.
 pub fn beside(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses, &numbers);
@@ -93,7 +99,7 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .given(begun([&p]).below(&c))
         .rule(clauses, "begin: behind the copy of the number", front([&p]).is(&c))
         .set(&begun([&p]), &c);
-    // Rank p writes at rank q.
+    // Rank p writes its tile at rank q.
     let write = Action::new("write", [&p, &q])
         .given(all_of([other.clone(), begun([&p]).is(&c), begun([&q]).at_least(&c)]))
         .set(&filled([&p, &q]), &c)
@@ -113,7 +119,7 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .set(&started([&p]), front([&p]))
         .property("the kernel's number is that of its call", from([&p]).is(front([&p])));
     let runs = all_of([started([&p]).is(front([&p])), over([&p]).below(started([&p]))]);
-    // The kernel of rank p looks at what rank q sends.
+    // The kernel of rank p loads the signal word of rank q.
     let see = Action::new("look", [&p, &q, &v])
         .given(all_of([
             other.clone(),

@@ -42,11 +42,11 @@ pub struct Found {
     pub complete: bool,
 }
 
-/// Constants of small worlds. With them, a word that is left alone for nine calls would look new.
+/// Constants of small worlds: with them, a word that no rank writes for nine calls would look new.
 pub const SMALL: Numbers = Numbers { range: 16, period: 4 };
 
-/// Constants that are still smaller. With them, the words of ranks that run four calls apart are
-/// too far apart to be compared.
+/// Constants that are smaller still: with them, numbers of ranks that run four calls apart are too
+/// far apart to be compared.
 pub const TINY: Numbers = Numbers { range: 8, period: 2 };
 
 struct Seen {
@@ -138,8 +138,7 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
     found
 }
 
-/// Values of the fixed functions for two ranks with one thread each, where rank 0 sends to rank 1
-/// what the function `plan` says.
+/// Default values of the functions that never change, in worlds of two ranks.
 fn base(universe: &Universe, name: Name, values: &[i64]) -> i64 {
     match name {
         "rank" => values[0] * universe.ranks / universe.agents,
@@ -170,13 +169,13 @@ macro_rules! world {
     };
 }
 
-/// World of two ranks with one thread each and `calls` calls from number `first` on, whose numbers
-/// soon wrap around.
+/// World of two ranks with one thread each and `calls` calls from number `first` on. Call numbers
+/// of such worlds soon wrap around.
 const fn two(first: i64, calls: i64) -> Universe {
     Universe { ranks: 2, agents: 2, words: 1, tiles: 2, first, calls }
 }
 
-/// Call at which a world looks at a word that was left alone for half the range of numbers.
+/// Number of a call that reads words which were not written for half the range of numbers.
 const LATE: i64 = 14;
 
 const CALLS: &[Name] = &["load", "credit", "enter", "count", "advance", "finish"];
@@ -209,8 +208,8 @@ fn program_worlds() -> Vec<World> {
     vec![world!("programs", one, &[steps, vec!["next"]], |f, v, u| {})]
 }
 
-/// Worlds of one device with two workgroups, of which the first copies the only unit: in each call,
-/// or never.
+/// Worlds of one device with two workgroups and one unit. In the first world, the first workgroup
+/// copies the unit in each call; in the second, no workgroup ever copies it.
 fn staging_worlds() -> Vec<World> {
     const WAITS: &[Name] = &["await", "multiply", "count", "finish", "stamp"];
     let device = |calls| Universe { ranks: 1, agents: 2, words: 1, tiles: 1, first: 6, calls };
@@ -220,7 +219,7 @@ fn staging_worlds() -> Vec<World> {
     ]
 }
 
-/// Engines of rank 0 send one part to rank 1, in each call or in every other one.
+/// Worlds of two ranks, in which copy engines of rank 0 send one part to rank 1 in each call.
 fn engine_worlds() -> Vec<World> {
     const STEPS: &[Name] = &["arrive", "open", "copy", "signal", "stamp", "next"];
     const LEAVES: &[Name] = &["quit", "tell", "fail"];
@@ -232,14 +231,15 @@ fn engine_worlds() -> Vec<World> {
     ]
 }
 
-/// Two ranks that send each other one tile in each call.
+/// Worlds of two ranks that send each other one tile in each call.
 fn beside_worlds() -> Vec<World> {
     const STEPS: &[Name] = &["note", "begin", "write", "raise", "finish"];
     const KERNEL: &[Name] = &["start", "look", "use", "end"];
     vec![world!("a kernel beside", two(6, 2), &[STEPS, KERNEL], |f, v, u| {})]
 }
 
-/// Two members, of which rank 0 may give up, with one barrier in every call and another one late.
+/// Worlds of a barrier between two members. In some, a member may give up; in the last, a second
+/// barrier is used only in one late call.
 fn barrier_worlds() -> Vec<World> {
     const STEPS: &[Name] = &["begin", "work", "arrive", "look", "pass", "finish"];
     const APART: &[Name] = &["begin", "work", "arrive", "look", "finish"];
@@ -257,7 +257,8 @@ fn barrier_worlds() -> Vec<World> {
     ]
 }
 
-/// Whether an action of the weakened rule differs from that of the whole rule.
+/// Whether an action of the weakened rule differs from the action of the same name in the whole
+/// rule.
 fn differs(numbers: Numbers, make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
     let whole = make(numbers, None);
     whole.action(action.name).is_none_or(|it| format!("{it:?}") != format!("{action:?}"))
@@ -356,7 +357,8 @@ const fn bare(calls: i64) -> Universe {
     Universe { agents: 3, words: 0, tiles: 0, ..two(6, calls) }
 }
 
-/// Whether in these arguments of `plan` rank 1 sends to rank 0, the rank with two threads.
+/// Whether these arguments of `plan` stand for a tile from rank 1 to rank 0, the rank with two
+/// threads.
 fn receives(values: &[i64]) -> bool {
     values[1] == 1 && values[2] == 0
 }
@@ -381,8 +383,8 @@ fn violation_with(
 ) -> Option<(Name, Name, usize)> {
     let weak = make(numbers, Some(clause));
     let worlds = worlds(weak.name);
-    // A world in which no action of the changed clause is allowed can show nothing, so it is left
-    // out.
+    // Worlds that allow no action which the clause changes are left out: they cannot show a
+    // violation.
     let about: Vec<Name> = weak
         .actions
         .iter()

@@ -1,5 +1,5 @@
 //! Transition system over concrete values: ranks, threads, words and tiles are numbers from 0, and
-//! calls lie in a window. The rule's terms are those of the proof, compiled to tables and look-ups.
+//! calls lie in a window. The terms of a rule are compiled to tables and look-ups.
 
 mod steps;
 
@@ -25,7 +25,7 @@ pub struct Universe {
     pub calls: i64,
 }
 
-/// Largest difference by which a number that a word holds may be below the number of the first call.
+/// Largest distance between the number of the first call and a lower number that a word holds.
 const BELOW: i64 = 3;
 
 impl Universe {
@@ -46,10 +46,10 @@ impl Universe {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State(pub(super) Vec<i64>);
 
-/// Reason for which an action cannot happen, or must not have happened.
+/// Reason for which an action is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
-    /// The parameters describe no such action: memory does not behave so, or there is no such rank.
+    /// The condition that defines the action does not hold for these parameters.
     Given,
     /// The guard of this name does not hold.
     Guard(Name),
@@ -74,11 +74,12 @@ enum Code {
     All { slot: usize, from: i64, count: i64, body: Box<Code> },
 }
 
-/// Where the value of a function lies.
+/// Index of a function's value in `Frame::fixed` or `Frame::state`: an offset, plus the index of each
+/// argument times its stride.
 struct Place {
     offset: usize,
-    /// Arguments of the function, each with the first value of its sort, the number of values, and
-    /// the stride.
+    /// Arguments of the function: for each, its value, the first value of its sort, the number of
+    /// values of its sort, and its stride.
     arguments: Box<[(Code, i64, i64, i64)]>,
     /// Value of the function for arguments outside of the universe, such as calls outside of the
     /// window.
@@ -186,8 +187,8 @@ impl Code {
 }
 
 impl Machine {
-    /// Compiles a system. `fixed` returns the values of functions that never change, except of
-    /// those without arguments, whose value is the number of the first call.
+    /// Compiles a system. `fixed` returns the values of functions that never change, except
+    /// `first`, whose value is the number of the universe's first call.
     pub fn new(system: &System, universe: Universe, fixed: impl Fn(Name, &[i64]) -> i64) -> Self {
         let mut tables = Vec::new();
         let (mut fixed_size, mut size) = (0, 0);
@@ -444,11 +445,10 @@ impl Machine {
         self.actions[action].guards.iter().filter_map(unmet).collect()
     }
 
-    /// Whether the action may happen with these parameters; the error is the first reason against
-    /// it.
+    /// Checks whether the action may happen with these parameters.
     ///
     /// # Errors
-    /// Checks an action; the error is the guard that forbids it, or the property that it violates.
+    /// First reason against the action: a guard that forbids it, or a property that it violates.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);

@@ -31,14 +31,14 @@ impl fmt::Display for Goal {
     }
 }
 
-/// Goal, together with the solver's input. There is no input if the action changes nothing that the
-/// clause mentions: then there is nothing to ask.
+/// Goal, together with the solver's input. No input is needed if the action changes no function
+/// that the clause mentions.
 #[derive(Clone, Debug)]
 pub struct Condition {
     /// Statement to be proved.
     pub goal: Goal,
-    /// SMT-LIB assertions that contradict each other if the goal is true; `None` if there is
-    /// nothing to ask.
+    /// SMT-LIB assertions that contradict each other if the goal is true; `None` if the goal is
+    /// true without a question to the solver.
     pub script: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Condition {
 pub struct Verdict {
     /// Statement that was to be proved.
     pub goal: Goal,
-    /// Answer of the solver; [`Answer::Proved`] also if there was nothing to ask.
+    /// Answer of the solver; [`Answer::Proved`] also if the solver was not needed.
     pub answer: Answer,
     /// Whether the solver was asked about this goal.
     pub asked: bool,

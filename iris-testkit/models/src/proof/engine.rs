@@ -1,56 +1,62 @@
-//! Copy engines: copies on a side stream, each with a signal whose number an engine takes from flag 0.
+//! Copy engines: copies on a side stream, each followed by a signal whose number the engine reads
+//! from flag 0.
 //!
-//! **Problem.** An engine waits for nothing, looks at no word and cannot be stopped. If the launch that
-//! opens a call fails, its copies run all the same. Their signals must not pass for signals of that call,
-//! however many calls a rank counts after the one in which it gave up.
+//! **Problem.** A copy engine does not wait, polls no word and cannot be stopped. If the launch
+//! that opens a call fails, the copies of the call run all the same. Peers must not mistake the
+//! signals of these copies for signals of a call that was opened, however many calls the rank
+//! counts after the call in which it gave up.
 //!
-//! **Solution.** The launch that opens a call stores the call's number into flag 0 when all peers have
-//! entered, and nothing if it fails. An engine copies that number behind its data. So a number that is
-//! new stands for data of an opened call, and an old one for data that was sent long ago.
+//! **Solution.** The launch that opens a call stores the call's number into flag 0 once all peers
+//! have entered; if it fails, it stores nothing. After each copy, the engine sends the number in
+//! flag 0 as the signal. So a new number stands for data of a call that was opened, and an old
+//! number for data that was sent earlier.
 //!
-//! **What it assumes of the slot rule.** A peer whose entry was seen is in this call or a later one. What a peer does with a signal is the slot rule's business: a copy is its
-//! `push_direct`, a signal of this call its `raise`.
+//! **Assumptions about the slot rule.** A peer whose entry was seen is in this call or a later one.
+//! The slot rule covers what a peer does with a signal: it treats a copy as `push_direct`, and a
+//! signal of this call as `raise`.
 //!
-//! **Limits.** That an engine's second copy is seen only after its first one is an axiom; see PROTOCOL.md.
+//! **Limits.** It is an axiom that peers see an engine's second copy only after its first one; see
+//! PROTOCOL.md.
 
 use super::rule::{Clauses, IN_CALL, Numbers, Parameters, functions, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, any_of, apply, for_all, variable};
 
 functions! {
-    /// Functions that never change.
+    /// Functions that never change during a run.
     FIXED:
     /// Number that the first call has.
     first(): Int;
-    /// Whether the first rank's engines send that part to the second in this call.
+    /// Whether the first rank's engines send this part to the second rank in this call.
     plan(Int, Rank, Rank, Word): Bool;
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
-    /// The call that the rank is in.
+    /// Number of the call that the rank is in.
     call(Rank): Int;
-    /// The rank has given up. Its later calls fail, but their copies run.
+    /// Whether the rank has given up. Its later calls fail, but the copies of those calls run.
     quit(Rank): Bool;
-    /// The rank has stored to the abort words of all peers.
+    /// Whether the rank has stored to the abort words of all peers.
     told(Rank): Bool;
-    /// The last call that the second rank entered as far as the first has seen.
+    /// Last call for which the first rank has seen the entry of the second rank.
     came(Rank, Rank): Int;
     /// Number in flag 0.
     flag(Rank): Int;
-    /// The last call that a launch of the rank opened.
+    /// Last call that a launch of the rank opened.
     opened(Rank): Int;
-    /// The last call whose opening launch has ended, well or not: engines may copy.
+    /// Last call whose opening launch has ended, with success or not, so that engines may copy.
     begun(Rank): Int;
-    /// The last call in which the part was copied to the second rank.
+    /// Last call in which the part was copied from the first rank to the second.
     moved(Rank, Rank, Word): Int;
-    /// Numbers that engines of the first rank stored as signal of the part at the second.
+    /// Whether engines of the first rank have sent this number to the second rank, as the part's
+    /// signal.
     sent(Rank, Rank, Word, Int): Bool;
 }
 
-/// The rule of copy engines. Without the clause `off`, if it is one. Numbers do not matter to it: an
-/// engine compares nothing.
+/// Builds the rule of copy engines. Leaves out the clause named `off`, if one is given. The
+/// constants of call numbers have no effect, because an engine compares no numbers.
 pub fn engines(_: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses);
@@ -130,7 +136,7 @@ fn actions(clauses: &Clauses) -> Vec<Action> {
         .given(!quit([&p]))
         .rule(clauses, "stamp: the copies are over", all_sent.clone())
         .set(&flag([&p]), &c);
-    // The number of the call advances on a rank that has given up, too, without end.
+    // The call number advances without end, even on a rank that has given up.
     let next = Action::new("next", [&p])
         .rule(clauses, "next: the copies are over", flag([&p]).is(&c).implies(all_sent))
         .set(&call([&p]), &c + 1);

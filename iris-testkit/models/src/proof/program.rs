@@ -1,20 +1,21 @@
 //! Programs: the order in which a rank enqueues the steps of its calls, as `iris_kernels::program`
 //! checks it.
 //!
-//! **Problem.** The slot rule takes each call as one whole: it ends once, nothing of it is visible to
-//! peers outside of it, and the next call begins behind all of it. A call is a program of up to fifty
-//! launches and copies, so this has to hold of every program, for any number of parts and peers.
+//! **Problem.** The slot rule treats a call as one unit: the call ends once, no step of it is
+//! visible to peers outside of it, and the next call begins after all of its steps. In the code, a
+//! call is a program of up to fifty launches and copies. So every program must keep to this, for
+//! any number of parts and peers.
 //!
-//! **Solution.** The checks of `Program::check` are the guards of a transition system with one action
-//! for each kind of step. A run of the system is any sequence of calls, each of any length. The
-//! properties say what the slot rule takes for granted. A test compares the system with
+//! **Solution.** The checks of `Program::check` are the guards of a transition system with one
+//! action for each kind of step. A run of the system is any sequence of calls, each of any length.
+//! The properties are the assumptions of the slot rule. A test compares the system with
 //! `Program::check` on all short programs.
 //!
-//! **The next call may assume** that the call before has ended if it was open, that none of its copies
-//! is under way, and that none of its steps is visible to peers any more.
+//! **Assumptions of the next call.** If the call before was opened, it has ended. No copy of that
+//! call is under way, and no step of it is visible to peers any more.
 //!
-//! **Limits.** A stream runs its work in the order in which it was enqueued, and the step that closes a
-//! call waits for the side stream: the runtime's promise, which is not proved.
+//! **Limits.** Two promises of the runtime are not proved: a stream runs its work in the order in
+//! which it was enqueued, and the step that closes a call waits for the side stream.
 
 use super::rule::{Clauses, Numbers, Parameters, functions, starts_as};
 use super::system::{Action, Clause, System};
@@ -98,8 +99,8 @@ impl Kind {
     }
 }
 
-/// Makes the rules of programs, without the clause `off` if it is given. The constants of call
-/// numbers do not matter to them.
+/// Builds the rules of programs. Leaves out the clause named `off`, if one is given. The constants
+/// of call numbers have no effect, because programs compare no numbers.
 pub fn programs(_: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let mut actions: Vec<Action> = Kind::ALL.iter().map(|kind| step(kind, &clauses)).collect();

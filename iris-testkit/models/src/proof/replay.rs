@@ -1,11 +1,12 @@
-//! Replay of executions against the slot rule: each operation must be a step that the rule allows.
+//! Replay of executions against the rules: each operation must be a step that the rules allow.
 //!
-//! This file is long because the meaning of each operation to the rule is one table of cases, which the learner of
-//! plans and the replay read alike.
+//! This file is long because one table of cases maps each operation to a step of the slot rule, and
+//! both the learner of plans and the replay read the table.
 //!
-//! The rule is about tiles and words, the code about cells and addresses. A `Plan` is what links them: which rank
-//! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
-//! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
+//! The rule is about tiles and words, the code about cells and addresses. A `Plan` links the two:
+//! it says which rank writes which cell at which peer in which call, and which word signals the
+//! cell. The plan is learned from one execution of the unbroken code. All other executions, of Rust
+//! and of the device headers, must keep to the plan.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -51,7 +52,7 @@ enum Word {
     Done { reader: i64 },
     /// Abort word of the rank in whose memory it lies.
     Abort,
-    /// A shard that the scenario keeps in words.
+    /// Shard that the scenario keeps in words.
     Shard,
     /// Lock word, or memory that only the scenario uses.
     Other,
@@ -107,8 +108,8 @@ fn array_of(index: u32) -> u32 {
     index / 256
 }
 
-/// Whether the slot rule covers an array. Arrays to which ranks add under locks, or that stay on
-/// one device, are explored by the models only.
+/// Whether the slot rule covers an array. Only the models explore arrays to which ranks add under
+/// locks, and arrays that only one device accesses.
 fn is_spoken_of(index: u32) -> bool {
     !matches!(array_of(index), array::WORK | array::STAGE)
 }
@@ -116,7 +117,8 @@ fn is_spoken_of(index: u32) -> bool {
 /// Clause that forbids any step of a rank after the call in which it gave up.
 const GAVE_UP: Name = "die: no call after one that was given up";
 
-/// Clause that demands a store to the abort word of each peer before a rank leaves a call that pulls.
+/// Clause that demands a store to the abort word of each peer before a rank leaves a call that
+/// pulls.
 const TOLD: Name = "die: peers of a call that pulls are told";
 
 /// Rule that a rank tells all peers before it leaves a call of any kind because it gives up.
@@ -128,11 +130,12 @@ const NUMBER: Name = "words hold the number of the call";
 /// Rule that calls use the tiles and words that ranks agreed on.
 const PLAN: Name = "tiles and words are those of the plan";
 
-/// Inside a call that ranks enter, a barrier's word is a word of the slot rule: arriving is `raise`,
-/// and looking is `see`.
+/// Rule about a barrier inside a call that ranks enter: the barrier's word is also a word of the
+/// slot rule. Arriving at the barrier is the step `raise`, and a load of the word is the step
+/// `see`.
 const JOINED: Name = "a barrier inside a call is a word of the slot rule";
 
-/// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
+/// Tiles and words of each call of a scenario, on which all ranks agree. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
     /// Tiles that are written: call, writer and place.
@@ -158,7 +161,8 @@ fn owner(place: Place) -> i64 {
     }
 }
 
-/// Observers that learn from one execution of a scenario what the rules need to know of it.
+/// Observers of one execution of a scenario, one for each rule: each learns what its rule needs to
+/// know about the scenario.
 struct Learners {
     slots: Learner,
     members: members::Learner,
@@ -168,8 +172,8 @@ struct Learners {
 }
 
 impl Learners {
-    /// Learns from an execution of [`reference`]. `None` if the scenario begins in a state that other
-    /// calls have left. Also returns the failure of the execution.
+    /// Learns from an execution of [`reference`], and also returns the failure of that execution.
+    /// Returns `None` if the scenario begins in a state that other calls have left.
     fn learn(scenario: &Scenario) -> Option<(Self, Option<Failure>)> {
         let (reference, first) = reference(scenario, scenario.calls.max(2))?;
         let (channel, first) = (scenario.channel(0), i64::from(first));
@@ -209,8 +213,8 @@ struct Learner {
     launches: HashMap<u32, u32>,
     /// Number of barriers that each workgroup has passed so far.
     votes: HashMap<(u32, u32), u32>,
-    /// Tiles whose signal has not been set yet: call, writer, place, thread, launch, and number of
-    /// barriers that the workgroup had passed.
+    /// Tiles whose signal has not been set yet: call, writer, place, thread that wrote it, launch,
+    /// and number of barriers that the thread's workgroup had passed.
     open: Vec<(i64, i64, Place, ThreadId, u32, u32)>,
 }
 
@@ -303,7 +307,7 @@ pub struct Replay {
     channel: Channel,
     first: i64,
     track: Track,
-    /// Threads of the scenario; the rule identifies a thread by its index here.
+    /// Threads of the scenario; the rule identifies a thread by its index in this list.
     threads: Vec<ThreadId>,
     /// Threads and copy engines of each rank, by their indices in the rule.
     agents: Vec<Vec<i64>>,
@@ -311,8 +315,8 @@ pub struct Replay {
     words: HashMap<(u32, u32), i64>,
     plan: Plan,
     direct: HashSet<Place>,
-    /// Last thread of a launch that was counted as finished, for each rank; it knows what the
-    /// threads before it knew.
+    /// For each rank, the thread that was counted as finished last. This thread knows all that the
+    /// threads counted before it knew.
     counted_out: [Option<u8>; RANKS],
     aborts: Aborts,
 }
@@ -323,19 +327,19 @@ pub struct Aborts {
     /// Peers to whose abort word each rank has stored, as a bit set per rank. Abort words are never
     /// reset.
     told: [u8; RANKS],
-    /// Done words that were found to have reached a rank's call, each with the rank, its thread,
-    /// the peer and the number. They count once a later look at the rank's abort word finds no
+    /// Done words that were found to have reached a rank's call: rank, its thread, the peer and the
+    /// number. Each becomes a step `see_done` once a later load of the rank's abort word finds no
     /// abort.
     done_words: Vec<[i64; 4]>,
-    /// Ranks that had done all of a call which refreshes words when they found, ahead of the
-    /// refresh, that they are told to leave, as bits. Such a rank skips the refresh.
+    /// Ranks that skip the refresh of words, as bits: such a rank had done everything else in a
+    /// call that refreshes words when it learned that it must leave.
     skipped: u8,
 }
 
-/// Scenario from which the plan of `scenario` is learned, and the number of its first call: `calls`
-/// calls of the same slots, in which no rank gives up and no word is refreshed. `None` if the
-/// scenario begins in a state that other calls have left. A mutant's plan is that of the sound
-/// scenario.
+/// Scenario from which the plan of `scenario` is learned, and the number of its first call. The
+/// scenario makes `calls` calls with the same slots, in which no rank gives up and no word is
+/// refreshed. If `scenario` is a mutant, the plan is that of its sound scenario. Returns `None` if
+/// the scenario begins in a state that other calls have left.
 fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
     let scenario = scenario.sound.as_deref().unwrap_or(scenario);
     if scenario.words.is_some() || !scenario.initial.is_empty() {
@@ -362,7 +366,8 @@ impl Replay {
         let by_index: Vec<Place> = places.iter().copied().collect();
         let word_index: Vec<(u32, u32)> = indices.iter().copied().collect();
         let first = i64::from(scenario.first.number());
-        // The first call of each place, and whether calls of both parities use it.
+        // `odd`: parity of the first call that uses each place. `direct`: places of C, and places
+        // that calls of both parities use.
         let mut odd = HashMap::default();
         let mut direct = HashSet::default();
         for &(call, _, place) in &plan.tiles {
@@ -451,8 +456,8 @@ impl Replay {
         self.track.step(name, parameters)
     }
 
-    /// Lets each of these threads learn what the others know: first one thread learns from all,
-    /// then all learn from it.
+    /// Makes all of these threads know what any of them knows: first one thread learns from all
+    /// others, then all others learn from that thread.
     fn join(&mut self, agents: &[i64]) -> Result<(), Forbidden> {
         let Some((&first, others)) = agents.split_first() else { return Ok(()) };
         others.iter().try_for_each(|&other| self.track.turn(first, other))?;
@@ -467,8 +472,8 @@ impl Replay {
         self.track.ghost(rank, value)
     }
 
-    /// Takes the step `count`: all threads of the call have been counted as finished, and the last
-    /// one goes on for all.
+    /// Takes the step `count`: all threads of the call have been counted as finished, and each
+    /// knows what the others know.
     fn count(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("counted", &[rank]) {
             return Ok(());
@@ -491,7 +496,8 @@ impl Replay {
         let call = self.get("call", &[rank]);
         let pulls = self.plan.pulled.contains(&(call - self.first));
         let told = self.aborts.told[rank as usize];
-        // A peer whose done word this rank has seen pulls no more.
+        // Whether a peer need not be told. In a call that pulls: this rank has seen the peer's done
+        // word, so the peer pulls no more. In other calls: this rank has only skipped a refresh.
         let need_not_be = |peer: i64| match pulls {
             true => self.get("done_seen", &[rank, peer]) == call,
             false => self.aborts.skipped & 1 << rank != 0,
@@ -506,9 +512,9 @@ impl Replay {
         self.step("die", &[rank])
     }
 
-    /// Takes the step `see_done` for each done word that the rank has found set. This is called
-    /// when a look at the rank's abort word found no abort, or when the rank advances its call
-    /// number without such a look.
+    /// Takes the step `see_done` for each done word that the rank has found set. Callers call this
+    /// when a load of the rank's abort word found no abort, or when the rank advances its call
+    /// number without such a load.
     fn settle(&mut self, rank: i64) -> Result<(), Forbidden> {
         let all = std::mem::take(&mut self.aborts.done_words);
         for [of, agent, peer, v] in all {
@@ -533,7 +539,7 @@ impl Replay {
         self.step("quit", &[rank])
     }
 
-    /// Whether the rank could be counted out as one that has not given up.
+    /// Whether the rule allows the step `count` for the rank now. The state is not changed.
     fn has_done_all(&mut self, rank: i64) -> bool {
         let before = self.track.changes();
         let counted = self.count(rank).is_ok();
@@ -558,9 +564,9 @@ impl Replay {
             Word::Entry { source, odd } if source != me => {
                 let of_call = odd == (call.rem_euclid(2) == 1);
                 self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
-                // A rank all of whose workgroups have finished waits for its peers to be done. It
-                // reads their entries only to find out which peer to blame, which is no step of the
-                // rule.
+                // Once all workgroups of a rank have finished, the rank waits for its peers to be
+                // done. It then reads their entries only to find out which peer to blame. That read
+                // is no step of the rule.
                 if self.is("counted", &[me]) {
                     return Ok(());
                 }
@@ -595,8 +601,8 @@ impl Replay {
     }
 
     /// Whether a rank that gave up stores the number of an earlier call to a word that has already
-    /// held it: copies run on after a launch that failed, and carry the number of the last call
-    /// that was opened.
+    /// held this number. Copy engines do so: their copies still run after a launch that failed, and
+    /// carry the number of the last call that was opened.
     fn says_nothing_new(&self, (me, peer): (i64, i64), index: u32, v: i64) -> bool {
         let signal = matches!(word(&self.channel, index), Word::Signal { .. });
         let earlier = self.first - 1..=self.get("call", &[me]);
@@ -623,8 +629,8 @@ impl Replay {
             return self.quits(me);
         }
         if kind == Word::Shard && peer == me {
-            // This is a kernel of the stream before or after the call. In a rank with one thread,
-            // no meeting of threads shows that the call is over, so this access shows it.
+            // A kernel before or after the call makes this access. In a rank with one thread, no
+            // barrier between launches shows that the call is over, so this access shows it.
             self.close(me)?;
             return if self.is("idle", &[me]) { self.step("use", &[me]) } else { Ok(()) };
         }
@@ -648,8 +654,8 @@ impl Replay {
             }
             Word::Entry { .. } => Err(Forbidden::new("records: two, by parity", format!("{op:?}"))),
             Word::Done { .. } => {
-                // A refresh of a word in a call without pulls must have the order of any other
-                // refresh.
+                // In a call without pulls, a store to a done word can only be a refresh, so it must
+                // have the order of a refresh.
                 let pulls = self.plan.pulled.contains(&(call - self.first));
                 self.track.row(if pulls { Access::DoneStore } else { Access::StampStore }, op)?;
                 self.count(me)?;
@@ -878,8 +884,8 @@ struct Both {
 }
 
 impl Both {
-    /// Learns the plan of a scenario. Returns `None` if no rank enters a call and none meets at a
-    /// barrier in every call, so that no rule has a part in it, or if the scenario begins in a state
+    /// Learns the plan of a scenario. Returns `None` if no rule applies, because no rank enters a
+    /// call and not every call has a barrier. Also returns `None` if the scenario begins in a state
     /// that other calls have left.
     ///
     /// # Errors
@@ -889,7 +895,8 @@ impl Both {
         let plan = learners.slots.plan;
         let enters = match failure {
             None => plan.enters,
-            // The scenario is about waits that time out: without a deadline its calls never end.
+            // The scenario is about waits that time out; its calls never end in the reference
+            // execution, which has no deadlines.
             Some(_) if scenario.expires.is_some() => false,
             Some(failure) => return Err(format!("{}: {failure:?}", scenario.name())),
         };
@@ -928,8 +935,9 @@ impl Both {
         self.kernels.as_mut().map_or(Ok(()), |it| tell(it))
     }
 
-    /// Numbers of steps of the slot rule and of the barrier that an access to a barrier's word
-    /// makes; `None` if `op` is another operation, or one of the rules has no part in the scenario.
+    /// Numbers of steps taken so far for accesses to barrier words: `raise` of the slot rule and
+    /// `arrive` of the barrier, then `see` and `look`. Returns `None` if `op` does not access a
+    /// barrier word, or if one of the two rules does not apply to the scenario.
     fn joined(&self, op: &Op) -> Option<[(u64, u64); 2]> {
         let (slots, members) = (self.slots.as_ref()?, self.members.as_ref()?);
         let Some(Place::Sym { index, .. }) = op.place() else { return None };
@@ -1077,7 +1085,7 @@ mod tests {
     use super::*;
     use crate::ops;
 
-    /// A barrier's word that the plan of the slot rule lacks is no word of it.
+    /// Tests that a barrier word which is missing in the plan of the slot rule is refused.
     #[test]
     fn a_barrier_that_is_no_word_of_the_slot_rule_is_refused() {
         let scenario = ops::gather(2, 1, 2, true);

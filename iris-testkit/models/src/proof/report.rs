@@ -40,12 +40,12 @@ pub enum Extent {
     Conditions,
     /// Also proofs with each clause switched off, in each of which a condition must fail.
     Clauses,
-    /// Also searches of small worlds: every action must happen and no property be violated, and for
-    /// each clause that is switched off there must be a run to a violation.
+    /// Also searches of small worlds. In them, every action must happen and no property may be
+    /// violated. For each clause, a run without the clause must lead to a violation.
     Worlds,
 }
 
-/// Function that makes a system from constants, without the named clause.
+/// Function that makes a system from constants; leaves out the named clause, if one is given.
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
@@ -58,7 +58,8 @@ pub const SYSTEMS: [Make; 6] = [
     program::programs,
 ];
 
-/// Runs the whole proof to this extent. Without z3 only its absence is reported.
+/// Runs the proof to this extent. If z3 is not installed, the result has no solver and is otherwise
+/// empty.
 pub fn run(extent: Extent) -> Proof {
     let mut proof = Proof { solver: smt::version(), ..Proof::default() };
     if proof.solver.is_none() {
@@ -138,8 +139,9 @@ impl Proof {
         }
     }
 
-    /// Searches the worlds of a system with the constants [`bounded::SMALL`]. Failures are a violated property, a
-    /// broken invariant, an action that never happens, and a guard that always holds.
+    /// Searches the worlds of a system with the constants [`bounded::SMALL`]. Failures are a
+    /// violated property, a broken invariant, an action that never happens, and a guard that always
+    /// holds.
     pub fn explore_worlds(&mut self, system: &System) {
         let worlds = bounded::worlds(system.name);
         let found: Vec<_> = worlds

@@ -1,25 +1,29 @@
-//! The slot rule as a transition system: what ranks and their threads may do, and what must hold when they do it.
+//! Slot rule as a transition system: the steps that ranks and their threads may take, and the
+//! properties that must hold at each step.
 //!
-//! This file is long because the rule is one text, whose guards are read beside each other.
+//! This file is long because the rule is one text whose guards are compared with each other.
 //!
-//! The rule is written once, as terms. [`super::smt`] reads them for the proof, where ranks, threads, words, tiles and
-//! calls are without number; [`super::concrete`] evaluates them, for the replay of executions and for searches with
-//! small constants.
+//! The rule is written once, as terms. [`super::smt`] prints them for the proof, where the numbers
+//! of ranks, threads, words, tiles and calls have no bounds. [`super::concrete`] evaluates them,
+//! for the replay of executions and for searches with small constants.
 //!
-//! **Calls** are integers without bounds; memory holds them modulo [`Numbers::range`]. A word's number is compared by
-//! [`Numbers::reached`], which is `Call::reached_by` of iris-sync; that both agree on machine words is the wrap lemma of
-//! [`super::conditions`].
+//! **Calls** are integers without bounds; memory holds them modulo [`Numbers::range`]. Numbers in
+//! words are compared by [`Numbers::reached`], which stands for `Call::reached_by` of iris-sync.
+//! The lemmas of [`super::wrap`] show that the two agree on machine words.
 //!
-//! **Memory** is C++11's for words that one rank writes (release, acquire, relaxed; no load buffering). A word is the
-//! set of numbers that were ever stored in it, each with what its store carried. A load may return any of these
-//! that is not older than what its thread knows to have been stored. What a thread knows of another rank is two numbers:
-//! `knows(g, q)`, all that q did before its launch of that call, and `holds(g, p, w)`, what the store of that number to
-//! word w carried.
+//! **Memory** behaves as in C++11 for words that one rank writes (release, acquire, relaxed; no
+//! load buffering). A word is modelled as the set of numbers that were ever stored in it; each
+//! number has a view, the work that its store makes visible. A load may return any of these
+//! numbers, except numbers older than one that the loading thread knows to have been stored. Two
+//! functions describe what thread g knows of another rank. `knows(g, q)`: all work that q did
+//! before it launched the call of this number. `holds(g, p, w)`: all work that is made visible by
+//! p's store of this number to word w.
 //!
-//! **Plans** are functions that all ranks agree on and that never change: which tiles and words a call uses.
+//! **Plans** are functions that all ranks agree on and that never change: they say which tiles and
+//! words a call uses.
 //!
-//! **A rank that has given up** and has ended that call does nothing any more. So the proof needs no bound on the
-//! number of calls that such a rank counts after it.
+//! **A rank that has given up** takes no step after the call in which it gave up. So the proof
+//! needs no bound on the number of calls that such a rank counts later.
 
 pub mod invariant;
 
@@ -28,8 +32,8 @@ use std::cell::RefCell;
 use super::system::{Action, Effect, System, assign, declared};
 use super::term::{Function, Name, Sort, Term, all_of, any_of, apply, for_all, variable};
 
-/// Declares functions of a rule: a table of all, and for each a Rust function that applies it to
-/// terms.
+/// Declares the functions of a rule: a table of all of them, and for each a Rust function that
+/// applies it to terms.
 macro_rules! functions {
     ($(#[$about:meta])* $table:ident: $($(#[$doc:meta])* $name:ident($($argument:ident),*): $value:ident;)*) => {
         $(#[$about])*
@@ -67,14 +71,14 @@ functions! {
     theirs(Rank, Rank, Tile): Bool;
     /// Word at the second rank by which the first signals this tile in this call.
     word(Int, Rank, Rank, Tile): Word;
-    /// Whether the second rank waits in this call for that word, which the first rank sets.
+    /// Whether the second rank waits for this word, which the first rank sets, in this call.
     awaited(Int, Rank, Rank, Word): Bool;
     /// Whether the tile is in the slot that calls with odd numbers use.
     odd(Tile): Bool;
     /// Whether ranks read each other's memory in this call.
     pulled(Int): Bool;
-    /// Whether the call writes no entry records, because its messages carry the values that records
-    /// would be compared for.
+    /// Whether the call writes no entry records, because its messages carry the values for which
+    /// records would be compared.
     light(Int): Bool;
 }
 
@@ -89,7 +93,7 @@ functions! {
     counted(Rank): Bool;
     /// Value of the rank's device word that holds the number of the call.
     number(Rank): Int;
-    /// Whether that device word has been advanced in this call.
+    /// Whether the device word with the call number has been advanced in this call.
     advanced(Rank): Bool;
     /// Whether a thread of the rank has given up, or was told that a peer has given up.
     quit(Rank): Bool;
@@ -97,55 +101,58 @@ functions! {
     dead(Rank): Bool;
     /// Last call whose entry the first rank announced to the second.
     entered(Rank, Rank): Int;
-    /// Last call of the first rank whose work a thread knows when it acquires the entry store of
-    /// this number.
+    /// Last call of the first rank whose work is visible to a thread that acquires this number from
+    /// the first rank's entry word at the second rank.
     entry_view(Rank, Rank, Int): Int;
     /// Last call whose record the first rank wrote at the second, for each parity of calls.
     recorded(Rank, Rank, Bool): Int;
     /// Last call in which the first rank read the record of the second, for each parity of calls.
     record_read(Rank, Rank, Bool): Int;
-    /// Last call before whose launch the thread knows all that the rank did.
+    /// Last call of the rank for which the thread knows all work that the rank did before it
+    /// launched the call.
     knows(Agent, Rank): Int;
     /// Whether the thread has seen that it may write slots at the rank.
     credit(Agent, Rank): Bool;
     /// Whether the thread has seen that the rank has entered this call.
     came(Agent, Rank): Bool;
-    /// Whether the thread has compared its own record with that of the rank.
+    /// Whether the thread has compared the record of its own rank with the record of this rank.
     agreed(Agent, Rank): Bool;
-    /// Last call for which the thread knows that its own rank has written this tile for that rank.
+    /// Last call for which the thread knows that its own rank has written this tile at this rank.
     wrote(Agent, Rank, Tile): Int;
-    /// Number up to which the thread knows what the rank's stores to the word carried.
+    /// Largest number for which the thread knows the work that the rank's store of the number to
+    /// the word makes visible.
     holds(Agent, Rank, Word): Int;
     /// Last call for which the thread saw that the word of the rank had reached the call's number.
     seen(Agent, Rank, Word): Int;
-    /// Last call in which the first rank wrote this tile at the second.
+    /// Last call in which the first rank wrote this tile at the second rank.
     filled(Rank, Rank, Tile): Int;
     /// Last call in which the first rank read this tile, which the second rank writes.
     taken(Rank, Rank, Tile): Int;
     /// Whether the first rank has stored this number in its word at the second rank.
     stored(Rank, Rank, Word, Int): Bool;
-    /// Last call of the first rank whose work a thread knows when it acquires the store of this
-    /// number.
+    /// Last call of the first rank whose work is visible to a thread that acquires this number from
+    /// the first rank's word at the second rank.
     view(Rank, Rank, Word, Int): Int;
     /// Whether the first rank has stored this number with the tile, for tiles that carry their
     /// number.
     labelled(Rank, Rank, Tile, Int): Bool;
-    /// Last call before which kernels of the rank's stream used its C or its shard.
+    /// Last call before which kernels of the rank's stream used the rank's C or shard.
     used(Rank): Int;
     /// Last call in which the first rank read the shard of the second.
     pulls(Rank, Rank): Int;
     /// Whether the first rank has stored this number in its done word at the second rank.
     done(Rank, Rank, Int): Bool;
-    /// Last call of the first rank whose work a thread knows when it acquires the done word's store
-    /// of this number.
+    /// Last call of the first rank whose work is visible to a thread that acquires this number from
+    /// the first rank's done word at the second rank.
     done_view(Rank, Rank, Int): Int;
-    /// Last call for which the first rank knows what the done word of the second carried.
+    /// Last call of the second rank whose work the first rank knows through the second rank's done
+    /// word.
     done_known(Rank, Rank): Int;
     /// Last call for which the first rank saw that the done word of the second had reached the
     /// call's number.
     done_seen(Rank, Rank): Int;
-    /// Whether the first rank, before it left a call that reads the peers' memory, has stored to
-    /// the abort word of the second.
+    /// Whether the first rank has stored to the abort word of the second rank, before it left a
+    /// call that reads the memory of peers.
     told(Rank, Rank): Bool;
 }
 
@@ -154,7 +161,7 @@ functions! {
 pub struct Numbers {
     /// Number of different values that a word can hold: 2^32.
     pub range: i64,
-    /// Every so many calls all words are refreshed: 2^29.
+    /// Number of calls after which all words are refreshed: 2^29.
     pub period: i64,
 }
 
@@ -168,7 +175,7 @@ impl Numbers {
         (seen - want).modulo(self.range).below(self.range / 2)
     }
 
-    /// Term for a number as the machine's signed integer holds it.
+    /// Term for the value that a number has in a signed machine word.
     fn signed(&self, number: &Term) -> Term {
         let low = number.modulo(self.range);
         low.below(self.range / 2).choose(&low, &low - self.range)
@@ -206,7 +213,8 @@ impl Clauses {
         self.known.into_inner()
     }
 
-    /// Comparison by the wrapping difference of numbers; if the clause is switched off, by `<`.
+    /// Term for whether `seen` has reached `want`. Numbers are compared by their wrapping
+    /// difference or, if the clause is switched off, as signed integers.
     pub(super) fn reached(&self, name: Name, numbers: &Numbers, want: &Term, seen: &Term) -> Term {
         if self.has(name) {
             numbers.reached(want, seen)
@@ -215,8 +223,8 @@ impl Clauses {
         }
     }
 
-    /// Value that a release store of `call` carries to threads that acquire it; if the clause is
-    /// switched off, the store is relaxed and carries less.
+    /// Last call whose work is visible to a thread that acquires a store of `call`. This is `call`
+    /// or, if the clause is switched off and the store is therefore relaxed, the call before it.
     pub(super) fn carries(&self, name: Name, call: &Term) -> Term {
         if self.has(name) { call.clone() } else { call - 1 }
     }
@@ -230,8 +238,9 @@ impl Action {
         if clauses.has(name) { self.guard(name, term) } else { self }
     }
 
-    /// Adds to what a thread knows what its acquire load has seen; if the clause is switched off,
-    /// the load is relaxed and adds nothing.
+    /// Lets a thread learn from its acquire load: each `place` becomes at least the `value` that
+    /// was loaded with it. If the clause is switched off, the load is relaxed and the thread learns
+    /// nothing.
     #[must_use]
     pub(super) fn acquires(self, clauses: &Clauses, name: Name, joins: &[(&Term, &Term)]) -> Self {
         if !clauses.has(name) {
@@ -241,7 +250,7 @@ impl Action {
     }
 }
 
-/// Properties that other rules take from the slot rule.
+/// Names of properties of the slot rule on which other rules rely.
 pub(super) const NUMBER: Name = "the number is that of the call";
 pub(super) const IN_CALL: Name = "the peer is in this call, or a later one";
 pub(super) const ENTERED: Name = "the peer has entered this call";
@@ -251,7 +260,7 @@ pub(super) fn is_odd(call: &Term) -> Term {
     call.modulo(2).is(1)
 }
 
-/// Variables with the names that the parameters of actions have.
+/// Variables, one for each name that a parameter of an action has.
 pub(super) struct Parameters {
     pub(super) g: Term,
     pub(super) h: Term,
@@ -281,13 +290,13 @@ pub(super) fn newest(p: &Term) -> Term {
     call([p]) - idle([p]).choose(1, 0)
 }
 
-/// Term for whether a rank is in a call, its threads not all counted as finished, and has not given
-/// up in an earlier call.
+/// Term for whether a rank is at work: its call has begun, the call's threads have not all been
+/// counted as finished, and the rank did not give up in an earlier call.
 fn at_work(p: &Term) -> Term {
     all_of([!idle([p]), !counted([p]), !dead([p])])
 }
 
-/// Makes the system of the slot rule, without the clause `off` if it is given.
+/// Builds the slot rule. Leaves out the clause named `off`, if one is given.
 pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = [
@@ -471,7 +480,7 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![credits, enter, entry, compare]
 }
 
-/// Term for which of the two records, one per parity, a call uses.
+/// Term for the record that a call uses: records alternate by the parity of the call.
 fn record_slot(clauses: &Clauses, call: &Term) -> Term {
     if clauses.has("records: two, by parity") { is_odd(call) } else { false.into() }
 }
@@ -565,7 +574,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![slot, own, raise, see, read]
 }
 
-/// Actions of tiles that carry the number of their call: words of 64 bits.
+/// Actions on tiles that carry the number of their call in each word: LL words of 64 bits.
 fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, k, v, .. } = Parameters::new();
     let me = rank([&g]);
@@ -683,8 +692,9 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             clauses.reached("see_done: compared by the difference", numbers, &c, &v),
         )
         .rule(clauses, "see_done: all are counted out", counted([&me]))
-        // The code looks at its abort word once, after the last done word. Abort words are never
-        // reset, so a look that finds no abort is valid for each done word before it.
+        // The code loads its abort word once, after the last done word. Abort words are never
+        // reset. So if that load finds no abort, there was no abort either when each done word was
+        // loaded.
         .rule(clauses, "see_done: the peer has not told that it gave up", !told([&q, &me]))
         .set(&done_seen([&me, &q]), &c)
         .acquires(
@@ -814,17 +824,18 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         action.set_each(&flag([&d, &e]), [&d, &e], rank([&d]).is(&p), false)
     });
     let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
-    // From then on its stream may overwrite the shard that peers pull. The code stores to the abort
-    // words before; a state between the two lets peers do no more than the states around it. A peer
-    // whose done word was seen pulls no more, and need not be told.
+    // After this step, the rank's stream may overwrite the shard that peers pull. In the code, the
+    // stores to the peers' abort words come before that. Here both are one step, because the state
+    // between them allows peers nothing that the states around it do not. A peer whose done word
+    // was seen pulls no more, so it need not be told.
     let die = if clauses.has("die: peers of a call that pulls are told") {
         let reads = all_of([pulled([&c]), done_seen([&p, &r]).is_not(&c)]);
         die.set_each(&told([&p, &r]), [&r], reads, true)
     } else {
         die
     };
-    // A rank that has given up does nothing more; if the clause is switched off, it goes on with
-    // the next call.
+    // A rank that has given up takes no further step. If the clause is switched off, the rank goes
+    // on with the next call.
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)
     } else {
@@ -847,7 +858,7 @@ fn initial() -> Vec<Effect> {
     STATE.iter().map(invariant::start).collect()
 }
 
-/// Application of a function to variables of the sorts of its arguments, and these variables.
+/// Application of a function to new variables of the right sorts, and these variables.
 pub(super) fn pattern(function: &Function) -> (Term, Vec<Term>) {
     const NAMES: [Name; 4] = ["i0", "i1", "i2", "i3"];
     let variables: Vec<Term> =

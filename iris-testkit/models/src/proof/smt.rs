@@ -1,4 +1,4 @@
-//! Terms as SMT-LIB text, and calls of the solver: Debian's program z3.
+//! Terms as SMT-LIB text, and runs of the solver: the program z3, as Debian packages it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -1,19 +1,20 @@
-//! Flags of the staging buffer: workgroups of one device copy units of peers' shards into it, and
-//! others multiply these units.
+//! Flags of the staging buffer: some workgroups of a device copy units of peers' shards into the
+//! buffer, and other workgroups multiply these units.
 //!
-//! **Problem.** A unit has one place and its flag is never reset. A workgroup must not take a flag
-//! of an earlier call for that of its own, and must not read a unit that is still being copied.
+//! **Problem.** A unit always has the same place in the buffer, and its flag is never reset. A
+//! workgroup must not mistake the flag of an earlier call for the flag of its own call, and must
+//! not read a unit that is still being copied.
 //!
-//! **Solution.** A transition system of the flags of any number of devices. A thread (`Agent`) of the
-//! system is a workgroup, a word is a unit with its flag. The replay checks the barriers inside a
-//! workgroup.
+//! **Solution.** A transition system of the flags of any number of devices. In it, an `Agent`
+//! stands for a workgroup, and a `Word` for a unit with its flag. The replay checks the barriers
+//! inside a workgroup.
 //!
-//! **What it assumes of the slot rule.** A workgroup that is at work has the number of its rank's call
-//! ("the number is that of the call"), a rank ends its call when all of its workgroups are
+//! **Assumptions about the slot rule.** A workgroup at work has the number of its rank's call ("the
+//! number is that of the call"). A rank ends its call only when all of its workgroups have been
 //! counted out (`finish: all are counted out`), and the next launch comes after that.
 //!
-//! **A rank that gives up** goes on to the end of its call, whose results are void but whose steps
-//! keep to the rule. It refreshes no flags, so the rule allows it no further call.
+//! **A rank that gives up** goes on to the end of its call. The results of that call are void, but
+//! its steps keep to the rule. The rank refreshes no flags, so the rule allows it no further call.
 
 use super::rule::{Clauses, NUMBER, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
@@ -35,11 +36,11 @@ functions! {
     STATE:
     /// Number of the call that the rank is in.
     call(Rank): Int;
-    /// A workgroup has given up, or was told that a peer did.
+    /// Whether a workgroup of the rank has given up, or was told that a peer has given up.
     quit(Rank): Bool;
-    /// The rank has given up and ended that call.
+    /// Whether the rank has given up and ended the call in which it did.
     dead(Rank): Bool;
-    /// The last call out of which the workgroup was counted.
+    /// Last call out of which the workgroup was counted.
     over(Agent): Int;
     /// Last call whose data was copied to the unit.
     copied(Rank, Word): Int;
@@ -47,10 +48,10 @@ functions! {
     raised(Rank, Word): Int;
     /// Whether this number was stored in the unit's flag.
     stored(Rank, Word, Int): Bool;
-    /// Last call whose copies to the unit a workgroup knows when it acquires the store of this
-    /// number.
+    /// Last call whose copy to the unit is visible to a workgroup that acquires this number from
+    /// the unit's flag.
     view(Rank, Word, Int): Int;
-    /// Last call whose copies to the unit the workgroup knows.
+    /// Last call whose copy to the unit is visible to the workgroup.
     knows(Agent, Word): Int;
     /// Last call for which the workgroup saw that the unit's flag had reached the call's number.
     seen(Agent, Word): Int;
@@ -58,7 +59,7 @@ functions! {
     used(Agent, Word): Int;
 }
 
-/// Makes the rule of staging flags, without the clause `off` if it is given.
+/// Builds the rule of staging flags. Leaves out the clause named `off`, if one is given.
 pub fn staging(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses, &numbers);
@@ -137,8 +138,8 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .given(!dead([&p]))
         .rule(clauses, "stamp: all workgroups are counted out", all_over.clone())
         .set(&stored([&p, &w, &now]), true)
-        // The store is relaxed here: a workgroup that loads it learns nothing of this call's
-        // copies.
+        // The store is relaxed here: it makes no copy of this call visible to a workgroup that
+        // loads it.
         .set(&view([&p, &w, &now]), &now - 1);
     let x = variable(("x", Sort::Word));
     let due = now.modulo(numbers.period).is(0);

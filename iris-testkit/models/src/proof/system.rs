@@ -23,11 +23,11 @@ pub struct Effect {
     /// Arguments of the function: variables of `over`, each once, and terms over the action's
     /// parameters.
     pub at: Vec<Term>,
-    /// Variables over all of whose values this assignment ranges.
+    /// Variables of the assignment, which is made for all of their values that satisfy `only`.
     pub over: Vec<Variable>,
     /// Condition on the variables: the assignment is made only for values that satisfy it.
     pub only: Term,
-    /// New value of the function; other functions in it have their values from before the action.
+    /// New value of the function: a term over the state before the action.
     pub value: Term,
 }
 
@@ -86,7 +86,7 @@ pub struct System {
     pub invariant: Vec<Clause>,
     /// Names of all clauses of the rule that can be switched off.
     pub clauses: Vec<Name>,
-    /// Names of clauses and properties of the slot rule that this rule takes for granted.
+    /// Names of clauses and properties of the slot rule on which this rule relies.
     pub takes: &'static [Name],
 }
 
@@ -123,7 +123,7 @@ impl Action {
         }
     }
 
-    /// Adds a condition that is a part of what defines the action.
+    /// Adds a condition to the definition of the action.
     #[must_use]
     pub fn given(mut self, term: Term) -> Self {
         self.given.push(term);
@@ -181,8 +181,8 @@ impl Action {
     }
 }
 
-/// Makes the assignment of `value` to the values of a function for which `place`, an application of
-/// the function, stands.
+/// Makes an assignment of `value` to a function; `place` is the function applied to the arguments
+/// at which its value changes.
 pub fn assign(place: &Term, over: Vec<Variable>, only: Term, value: Term) -> Effect {
     let Node::Apply(function, at) = place.node() else { unreachable!("{place:?} is no place") };
     Effect { function, at: at.clone(), over, only, value }
@@ -200,7 +200,7 @@ impl System {
         self.actions.iter().find(|action| action.name == name)
     }
 
-    /// Names that the system takes from `other` and that are no clause or property of it.
+    /// Names in `takes` of this system that are neither a clause nor a property of `other`.
     pub fn not_given_by(&self, other: &System) -> Vec<Name> {
         let properties = other.actions.iter().flat_map(|action| &action.properties);
         let given: Vec<Name> =

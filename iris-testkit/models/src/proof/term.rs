@@ -1,5 +1,5 @@
-//! Terms of first-order logic, in which rules and invariants are written once: [`super::smt`] prints them for the
-//! solver, [`super::concrete`] evaluates them.
+//! Terms of first-order logic, in which rules and invariants are written once: [`super::smt`]
+//! prints them for the solver, [`super::concrete`] evaluates them.
 
 pub mod text;
 
@@ -151,7 +151,8 @@ impl Term {
         self.at_least(&other).choose(self, &other)
     }
 
-    /// Copy of this term with `replace` applied to every application and variable in it, innermost first.
+    /// Copy of this term with `replace` applied to every application and variable in it, innermost
+    /// first.
     pub fn rebuild(&self, replace: &dyn Fn(&Node) -> Option<Term>) -> Term {
         let again = |term: &Term| term.rebuild(replace);
         let many = |terms: &[Term]| terms.iter().map(again).collect::<Vec<_>>();

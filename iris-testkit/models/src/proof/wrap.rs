@@ -1,6 +1,6 @@
-//! Lemmas about call numbers that wrap around: on machine words, `Call::reached_by` gives the order
-//! of the calls, as long as two calls are less than half the range apart; and parity and refresh
-//! can be computed from the word instead of the call.
+//! Lemmas about call numbers that wrap around. On machine words, `Call::reached_by` gives the order
+//! of the calls as long as two calls are less than half the range apart. Parity and refresh can be
+//! computed from the word instead of the call.
 
 use super::smt::{self, Answer};
 

@@ -2,7 +2,7 @@
 //! hook.
 //!
 //! `build.rs` compiles `cxx/` with the host form of `kernels/iris/port.h`. A program is a function
-//! of an [`Input`]; the hooks are answered by the [`Thread`] that runs it, so that the same engines
+//! of an [`Input`]. The [`Thread`] that runs the program answers its hooks, so the same engines
 //! explore it and the same mutants change it.
 //!
 //! **Running.** A new program is a C++ file that includes `model.h` and the header to be checked,
@@ -11,8 +11,8 @@
 //! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to
 //! use.
 //!
-//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with `cc`
-//! (cargo tells build scripts nothing of `[dev-dependencies]`):
+//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with
+//! `cc` (cargo tells build scripts nothing of `[dev-dependencies]`):
 //!
 //! ```ignore
 //! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").expect("iris-models in [dependencies]");
@@ -21,9 +21,10 @@
 //! build.includes(std::env::split_paths(&include)).file("src/my_protocol.cpp").compile("mine");
 //! ```
 //!
-//! **Limits.** Words of 32 bits, additions, compare-and-exchange and plain data of whole words; a
-//! program that does anything else fails in the model and says what. A failure unwinds through the
-//! program, so that it must not keep anything that is not dropped.
+//! **Limits.** Programs may use words of 32 bits, additions, compare-and-exchange and plain data of
+//! whole words. A program that does anything else fails in the model, with a message that names the
+//! operation. A failure unwinds through the program, so everything that the program owns must be
+//! released by destructors.
 //!
 //! [`Scenario`]: crate::Scenario
 
@@ -36,8 +37,8 @@ use iris_sync::{Access, Channel, Record};
 
 use super::thread::Thread;
 
-/// Input of a program in C++: one thread runs all of its calls. Same layout as `iris::model::Input`
-/// in `cxx/model.h`.
+/// Input of a program in C++. One thread runs all calls of the program. Same layout as
+/// `iris::model::Input` in `cxx/model.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Input<'a> {
@@ -63,7 +64,7 @@ pub struct Input<'a> {
     pub one_buffer: u32,
 }
 
-/// Entry point of a program in C++; returns nonzero on success. It may unwind.
+/// Entry point of a program in C++; returns nonzero on success. The function may unwind.
 pub type Entry = extern "C-unwind" fn(&Input<'_>) -> i32;
 
 /// Program in C++ that runs a scenario over the device headers, with its options.
@@ -116,7 +117,8 @@ impl Headers {
         Self { one_buffer: true, ..self }
     }
 
-    /// Sets a check that runs after the program; its argument says whether the program succeeded.
+    /// Sets a check that runs after the program; its second argument is true if the program
+    /// succeeded.
     #[must_use]
     pub const fn after(self, after: fn(&Thread<'_>, bool)) -> Self {
         Self { after: Some(after), ..self }
@@ -194,7 +196,7 @@ const SEEN: usize = Access::ALL.len() + 1;
 static DEVICE: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 static SYSTEM: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 
-/// Counts an access that a hook has seen; `None` is an access of a user's own word.
+/// Counts an access that a hook has seen; `None` stands for an access to a user's own word.
 #[cfg(iris_cxx)]
 pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     let row = access.map_or(Access::ALL.len(), |access| access as usize);

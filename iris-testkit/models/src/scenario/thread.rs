@@ -1,4 +1,5 @@
-//! This file is long because it implements all accesses of `Memory`, each with the changes that mutants make to it.
+//! This file is long because it implements all accesses of `Memory`, each with the changes that
+//! mutants make to it.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -28,7 +29,7 @@ pub struct Thread<'a> {
     rules: &'a Rules,
     arena: &'a dyn Arena,
     channel: Channel,
-    /// Whether this is the rank's only thread: then no other thread accesses the rank's device
+    /// Whether this is the rank's only thread, so that no other thread accesses the rank's device
     /// words.
     alone: bool,
     votes: Cell<u32>,
@@ -70,8 +71,8 @@ impl<'a> Thread<'a> {
         CURRENT.set(ptr::from_ref(self).cast());
     }
 
-    /// Runs `f` with the scenario's thread that runs on the current OS thread. For programs in
-    /// another language, whose hooks get addresses and no context.
+    /// Runs `f` with the scenario's thread that runs on the current OS thread. Hooks of programs in
+    /// another language call it, because they receive addresses but no context.
     ///
     /// # Panics
     /// If no program of a scenario is running.
@@ -79,7 +80,7 @@ impl<'a> Thread<'a> {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");
         // SAFETY: `current` is set by `enter` on this thread, to a thread that lives until its
-        // program returns; other threads run only inside `perform`, which sets it again.
+        // program returns. Other threads run only inside `perform`, which calls `enter` again.
         f(unsafe { &*current.cast::<Thread<'_>>() })
     }
 
@@ -146,7 +147,7 @@ impl<'a> Thread<'a> {
         &self.scenario.records[self.id.rank as usize]
     }
 
-    /// Launch of an op, as this thread takes part in it.
+    /// Launch of an op, as this thread sees it.
     pub fn launch(&self) -> Launch<'_, Self> {
         let (index, count) = (self.id().group, self.groups());
         Launch { m: self, channel: self.channel(), record: self.record(), index, count }
@@ -178,8 +179,8 @@ impl<'a> Thread<'a> {
         self.check(place, self.read(place), wanted);
     }
 
-    /// Whether `word` is an abort word of a peer, while this thread leaves because its host or
-    /// another rank told it to.
+    /// Whether `word` is an abort word of a peer and this thread leaves its call because its host
+    /// or another rank told it to.
     fn leaves_untold(&self, word: SymWord) -> bool {
         let told = self.fault.get().is_some_and(|fault| {
             matches!(fault.kind, FaultKind::PeerGaveUp | FaultKind::HostAbort)
@@ -200,8 +201,8 @@ impl<'a> Thread<'a> {
         })
     }
 
-    /// Fails unless `seen`, which was read from `place`, equals `wanted`. What a rank finds that has
-    /// given up and counted many calls since is void.
+    /// Fails unless `seen`, which was read from `place`, equals `wanted`. Under [`Change::Ages`],
+    /// wrong values are ignored on a thread that has recorded a fault.
     pub fn check(&self, place: Place, seen: i32, wanted: i32) {
         if seen != wanted && !(self.ages().is_some() && self.fault.get().is_some()) {
             Failure::Wrong { thread: self.id, place, seen, wanted }.raise();
@@ -226,7 +227,7 @@ impl<'a> Thread<'a> {
         self.scenario.lockstep && self.scenario.threads > 1
     }
 
-    /// Reconverges the wave, which happens at every barrier.
+    /// Records that the wave has reconverged, which happens at every barrier.
     fn together(&self) {
         if self.depth.get() != 0 {
             Failure::Other(format!("{:?} is at a barrier in a divergent piece", self.id)).raise();
@@ -257,8 +258,8 @@ impl<'a> Thread<'a> {
         Place::Dev { rank: self.id.rank, index: word.index }
     }
 
-    /// Whether an access is modelled as non-atomic, which is the stricter check. It applies to
-    /// words that no other thread sees, and to the call number, whose readers and writer never run
+    /// Whether an access is modelled as non-atomic, so that races are found. This applies to words
+    /// that no other thread accesses, and to the call number, whose readers and writer never run
     /// concurrently.
     fn plain(&self, access: Access) -> bool {
         self.alone || matches!(access, Access::CallLoad | Access::CallStore)
@@ -284,8 +285,8 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Counterpart of `word`: the word that the peer writes at this rank, where this rank writes
-    /// `word` at the peer.
+    /// Counterpart of `word`, which this rank writes at a peer: the word that the peer writes at
+    /// this rank for the same purpose.
     fn mirrored(&self, word: SymWord) -> SymWord {
         let c = &self.channel;
         let (first, stride) = match self.kind(word) {

@@ -4,8 +4,8 @@ use super::{Op, Order, Place};
 /// orders of accesses.
 pub(super) struct Clocks {
     threads: Vec<Vec<u32>>,
-    /// Clock that a thread joins when it acquires the word, by the word's slot; empty if there is
-    /// none.
+    /// For each word, by slot: clock that a thread joins when it acquires the word; empty before
+    /// the first release of the word.
     words: Vec<Vec<u32>>,
     /// Clocks of memory that is accessed without atomics, by slot.
     cells: Vec<CellClock>,
@@ -22,8 +22,9 @@ impl Clocks {
         Self { threads: vec![vec![0; threads]; threads], words: Vec::new(), cells: Vec::new() }
     }
 
-    /// Records an operation on the word `slot`, or of all threads in `meeting` if it is a barrier,
-    /// which has no word. Returns its location if it races with an earlier operation.
+    /// Records an operation of `thread`: on the word or cell `slot` or, if it is a barrier, of all
+    /// threads in `meeting`. Returns the location of the access if it races with an earlier
+    /// operation.
     pub(super) fn perform(
         &mut self,
         thread: usize,
@@ -40,8 +41,8 @@ impl Clocks {
                 }
                 self.release(thread, slot, order);
             }
-            // A failed compare-and-exchange counts as if it had synchronised, because the thread
-            // repeats it.
+            // A failed compare-and-exchange is treated as if it had synchronised, because the
+            // thread repeats it until it succeeds.
             Op::Add { order, .. } | Op::CompareExchange { order, .. } => {
                 self.acquire(thread, slot, order);
                 self.release(thread, slot, order);
@@ -95,7 +96,7 @@ impl Clocks {
     }
 }
 
-/// Element `slot`, before which default ones are added if there are fewer.
+/// Element `slot` of `all`. If `all` is shorter, default elements are appended first.
 fn at<T: Default>(all: &mut Vec<T>, slot: usize) -> &mut T {
     if all.len() <= slot {
         all.resize_with(slot + 1, T::default);

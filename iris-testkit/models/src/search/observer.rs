@@ -1,5 +1,5 @@
-//! Observers of executions, which are called for each operation and may reject it, which ends the
-//! execution.
+//! Observers of executions. An observer is called for each operation; if it rejects the operation,
+//! the execution ends.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ pub trait Observer {
     /// Called after a thread has performed an operation with this result.
     ///
     /// # Errors
-    /// The rule that forbids the operation; it ends the execution.
+    /// The rule that forbids the operation; the execution ends.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
     /// Called when threads have met at a barrier of their workgroup or between two launches. The
     /// default allows it.
@@ -43,10 +43,10 @@ pub trait Explorer: Observer {
     fn restore(&mut self, saved: &Self::Saved);
 }
 
-/// Runs [`random`](super::random) with an observer and without the search for races. A step that
-/// the observer rejects is a [`Failure::Rule`] and ends the search. After a failure of another kind
-/// the search goes on, because a later run may have a rejected step. If none has, the report has
-/// the first failure.
+/// Runs [`random`](super::random) schedules with an observer and without the search for races. A
+/// step that the observer rejects is a [`Failure::Rule`] and ends the search. After a failure of
+/// another kind the search goes on, because a later run may contain a rejected step. If no run
+/// does, the report contains the first failure.
 pub fn observe(
     scenario: &Scenario,
     rules: &Rules,

@@ -7,8 +7,8 @@ use crate::Arena;
 #[derive(Clone, Debug)]
 pub(super) enum Next {
     Op(Op),
-    /// Failed poll of these words; the thread can poll again, from node `head`, once one of the
-    /// words has changed.
+    /// Failed poll of the words in `watch`. Once one of them has changed, the thread can poll
+    /// again, from node `head`.
     Blocked {
         head: u32,
         watch: Box<[(Place, i64)]>,
@@ -199,7 +199,7 @@ impl<'a> Programs<'a> {
                 _ => return,
             }
         }
-        // Follows the path back over as many operations as the wait polls; these must be the same
+        // Walks back over as many operations as the wait polls; the operations must be the same
         // polls.
         let mut head = node;
         for (op, _) in looks.iter().rev() {
@@ -215,7 +215,7 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// Value that each poll on the path to a node has seen last.
+/// Last value that each poll on the path to a node has read.
 struct Looks(Vec<(Op, i64)>);
 
 impl Looks {

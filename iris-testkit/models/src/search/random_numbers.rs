@@ -1,4 +1,4 @@
-//! SplitMix64: random numbers of schedules, and its finalizer as a hash.
+//! SplitMix64: random numbers for schedules, and its finalizer, which hashes states.
 
 /// SplitMix64 random number generator.
 pub(super) struct Random(pub(super) u64);

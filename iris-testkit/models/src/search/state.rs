@@ -4,8 +4,9 @@ use super::random_numbers::mixed;
 
 /// Memory, and position of each thread in its program.
 ///
-/// Its hash is the exclusive or of a hash of each position and of each word that does not have its
-/// initial value, so that a step costs as much as it changes, whatever the size of the memory.
+/// The hash of a state is the exclusive or of one hash per thread position and one hash per word
+/// that does not have its initial value. So the cost of an update depends only on what a step
+/// changes, not on the size of the memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct State {
     memory: Vec<i64>,
@@ -15,14 +16,14 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Makes a state without memory, with the threads at these nodes of the programs. A node
-    /// belongs to one thread, so a node's number stands for both.
+    /// Makes a state without memory whose threads are at these nodes of their programs. A node
+    /// belongs to one thread only, so the hash of a node also identifies the thread.
     pub(super) fn new(at: Vec<u32>) -> Self {
         let hash_of_positions = at.iter().fold(0, |sum, &node| sum ^ hash_of_node(node));
         Self { at, hash_of_positions, ..Self::default() }
     }
 
-    /// Becomes a copy of `other`, in the memory that it has.
+    /// Becomes a copy of `other`; reuses the allocations of `self`.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.memory.clone_from(&other.memory);
         self.at.clone_from(&other.at);
@@ -66,7 +67,7 @@ impl State {
         self.hash_of_memory
     }
 
-    /// Hash of the whole state, by which states are told apart.
+    /// Hash of the whole state, which identifies the state.
     pub(super) fn hash(&self) -> u128 {
         self.hash_of_memory ^ self.hash_of_positions
     }
@@ -80,7 +81,7 @@ fn hash_of_word(slot: usize, value: i64) -> u128 {
     hash(value as u64, mixed(slot as u64 ^ 0x1319_8a2e_0370_7344))
 }
 
-/// Two outputs of SplitMix64 from a state that `value` and `seed` make.
+/// Hash of 128 bits, from two runs of the finalizer of SplitMix64.
 fn hash(value: u64, seed: u64) -> u128 {
     let low = mixed(value ^ seed);
     let high = mixed(low.wrapping_add(0x9e37_79b9_7f4a_7c15));
@@ -95,13 +96,13 @@ mod tests {
     use super::State;
     use crate::{Place, Rules, ops};
 
-    /// State with the same memory and positions, built by other changes than the search made.
+    /// State with the same memory and positions as `state`, reached by other changes.
     fn rebuilt(machine: &Machine<'_>, state: &State) -> State {
         let mut new = State::new(vec![u32::MAX; state.at().len()]);
         new.extend(machine.places[..state.memory().len()].iter().map(|&(_, initial)| initial));
         for (slot, &value) in state.memory().iter().enumerate().rev() {
             let initial = machine.places[slot].1;
-            // Adds and removes a word in between.
+            // Sets the word to another value in between, which must not change the hash.
             new.set(slot, value.wrapping_add(1), initial);
             new.set(slot, value, initial);
         }

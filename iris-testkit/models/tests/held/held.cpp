@@ -1,7 +1,7 @@
-// Protocols with a wait left out, in host code: skeletons of the device headers over the small
-// tiles of the models, with a thread for each workgroup of each rank. `iris stress` does the same
-// on GPUs, where a build fixes which wait is left out and which workgroup is delayed; here both are
-// variables.
+// Protocols without one of their waits, in host code: the skeletons of the device headers over the
+// small tiles of the models, with one thread for each workgroup of each rank. `iris stress` does
+// the same on GPUs, where a build fixes which wait is left out and which workgroup is delayed; here
+// both are variables.
 //
 // Arguments: subject, access that is not waited for, place, nanoseconds, calls; words of a signal
 // segment, device words; the words of a channel. Prints the number of wrong values.
@@ -26,7 +26,7 @@ std::atomic<u32> wrong;
 /// Boundary between two launches of this rank, a barrier of all its workgroups.
 thread_local std::barrier<>* boundary;
 
-/// Tile operations in which C is filled with an invalid value before each call.
+/// Tile operations that fill C with an invalid value before each call.
 struct HeldTiles : Tiles {
     void fill_out() const {
         hold<Hold::Filling>(me());

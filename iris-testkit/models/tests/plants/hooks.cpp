@@ -1,7 +1,7 @@
 // Runs each protocol of the device headers once, and all entries of the kernel file
-// IRIS_PLANT_FILE, over hooks that print: "scope ..." where an access of a peer's word has not
-// system scope, and "access NUMBER ORDER SCOPE" for each access of the protocols. Addresses from
-// 2^60 on are symmetric.
+// IRIS_PLANT_FILE, over hooks that print. They print "scope ..." if an access to a peer's word does
+// not have system scope, and "access NUMBER ORDER SCOPE" for each access of the protocols.
+// Addresses from 2^60 on are symmetric.
 #include <cstdio>
 #include <cstdlib>
 #include <set>

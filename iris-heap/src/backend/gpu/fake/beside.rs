@@ -74,8 +74,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     assert_eq!(copies(&fake, &gpu, &first).0, captured);
 }
 
-/// Tests that an event is recorded between data and signal on devices that need that, and that such
-/// devices allow no signals in captures, because a graph has no node for the record.
+/// Tests devices that need an event's record between data and signal: the event is recorded, and no
+/// signals are allowed in captures, because a graph has no node for the record.
 #[test]
 fn a_signal_stands_behind_a_record_and_in_no_capture() {
     let fake = Arc::new(Fake::default());
@@ -111,8 +111,8 @@ fn copies_that_fail_are_joined() {
     assert_eq!(fake.taken(), [format!("wait_for {} on {}", end.unwrap(), stream.raw_handle())]);
 }
 
-/// Tests that a join waits neither for an event that was never recorded nor for an event of another
-/// capture.
+/// Tests that a join does not wait for an event that was never recorded, nor for an event of
+/// another capture.
 #[test]
 fn where_nothing_was_copied_nothing_is_waited_for() {
     let fake = Arc::new(Fake::default());

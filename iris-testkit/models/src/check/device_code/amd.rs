@@ -53,7 +53,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     }
 }
 
-/// Resources that every kernel needs of a compute unit of `arch`, in the builds that ops request:
+/// Resources of a compute unit of `arch` that every kernel needs, in the builds that ops request:
 /// bf16 GEMMs with the largest and the smallest tile.
 ///
 /// # Errors
@@ -350,9 +350,9 @@ fn functions(code: &str) -> Vec<(&str, Vec<&str>)> {
     all
 }
 
-/// Returns the number of write-backs, and those after which the code reaches an access, a jump or
-/// its end without a wait for them. Without the wait, data could become visible after the word that
-/// announces it.
+/// Returns the number of write-backs, and the names of functions that do not wait for one of theirs
+/// before the next access, jump or end. Without the wait, data could become visible after the word
+/// that announces it.
 fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     let (mut count, mut found) = (0, Vec::new());
     for (name, lines) in functions {
@@ -375,7 +375,7 @@ fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
 }
 
 /// Returns the number of workgroup barriers that lead to a write-back of the stores of all waves,
-/// and those of these barriers that a wave may reach without having waited for its own stores.
+/// and the functions with such a barrier that a wave may reach before its own stores are complete.
 ///
 /// The barriers of a write-back are the last ones on each path to it.
 fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
@@ -409,7 +409,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
     (count, found)
 }
 
-/// Places of the barriers that precede a publication, with their names in port.h.
+/// Names in port.h of the workgroup barriers after which a word is published.
 const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
 
 /// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.
@@ -429,7 +429,7 @@ fn barriers_source() -> String {
     text
 }
 
-/// Barriers of the kernels in `code` that a wave may reach without having waited for its stores.
+/// Names of those kernels in `code` whose barrier a wave may reach before its stores are complete.
 fn wrong_barriers(code: &str) -> Vec<String> {
     let functions = functions(code);
     let mut wrong = Vec::new();

@@ -178,22 +178,21 @@ pub fn check(arch: Arch, source: &Source) -> Compiled {
 /// Kernels that access no peer. All other kernels must contain an access at system scope.
 const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 
-/// Kernel entries that raise a flag for other workgroups of their device, and entries that poll or
-/// read one. Only these may release, or acquire, at device scope by an access other than
-/// `FinishAdd`.
+/// Kernel entries that raise a flag for other workgroups of their device, and kernel entries that
+/// poll or read such a flag. Except for `FinishAdd`, only the former may release at device scope,
+/// and only the latter may acquire at device scope.
 const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
 const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iris_results"];
 
-/// Options for f16 and the smallest tile, because the protocols are the same for every type and
-/// tile. Counters are on, because builds without them contain a subset of the code.
+/// Compiler options for f16 and the smallest tile; the protocols are the same for every type and
+/// tile. Counters are on, because builds without counters contain a subset of the code.
 fn options(arch: &str) -> Options {
     let smallest = TileSize::ALL[TileSize::ALL.len() - 1];
     TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
 }
 
-/// Cache of compilations in this process, by compiler options and full text. Sources into which a
-/// test puts a fault differ from the original in few files, so most of their probes are in the
-/// cache.
+/// Cache of compilations in this process, by compiler options and full text. A test that puts a
+/// fault into the source changes few files, so most of its probes are in the cache.
 struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
 
 /// Options for the compiler, and source text, of one build.
@@ -228,8 +227,8 @@ fn first_word(line: &str) -> &str {
     line.split_whitespace().next().unwrap_or_default()
 }
 
-/// Adds a finding if the code of a probe is not the `wanted` one; returns the number of probes that
-/// were compared. Probes without `wanted` code are skipped.
+/// Adds a finding for each probe whose code differs from the `wanted` code, and returns the number
+/// of probes that were compared. Probes without `wanted` code are skipped.
 fn compare(
     by: &'static str,
     findings: &mut Vec<Finding>,

@@ -105,8 +105,8 @@ impl Checker<'_> {
             let mut all = vec![options(self.arch)];
             let kind = source::KERNELS.iter().find(|it| it.name == *name).map(|it| it.kind);
             if self.arch == BY_WARPGROUPS && kind == Some(SourceKind::TileGemm) {
-                // Builds with tile sizes that have instructions of their own; the smaller of these
-                // sizes is checked in one source only.
+                // Builds with tile sizes that use instructions of their own. One source is checked
+                // with two of these sizes, all others only with the largest one.
                 let sizes = if *name == "matmul_all_gather.cu" { 2 } else { 1 };
                 let sizes = TileSize::ALL[..sizes].iter();
                 all.extend(sizes.map(|&size| TileConfig::of(self.arch, 1, size).options()));
@@ -345,8 +345,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     wrong.into_iter()
 }
 
-/// Call of NVIDIA's function that does to `p` what the probe does. `None` if that function's code
-/// is longer: a 64-bit atomic on any address contains a branch for shared memory.
+/// Call of NVIDIA's function that performs the probe's operation on `p`. Returns `None` if the code
+/// of that function is longer: a 64-bit atomic on any address contains a branch for shared memory.
 fn function(probe: &Probe) -> Option<String> {
     let order = match probe.order {
         Order::Relaxed => "__NV_ATOMIC_RELAXED",

@@ -28,8 +28,8 @@ pub struct Resources {
     pub waves: u32,
 }
 
-/// Reads the resources of every kernel from the compiler's assembly, whose metadata is that of the
-/// code object.
+/// Reads the resources of every kernel from the compiler's assembly, which contains the metadata of
+/// the code object.
 pub(super) fn read(assembly: &str) -> Vec<Resources> {
     let Some((code, metadata)) = assembly.split_once("amdhsa.kernels:") else { return Vec::new() };
     let kernels = metadata.split("\n  - ").skip(1).map(|entry| {
@@ -68,8 +68,8 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
 const MOST_SCRATCH: u32 = 64;
 
 impl Resources {
-    /// Reason why the kernel is not acceptable: spills, or too much private memory; `None` if it
-    /// is.
+    /// Reason why the kernel is not acceptable: spills, or too much private memory. `None` if the
+    /// kernel is acceptable.
     pub(super) fn wrong(&self) -> Option<String> {
         let Self { kernel, vgpr_spills, scratch, .. } = self;
         (*vgpr_spills != 0 || *scratch > MOST_SCRATCH).then(|| {

@@ -1,19 +1,21 @@
-//! Checks of early launches: a launch may begin before its predecessor on the stream is over. So
+//! Checks of early launches. A launch may begin before its predecessor on the stream is over. So
 //! every kernel must wait for its predecessor, on all of its paths, before it accesses memory that
-//! others see and before it ends. A wait for one kernel is then a wait for all kernels before it.
+//! other kernels see and before it ends. A wait for one kernel is then a wait for all kernels
+//! before it.
 //!
-//! A GEMM after the launch that opens a call starts only once everything before the opening launch
-//! is over. So its threads may copy earlier data to shared memory, read the call number, and end
-//! while the opening launch still waits for peers. Before they have waited for that launch, they
-//! must not write, wait for peers, or load through the cache of a multiprocessor.
+//! A GEMM that follows the launch that opens a call starts only once everything before the opening
+//! launch is over. So while the opening launch still waits for peers, threads of the GEMM may copy
+//! earlier data to shared memory, read the call number, and end. Until they have waited for the
+//! opening launch, they must not write, wait for peers, or load through the cache of a
+//! multiprocessor.
 
 use std::collections::{HashMap, HashSet};
 
 /// Kernels that are launched only after the launch that opens a call.
 const BEHIND_OPEN: [&str; 2] = ["gemm_gather", "gemm_scatter"];
 
-/// Kernels of a PTX text that access memory, or end, before they have waited; none below sm_90,
-/// where no launch begins early.
+/// Kernels of a PTX text that access memory or end before they have waited. None for architectures
+/// below sm_90, where no launch begins early.
 pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     let target = ptx.split(".target sm_").nth(1).unwrap_or_default();
     let arch: String = target.chars().take_while(char::is_ascii_digit).collect();

@@ -1,4 +1,4 @@
-//! Replay of the rule of copy engines. A word of the rule is a part with its signal.
+//! Replay of the rule of copy engines. In this rule, a `Word` stands for one part and its signal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +14,11 @@ use crate::proof::term::Name;
 use crate::search::{Explorer, Observer};
 use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
-/// Clause that says which number an engine stores.
+/// Clause about the number that an engine stores as a signal.
 const COPIED: Name = "signal: the number in flag 0";
 
-/// Index of a signal, result or done word of a peer; `None` for other operations.
+/// Peer and index of the word, if the operation stores to a signal, result or barrier word of a
+/// peer; `None` for other operations.
 fn signal(channel: &Channel, by: ThreadId, op: &Op) -> Option<(i64, u32)> {
     match (*op, op.place()) {
         (Op::Store { .. }, Some(place @ Place::Sym { rank, index })) if rank != by.rank => {
@@ -39,16 +40,18 @@ fn is_data(channel: &Channel, by: ThreadId, op: &Op, place: Place) -> bool {
 }
 
 /// Observer that learns from one execution which parts engines copy. An engine is a workgroup that
-/// takes the number for a signal from flag 0.
+/// reads the number for its signals from flag 0.
 pub(super) struct Learner {
     channel: Channel,
     first: i64,
     calls: BTreeMap<u32, i64>,
-    /// Workgroups, by rank and index, that have read flag 0 since they began or signalled.
+    /// Workgroups, by rank and index, that have read flag 0 since they began or since their last
+    /// signal.
     numbered: BTreeSet<(u32, u32)>,
     /// Data that a workgroup has written since its last signal.
     unsent: BTreeMap<(u32, u32), Vec<Place>>,
-    /// Part that each place belongs to, by the meaning of the part's signal.
+    /// Part to which each place belongs. A part is identified by the key of its signal; see
+    /// [`meaning`].
     parts: BTreeMap<(i64, Place), (u32, u32)>,
     plan: BTreeSet<(i64, i64, i64, (u32, u32))>,
 }
@@ -111,17 +114,20 @@ pub(super) struct Engines {
     seen: Seen,
 }
 
-/// Steps that the rule does not keep. A small value, because a search saves one for each state.
+/// Progress that is not part of the rule's state. It is small, because a search saves a copy of it
+/// for each state.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// Workgroups that have read flag 0 since they began or signalled, as bits.
+    /// Workgroups of each rank that have read flag 0 since they began or since their last signal,
+    /// as bits.
     numbered: [u8; RANKS],
     /// Peers to whose abort word each rank has stored, as bits.
     told: [u8; RANKS],
 }
 
 impl Seen {
-    /// Notes whether the workgroup has read flag 0, and returns whether it had before.
+    /// Records whether the workgroup has read flag 0 since its last signal, and returns the
+    /// previous record.
     fn number(&mut self, by: ThreadId, is: bool) -> bool {
         let bits = &mut self.numbered[by.rank as usize];
         let (before, bit) = (*bits, 1 << by.group);
@@ -131,7 +137,7 @@ impl Seen {
 }
 
 impl Engines {
-    /// Makes the replay of a scenario. Returns `None` if no engine has a part in it.
+    /// Makes the replay of a scenario. Returns `None` if no copy engine works in the scenario.
     pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
         let Learner { parts, plan, .. } = learned;
@@ -181,8 +187,9 @@ impl Engines {
         if all && !self.track.is("told", &[me]) { self.track.step("tell", &[me]) } else { Ok(()) }
     }
 
-    /// Replays a store to flag 0: the launch that opens the call, or the refresh. A rank of one thread
-    /// stores without an order; its second store of a call is the refresh.
+    /// Replays a store to flag 0, which is made by the launch that opens the call or by the
+    /// refresh. In a rank with one thread, stores have no order: there the second store in a call
+    /// is the refresh.
     fn flag(&mut self, me: i64, op: &Op, value: i64) -> Result<(), Forbidden> {
         let call = self.call(me);
         if self.track.ghost(me, value) != call {
@@ -198,7 +205,8 @@ impl Engines {
 
     fn copy(&mut self, me: i64, place: Place) -> Result<(), Forbidden> {
         let Some(&part) = self.parts.get(&(me, place)) else { return Ok(()) };
-        // Copies begin behind the launch that opens the call, also if it failed.
+        // The copies of a call begin after the launch that opens the call, even if that launch
+        // failed.
         if self.track.is("quit", &[me]) && self.track.get("begun", &[me]) < self.call(me) {
             self.track.step("fail", &[me])?;
         }
@@ -220,7 +228,7 @@ impl Engines {
         }
         let v = self.track.ghost(me, value);
         if !is_number {
-            // A refresh of words comes behind all copies.
+            // A refresh of words comes after all copies of the call.
             let due = call.rem_euclid(Numbers::REAL.period) == 0;
             let refreshes = due && self.track.is("sent", &[me, peer, self.words[&part], call]);
             let what = || Forbidden::new(COPIED, format!("{op:?}, not from flag 0"));
@@ -300,7 +308,7 @@ impl Observer for Engines {
 }
 
 impl Explorer for Engines {
-    /// Number of changes, and what the rule does not keep.
+    /// Number of changes, and the progress that is not part of the rule's state.
     type Saved = (usize, Seen);
 
     fn save(&self) -> Self::Saved {

@@ -14,13 +14,14 @@ use crate::proof::term::Name;
 use crate::search::{Explorer, Observer};
 use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
-/// Clause that says with which number the kernel works.
+/// Clause about the number with which the kernel works.
 const NOTED: Name = "start: with the copied number";
 
 /// Workgroups of a scenario that read the copy of the call number, by rank and index.
 pub(super) type Groups = BTreeSet<(u32, u32)>;
 
-/// Observer that learns the workgroups of kernels beside a call, and who writes the tiles.
+/// Observer that learns which workgroups are kernels beside a call, and which rank writes each
+/// tile.
 pub(super) struct Learner {
     kernels: Groups,
     writers: BTreeMap<Place, i64>,
@@ -59,7 +60,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// Makes the replay of a scenario. Returns `None` if it has no kernel beside a call.
+    /// Makes the replay of a scenario. Returns `None` if the scenario has no kernel beside a call.
     pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
         let Learner { kernels, writers } = learned;
@@ -161,7 +162,7 @@ impl Observer for Kernels {
         }
     }
 
-    /// A launch of the stream behind the kernel: it is over.
+    /// Replays a boundary between launches: the kernel beside the call is over.
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
         match threads.first().map(|it| i64::from(it.rank)) {
             Some(me) if matches!(op, Op::Boundary) && self.runs(me) => {

@@ -1,6 +1,6 @@
-//! Replay of executions against the rule of the device barrier. A word of the rule is a phase, and
-//! a rank of the rule a member of the group. Each access of a member to a cell counts as its work
-//! before the next phase in which it arrives.
+//! Replay of executions against the rule of the device barrier. In this rule, a `Word` stands for a
+//! phase, and a `Rank` for a member of the group. Each access of a member to a cell is part of the
+//! member's work before the next phase at which it arrives.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -47,19 +47,19 @@ pub(super) struct Learner {
     channel: Option<Channel>,
     first: i64,
     calls: HashMap<u32, i64>,
-    /// Whether launches read the number of their call. If they do not, only a member's next write
-    /// shows that its previous call is over.
+    /// Whether launches read the number of their call. If they do not, only the next write of a
+    /// member shows that the member's previous call is over.
     numbered: bool,
     members: BTreeSet<i64>,
     used: BTreeSet<(i64, i64)>,
     /// Writes that each rank made since it last arrived at a barrier.
     unheralded: HashMap<u32, Vec<Place>>,
-    /// Phase before whose barrier a rank writes a place, by call, rank and place.
+    /// Phase whose barrier a rank reaches after it has written a place, by call, rank and place.
     heralds: HashMap<(i64, u32, Place), i64>,
     /// Last phase at which a rank has arrived, with its call.
     arrived: HashMap<u32, (i64, i64)>,
-    /// Phase behind which a rank accesses a place for the first time in a call, the second time, and
-    /// so on; -1 before all phases.
+    /// For each call, rank and place: the last phase at which the rank had arrived before its first
+    /// access to the place, its second access, and so on; -1 if it had arrived at none.
     behind: HashMap<(i64, u32, Place), Vec<i64>>,
 }
 
@@ -115,9 +115,9 @@ pub(super) struct Members {
     used: BTreeSet<(i64, i64)>,
     heralds: HashMap<(i64, u32, Place), i64>,
     behind: HashMap<(i64, u32, Place), Vec<i64>>,
-    /// Position of each place that a rank accesses in `accesses`.
+    /// Index in `accesses` of each place that a rank accesses.
     positions: HashMap<(u32, Place), usize>,
-    /// Number of accesses to each place in the rank's call so far.
+    /// Number of accesses that a rank has made to each place in its present call.
     accesses: Arc<Vec<u8>>,
     first: i64,
 }
@@ -209,7 +209,7 @@ impl Members {
         self.track.step("begin", &[me])
     }
 
-    /// Checks that the member has passed the barrier behind which it makes this access to a place.
+    /// Checks that the member has passed the barrier that comes before this access to a place.
     fn passed(&mut self, me: i64, by: ThreadId, place: Place) -> Result<(), Forbidden> {
         let Some(&at) = self.positions.get(&(by.rank, place)) else { return Ok(()) };
         if ["idle", "quit", "dead"].iter().any(|it| self.track.is(it, &[me])) {
@@ -228,7 +228,7 @@ impl Members {
 
     fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
         let rank = owner(place);
-        // Without launches only the next write shows that a call is over.
+        // If launches do not read the call number, only the next write shows that a call is over.
         if !self.numbered && matches!(op, Op::Write { .. }) {
             if !self.track.is("idle", &[me]) && self.all_seen(me) {
                 self.close(me)?;

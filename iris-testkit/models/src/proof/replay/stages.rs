@@ -1,6 +1,6 @@
-//! Replay of executions against the rule of staging flags. A thread of the rule is a workgroup
-//! here. Barriers inside a workgroup are checked in this file, by the steps that each thread has
-//! taken since the last one.
+//! Replay of executions against the rule of staging flags. In this rule, an `Agent` stands for a
+//! workgroup. Barriers between the threads of a workgroup are checked here too: by the steps that
+//! each thread has taken since the last barrier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -77,13 +77,13 @@ impl Observer for Learner {
 pub(super) struct Stages {
     channel: Channel,
     pub(super) track: Track,
-    /// Workgroups, given by rank and index; the rule identifies a workgroup by its position here.
+    /// Workgroups by rank and index; the rule identifies a workgroup by its position in this list.
     groups: Vec<(u32, u32)>,
     units: BTreeMap<Place, i64>,
     threads: Threads,
 }
 
-/// Steps of threads that the threads' workgroups may not know of yet.
+/// Steps of single threads that other threads of their workgroup may not know of yet.
 #[derive(Clone, Default)]
 pub(super) struct Threads {
     /// Threads that copied to a unit and have passed no barrier since, as (rank, group, thread) and
@@ -95,7 +95,7 @@ pub(super) struct Threads {
 }
 
 impl Stages {
-    /// Makes the replay of a scenario. Returns `None` if the scenario stages nothing.
+    /// Makes the replay of a scenario. Returns `None` if no unit is staged in the scenario.
     pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
         let Learner { units, fetchers, .. } = learned;
@@ -137,8 +137,8 @@ impl Stages {
         self.track.get("call", &[by.rank.into()])
     }
 
-    /// Whether all workgroups of the rank were counted as finished. A workgroup that is alone is
-    /// not counted by a word: it is over when it stores at the end of the call.
+    /// Whether all workgroups of the rank have finished the call. If a rank has one workgroup, no
+    /// word counts it: the workgroup has finished when it makes the stores at the end of the call.
     fn is_over(&self, rank: u32, call: i64) -> bool {
         let of_rank = self.groups.iter().zip(0..).filter(|((of, _), _)| *of == rank);
         of_rank.into_iter().all(|(_, agent)| self.track.get("over", &[agent]) >= call)
@@ -203,7 +203,7 @@ impl Observer for Stages {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let rank = thread.rank;
-        // Calls after the one in which the rank gave up are void.
+        // After the call in which the rank gave up, its operations are void.
         if self.track.is("dead", &[rank.into()]) {
             return Ok(());
         }

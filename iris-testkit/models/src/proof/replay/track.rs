@@ -84,7 +84,7 @@ impl Track {
         self.undo_to(0);
     }
 
-    /// Number of changes so far, which [`Track::undo_to`] takes.
+    /// Number of changes so far, for a later [`Track::undo_to`].
     pub(super) fn changes(&self) -> usize {
         self.log.len()
     }
@@ -149,12 +149,12 @@ impl Track {
         Ok(())
     }
 
-    /// Lets a thread learn what another thread of its rank knows. This is the step `turn`, which
-    /// takes the greater of the two threads' values in each row.
+    /// Lets a thread learn what another thread of its rank knows. This is the step `turn`: each
+    /// value of the first thread becomes at least the other thread's value.
     ///
-    /// Half of all steps are such turns, and the compiled rule needs microseconds for one. So only
-    /// the first [`COMPARED`] turns are also performed by the compiled rule and compared; later
-    /// ones are done only here.
+    /// Half of all steps are such turns, and the compiled rule needs microseconds for one. So the
+    /// compiled rule performs only the first [`COMPARED`] turns, whose results are compared; this
+    /// function alone performs the later ones.
     pub(super) fn turn(&mut self, to: i64, from: i64) -> Result<(), Forbidden> {
         let mut learned = Vec::new();
         for &(offset, length) in &self.rows {
@@ -186,8 +186,9 @@ impl Track {
         }
     }
 
-    /// Checks the order and scope of an operation against its row of the table, and counts it. Plain
-    /// operations pass: the models take some words of one device as plain memory.
+    /// Checks the order and scope of an operation against its row of the access table, and counts
+    /// the operation. Non-atomic operations pass, because the models treat some words of one device
+    /// as plain memory.
     pub(super) fn row(&mut self, access: Access, op: &Op) -> Result<(), Forbidden> {
         let has = (op.order().unwrap_or(access.order()), op.scope().unwrap_or(access.scope()));
         let wanted = (access.order(), access.scope());
@@ -214,8 +215,8 @@ impl Track {
         }
     }
 
-    /// Number of the call that a word holds: of all numbers that are equal to `value` modulo 2^32,
-    /// the nearest to the rank's call.
+    /// Number without bounds that the machine word `value` stands for: the number nearest to the
+    /// rank's call among all numbers that equal `value` modulo 2^32.
     pub(super) fn ghost(&self, rank: i64, value: i64) -> i64 {
         let call = self.get("call", &[rank]);
         call + i64::from((value as i32).wrapping_sub(call as i32))

@@ -5,8 +5,8 @@ use iris_sync::{Access, Field, LlWord, SymWord, ll};
 use super::{Change, Op, Place, Thread};
 
 impl Thread<'_> {
-    /// Index of the word among those that its source pushes to its rank; the first `2 * ll::HEAD`
-    /// words are the head.
+    /// Index of the word among all LL words that its source rank pushes to its receiver. The first
+    /// `2 * ll::HEAD` words are the head.
     fn number(&self, word: SymWord) -> u32 {
         let first = self.channel.pair(0, 0, 0, 0).index;
         (word.index - first) / 2 % (2 * self.channel.pair_count)
@@ -17,7 +17,8 @@ impl Thread<'_> {
         self.scenario.without_heads && self.number(word) < 2 * ll::HEAD
     }
 
-    /// Location of the word; under [`Change::OnePairSlot`], that of parity 0.
+    /// Location of the word. Under [`Change::OnePairSlot`], words of both parities share the
+    /// location of parity 0.
     fn wide_place(&self, word: SymWord) -> SymWord {
         if !self.rules.has(Change::OnePairSlot) {
             return word;
