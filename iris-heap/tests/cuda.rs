@@ -6,6 +6,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,13 @@ fn main() -> ExitCode {
 
 fn options() -> HeapOptions {
     HeapOptions::new().backend(BackendKind::Cuda).data_bytes(8 << 20).signal_bytes(1 << 20)
+}
+
+fn on_one_rank(
+    options: HeapOptions,
+    test: impl Fn(Arc<SymmetricHeap>) -> Result<(), Error> + Sync,
+) {
+    World::run_threads(1, |world| test(SymmetricHeap::open(&world, options.clone())?)).unwrap();
 }
 
 /// Uses memory and streams of a world of any size, with virtual memory or, if `legacy`, with plain
@@ -284,8 +292,7 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
 fn nothing_is_enqueued_on_a_heap_that_closes() {
     for round in 0..50 {
         let begun = Instant::now();
-        let outcome = World::run_threads(1, |world| {
-            let heap = SymmetricHeap::open(&world, options())?;
+        on_one_rank(options(), |heap| {
             let stream = heap.stream()?;
             let (x, y) = (heap.alloc::<u8>(1000)?, heap.alloc::<u8>(1000)?);
             std::thread::scope(|scope| {
@@ -305,7 +312,6 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
                 closed
             })
         });
-        outcome.unwrap();
     }
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
@@ -313,8 +319,7 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
 /// Tests that the caller may destroy its stream as soon as the last `Stream` of it is dropped, even
 /// while another thread waits for all streams of the heap.
 fn a_stream_of_the_callers_may_go_at_any_time() {
-    let outcome = World::run_threads(1, |world| {
-        let heap = SymmetricHeap::open(&world, options())?;
+    on_one_rank(options(), |heap| {
         let x = heap.zeros::<u8>(1 << 20)?;
         let y = heap.zeros::<u8>(1 << 20)?;
         let over = AtomicBool::new(false);
@@ -338,14 +343,12 @@ fn a_stream_of_the_callers_may_go_at_any_time() {
         })?;
         heap.close()
     });
-    outcome.unwrap();
 }
 
 /// Tests that a heap refuses to close while a released stream is still captured, because it cannot
 /// wait for that stream.
 fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
-    let outcome = World::run_threads(1, |world| {
-        let heap = SymmetricHeap::open(&world, options())?;
+    on_one_rank(options(), |heap| {
         let x = heap.zeros::<u8>(1 << 20)?;
         let context = CudaContext::new(heap.device().index).unwrap();
         let theirs = context.new_stream().unwrap();
@@ -360,14 +363,11 @@ fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
         heap.finish()?;
         heap.close()
     });
-    outcome.unwrap();
 }
 
 /// Tests that released streams are reused, but only after their work has ended.
 fn a_new_stream_waits_for_no_other() {
-    let outcome = World::run_threads(1, |world| {
-        let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
-        let heap = SymmetricHeap::open(&world, large)?;
+    on_one_rank(HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30), |heap| {
         let x = heap.alloc::<u8>(500 << 20)?;
         let y = heap.alloc::<u8>(500 << 20)?;
         let busy = heap.stream()?;
@@ -386,7 +386,6 @@ fn a_new_stream_waits_for_no_other() {
         drop(stream);
         heap.close()
     });
-    outcome.unwrap();
 }
 
 /// Tests that streams and memory can be passed as plain handles and addresses; here they come from

@@ -317,12 +317,9 @@ fn every_rank_has_the_same_bits() {
 #[test]
 fn a_bias_is_added_once() {
     let options = Options::new(9, 10, 11).tile(TileShape { m: 4, n: 4 });
-    let with_bias = |mut case: Case| {
-        case.bias = true;
-        case
-    };
     for size in [1, 4] {
-        let cases: Vec<_> = Case::each(&options).into_iter().map(with_bias).collect();
+        let cases: Vec<_> =
+            Case::each(&options).into_iter().map(|case| Case { bias: true, ..case }).collect();
         let multiply = cases.iter().filter(|case| case.op.multiplies()).count();
         let ways = |op: Op| op.variants().len() * Meaning::of(op).shards().len();
         let products = Op::ALL.into_iter().filter(|op| op.multiplies());

@@ -6,6 +6,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::on_ranks;
 use common::ready::{Ready, all_cases};
 use half::f16;
 use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
@@ -19,8 +20,7 @@ use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 /// The other ranks wait in their call until that rank calls again, this time rightly.
 #[test]
 fn wrong_matrices_are_refused_and_the_next_call_is_right() {
-    World::run_threads(2, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(2, |world, heap| {
         let other = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let (m, n, k) = (8, 6, 9);
         let plan = plan(Op::MatmulAllReduce, "two_shot", &world, &Options::new(m, n, k))?;
@@ -89,18 +89,15 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let after = op.counters()?;
         assert_eq!(after.pushed, before.pushed * 20, "what was refused moved nothing");
         other.close()?;
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 /// Tests the checks of the matrices of an RMSNorm, and that these matrices are refused if the plan
 /// has no RMSNorm.
 #[test]
 fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
-    World::run_threads(2, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(2, |world, heap| {
         let (m, n) = (8, 6);
         let made = |options: &Options| plan(Op::AllReduce, "two_shot", &world, options);
         let plain = AllReduce::new(&heap, &made(&Options::new(m, n, 0))?)?;
@@ -155,16 +152,13 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
         plain.run(&sum, &stream)?;
         stream.sync()?;
         assert_eq!(heap.read(c)?[..m * n], [2.0; 48]);
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
 fn wrong_messages_and_shards_are_refused() {
-    World::run_threads(2, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(2, |world, heap| {
         let stream = heap.stream()?;
         let options = Options::new(8, 6, 0);
         let (a, c) = (heap.zeros::<f32>(100)?, heap.zeros::<f32>(100)?);
@@ -207,10 +201,8 @@ fn wrong_messages_and_shards_are_refused() {
                 refused(MatRef::sym(a, 4, 2).with_ld(3), "leading dimension of A is 3");
             }
         }
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 /// Tests an op that only one rank cannot make: making it fails on all ranks, nothing leaks, and the
@@ -266,8 +258,7 @@ fn plans_that_differ_are_refused_and_named() {
         ("trace_spans", |o| o.trace_spans = 5),
         ("first_call", |o| o.first_call = 7),
     ];
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(3, |world, heap| {
         let free = heap.free_bytes(Segment::Data);
         for (item, change) in changes {
             let mut options = Options::new(8, 6, 11).tile(TileShape { m: 2, n: 4 });
@@ -322,10 +313,8 @@ fn plans_that_differ_are_refused_and_named() {
         let told = matches!(&error, Error::OtherWorld { planned_size: 4, size: 3, .. });
         assert!(told, "{error}");
         assert_eq!(heap.free_bytes(Segment::Data), free, "nothing was taken");
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 /// Tests operands in any memory. A plan does not know where operands will be, so a variant that the
@@ -333,8 +322,7 @@ fn plans_that_differ_are_refused_and_named() {
 /// fails with an error that names variants that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
-    World::run_threads(2, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(2, |_, heap| {
         let options = Options::new(107, 1536, 40);
         for op in Op::ALL.into_iter().filter(|op| op.multiplies()) {
             for external in [true, false] {
@@ -348,8 +336,7 @@ fn an_automatic_choice_takes_operands_in_any_memory() {
         let error = format!("{:#}", run_case(&heap, &case).unwrap_err());
         assert!(error.contains("any A with variant baseline, unfused, copy_engine"), "{error}");
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
@@ -397,8 +384,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
 /// Tests that an op takes exactly the number of bytes and words that its plan announces.
 #[test]
 fn plans_tell_the_bytes_that_ops_take() {
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(3, |world, heap| {
         for case in all_cases() {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
             let free = || (heap.free_bytes(Segment::Data).0, heap.free_bytes(Segment::Signal).0);
@@ -409,16 +395,13 @@ fn plans_tell_the_bytes_that_ops_take() {
             op.free()?;
             assert_eq!(free(), before, "{case:?}");
         }
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
 fn calls_take_no_memory() {
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(3, |_, heap| {
         for case in all_cases() {
             let mut ready = Ready::on(heap.clone(), &case)?;
             let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
@@ -427,10 +410,8 @@ fn calls_take_no_memory() {
             ready.sync()?;
             assert_eq!(free(), before, "{case:?}");
         }
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
@@ -465,25 +446,21 @@ fn run_returns_before_any_peer_has_come() {
 
 #[test]
 fn frees_in_another_order_are_refused() {
-    World::run_threads(2, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(2, |world, heap| {
         let options = Options::new(8, 6, 0);
         let plan = plan(Op::AllReduce, "two_shot", &world, &options)?;
         let (first, second) = (AllReduce::new(&heap, &plan)?, AllReduce::new(&heap, &plan)?);
         let op = if world.rank() == 0 { first } else { second };
         let error = op.free().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 /// Tests that an op may be dropped even while a call is running; the op's memory is not freed then.
 #[test]
 fn ops_may_be_dropped() {
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+    on_ranks(3, |_, heap| {
         for case in all_cases() {
             let mut ready = Ready::on(heap.clone(), &case)?;
             ready.call()?;
@@ -491,9 +468,6 @@ fn ops_may_be_dropped() {
             drop(op);
             stream.sync()?;
         }
-        heap.close()?;
-        world.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }

@@ -4,12 +4,15 @@
 mod common;
 
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::nodes::{TYPES, each, run_cases, shape_cases};
-use common::taken;
-use iris_heap::{DType, HeapOptions, Network, Secret, Settings, SymmetricHeap, UniqueId, World};
+use common::{Change, changed, taken};
+use iris_heap::{
+    DType, HeapOptions, Network, Secret, Settings, Stream, SymSlice, SymmetricHeap, UniqueId, World,
+};
 use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
     ReduceScatter,
@@ -27,6 +30,37 @@ fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let room = rooms.fold(Room::default(), Room::or);
     let options = HeapOptions::new().threads(2);
     World::run_nodes(nodes, per_node, |world| run_cases(&world, (&options, room), &cases)).unwrap();
+}
+
+/// Runs `test` on each rank of a world with a heap, and closes both at the end.
+#[track_caller]
+fn on_nodes(
+    (nodes, per_node): (usize, usize),
+    test: impl Fn(&World, Arc<SymmetricHeap>) -> anyhow::Result<()> + Sync,
+) {
+    World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        test(&world, heap.clone())?;
+        heap.close()?;
+        Ok(world.close()?)
+    })
+    .unwrap();
+}
+
+/// Makes a sum of 8 x 16 f32 over two nodes of two ranks, runs `test` on each rank with the
+/// operator, a stream and the matrix, and returns the text of each rank's error.
+#[track_caller]
+fn errors_of_sums<F>(test: F) -> Vec<Option<String>>
+where
+    F: Fn(&World, &AllReduce, &Stream, SymSlice<f32>) -> anyhow::Result<()> + Sync,
+{
+    let results = World::run_nodes_each((2, 2), &Default::default(), |world| {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;
+        test(&world, &op, &heap.stream()?, heap.zeros(8 * 16)?)
+    });
+    let text = |result: anyhow::Result<()>| result.err().map(|error| format!("{error:#}"));
+    results.unwrap().into_iter().map(text).collect()
 }
 
 fn shapes_on(nodes: usize, per_node: usize) {
@@ -57,60 +91,31 @@ fn shapes_and_types_on_2_nodes_of_3_ranks() {
 /// every operator.
 #[test]
 fn features_of_matrices_and_options() {
-    type Change = fn(Case) -> Case;
     let changes: &[Change] = &[
-        |case| case,
-        |mut case| {
+        |_| {},
+        |case| {
             case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() };
             case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() };
-            case
         },
-        |mut case| {
-            case.c = Layout { transposed: true, pad: 4, ..Layout::default() };
-            case
+        |case| case.c = Layout { transposed: true, pad: 4, ..Layout::default() },
+        |case| {
+            (case.a.pad, case.a.before, case.b.pad, case.c.pad, case.c.before) = (3, 5, 1, 7, 11)
         },
-        |mut case| {
-            (case.a.pad, case.a.before, case.b.pad, case.c.pad, case.c.before) = (3, 5, 1, 7, 11);
-            case
-        },
-        |mut case| {
-            (case.a.external, case.b.external, case.c.external) = (true, true, true);
-            case
-        },
-        |mut case| {
-            case.c.skewed = true;
-            case
-        },
-        |mut case| {
-            case.bias = true;
-            case
-        },
-        |mut case| {
+        |case| (case.a.external, case.b.external, case.c.external) = (true, true, true),
+        |case| case.c.skewed = true,
+        |case| case.bias = true,
+        |case| {
             (case.bias, case.input) = (true, Input::Reals);
-            case.options = case.options.epilogue(Epilogue::Gelu);
-            case
+            case.options.epilogue = Epilogue::Gelu;
         },
-        |mut case| {
-            case.uneven = true;
-            case
-        },
-        |mut case| {
-            case.in_place = true;
-            case
-        },
-        |mut case| {
+        |case| case.uneven = true,
+        |case| case.in_place = true,
+        |case| {
             let m = case.options.m;
             (case.burst, case.rows) = (true, vec![m, 1, m, m / 2, m, 0, m, m]);
-            case
         },
-        |mut case| {
-            case.options = case.options.wire(DType::F32);
-            case
-        },
-        |mut case| {
-            case.options.root = 1;
-            case
-        },
+        |case| case.options.wire = Some(DType::F32),
+        |case| case.options.root = 1,
     ];
     for (nodes, per_node) in WORLDS {
         let mut cases = Vec::new();
@@ -118,7 +123,7 @@ fn features_of_matrices_and_options() {
             let mut options = Options::new(29, 21, 13).dtype(dtype);
             options.blocks = Some(1 + turn);
             for case in each(&options) {
-                cases.extend(changes.iter().map(|change| change(case.clone())));
+                cases.extend(changes.iter().map(|&change| changed(&case, change)));
             }
             let mut narrow = Options::new(17, 12, 9).dtype(DType::F32).output(dtype);
             narrow.blocks = Some(2);
@@ -154,8 +159,7 @@ fn rows_are_normalised() {
 fn messages_of_elements() {
     for (nodes, per_node) in WORLDS {
         let size = nodes * per_node;
-        World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        on_nodes((nodes, per_node), |world, heap| {
             let stream = heap.stream()?;
             let (rank, most) = (world.rank(), 1003);
             let input = heap.zeros::<f32>(most * size)?;
@@ -216,11 +220,8 @@ fn messages_of_elements() {
             gather.free()?;
             to_all.free()?;
             broadcast.free()?;
-            heap.close()?;
-            world.close()?;
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }
 
@@ -230,8 +231,7 @@ fn messages_of_elements() {
 fn a_barrier_holds_all_nodes() {
     for (nodes, per_node) in WORLDS {
         let come = AtomicUsize::new(0);
-        World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        on_nodes((nodes, per_node), |world, heap| {
             let stream = heap.stream()?;
             let plan = iris_ops::barrier::Options::new().plan(&heap)?;
             let barrier = Barrier::new(&heap, &plan)?;
@@ -243,11 +243,8 @@ fn a_barrier_holds_all_nodes() {
                 assert!(seen >= call * world.size(), "call {call}: {seen}");
             }
             barrier.free()?;
-            heap.close()?;
-            world.close()?;
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }
 
@@ -300,26 +297,20 @@ fn plans_that_differ_between_nodes_are_named() {
 /// ranks and the difference.
 #[test]
 fn calls_that_differ_between_nodes_are_named() {
-    let results =
-        World::run_nodes_each((2, 2), &Default::default(), |world| -> anyhow::Result<()> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
-            let stream = heap.stream()?;
-            let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
-            let op = AllReduce::new(&heap, &plan)?;
-            let x = heap.zeros::<f32>(8 * 16)?;
-            // The nodes call with different numbers of rows: 8 minus the node's number.
-            let rows = 8 - world.node();
-            let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
-            op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
-            let outcome = stream.sync();
-            // Ranks wait here for each other, because a rank that returned would count as lost.
-            world.barrier()?;
-            let again = op.run(&CollectiveArgs::new(matrix, matrix), &stream);
-            assert!(again.is_err(), "the heap is of no further use");
-            Ok(outcome?)
-        });
-    for (rank, result) in results.unwrap().into_iter().enumerate() {
-        let text = format!("{:#}", result.unwrap_err());
+    let errors = errors_of_sums(|world, op, stream, x| {
+        // The nodes call with different numbers of rows: 8 minus the node's number.
+        let rows = 8 - world.node();
+        let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
+        op.run(&CollectiveArgs::new(matrix, matrix), stream)?;
+        let outcome = stream.sync();
+        // Ranks wait here for each other, because a rank that returned would count as lost.
+        world.barrier()?;
+        let again = op.run(&CollectiveArgs::new(matrix, matrix), stream);
+        assert!(again.is_err(), "the heap is of no further use");
+        Ok(outcome?)
+    });
+    for (rank, text) in errors.into_iter().enumerate() {
+        let text = text.expect("all ranks fail");
         let named = text.contains("M is") && text.contains("(host node 1 of this process)");
         assert!(named || text.contains("gave up"), "rank {rank}: {text}");
     }
@@ -328,27 +319,19 @@ fn calls_that_differ_between_nodes_are_named() {
 /// Tests that a rank that dies in the middle of a call ends the call on all nodes.
 #[test]
 fn a_rank_that_ends_is_named_on_all_nodes() {
-    let results =
-        World::run_nodes_each((2, 2), &Default::default(), |world| -> anyhow::Result<()> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
-            let stream = heap.stream()?;
-            let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
-            let op = AllReduce::new(&heap, &plan)?;
-            let x = heap.zeros::<f32>(8 * 16)?;
-            let matrix = MatRef::sym(x, 8, 16);
-            if world.rank() == 3 {
-                world.abort();
-                return Ok(());
-            }
-            op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
-            Ok(stream.sync()?)
-        });
-    for (rank, result) in results.unwrap().into_iter().enumerate().take(3) {
-        let text = format!("{:#}", result.unwrap_err());
-        assert!(
-            text.contains("rank 3 on host node 1 of this process is lost"),
-            "rank {rank}: {text}"
-        );
+    let errors = errors_of_sums(|world, op, stream, x| {
+        let matrix = MatRef::sym(x, 8, 16);
+        if world.rank() == 3 {
+            world.abort();
+            return Ok(());
+        }
+        op.run(&CollectiveArgs::new(matrix, matrix), stream)?;
+        Ok(stream.sync()?)
+    });
+    for (rank, text) in errors.into_iter().enumerate().take(3) {
+        let text = text.expect("ranks 0 to 2 fail");
+        let named = text.contains("rank 3 on host node 1 of this process is lost");
+        assert!(named, "rank {rank}: {text}");
     }
 }
 

@@ -7,7 +7,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::run_all;
+use common::{Change, changed, run_all};
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
@@ -104,81 +104,43 @@ fn shapes_and_types_2_ranks_of_several_workgroups() {
 /// Tests every feature of a case alone, for every op and variant.
 #[test]
 fn features_of_matrices_and_options() {
-    type Change = fn(Case) -> Case;
-    let pad = |pad, before| Layout { pad, before, ..Layout::default() };
-    let gaps = move |mut case: Case| {
+    let gaps: Change = |case| {
+        let pad = |pad, before| Layout { pad, before, ..Layout::default() };
         (case.a, case.b, case.c) = (pad(3, 5), pad(1, 0), pad(7, 11));
-        case
     };
     let changes: &[(&str, Change)] = &[
-        ("transposed A", |mut case| {
-            case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() };
-            case
+        ("transposed A", |case| {
+            case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() }
         }),
-        ("transposed B", |mut case| {
-            case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() };
-            case
+        ("transposed B", |case| {
+            case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() }
         }),
-        ("transposed C", |mut case| {
-            case.c = Layout { transposed: true, pad: 4, ..Layout::default() };
-            case
-        }),
-        ("external A", |mut case| {
-            case.a.external = true;
-            case
-        }),
-        ("external B", |mut case| {
-            case.b.external = true;
-            case
-        }),
-        ("external C", |mut case| {
-            (case.c.external, case.c.pad) = (true, 2);
-            case
-        }),
-        ("external C on some ranks", |mut case| {
-            case.c.external_on_odd = true;
-            case
-        }),
-        ("C elsewhere on each rank", |mut case| {
-            case.c.skewed = true;
-            case
-        }),
-        ("bias", |mut case| {
-            case.bias = true;
-            case
-        }),
-        ("bias and gelu", |mut case| {
+        ("transposed C", |case| case.c = Layout { transposed: true, pad: 4, ..Layout::default() }),
+        ("external A", |case| case.a.external = true),
+        ("external B", |case| case.b.external = true),
+        ("external C", |case| (case.c.external, case.c.pad) = (true, 2)),
+        ("external C on some ranks", |case| case.c.external_on_odd = true),
+        ("C elsewhere on each rank", |case| case.c.skewed = true),
+        ("bias", |case| case.bias = true),
+        ("bias and gelu", |case| {
             (case.bias, case.input) = (true, Input::Reals);
-            case.options = case.options.epilogue(Epilogue::Gelu);
-            case
+            case.options.epilogue = Epilogue::Gelu;
         }),
-        ("uneven", |mut case| {
-            case.uneven = true;
-            case
+        ("uneven", |case| case.uneven = true),
+        ("in place", |case| case.in_place = true),
+        ("in place, elsewhere on each rank", |case| {
+            (case.in_place, case.c.skewed, case.a.skewed) = (true, true, true)
         }),
-        ("in place", |mut case| {
-            case.in_place = true;
-            case
-        }),
-        ("in place, elsewhere on each rank", |mut case| {
-            (case.in_place, case.c.skewed, case.a.skewed) = (true, true, true);
-            case
-        }),
-        ("a burst of calls", |mut case| {
+        ("a burst of calls", |case| {
             let m = case.options.m;
             (case.burst, case.rows) = (true, vec![m, 1, m, m / 2, m, 0, m, m]);
-            case
         }),
-        ("tiles of one element", |mut case| {
+        ("tiles of one element", |case| {
             case.rows = vec![5];
-            case.options = case.options.tile(TileShape { m: 1, n: 1 });
+            case.options.tile = Some(TileShape { m: 1, n: 1 });
             (case.options.m, case.options.n) = (5, 4);
-            case
         }),
-        ("one tile", |mut case| {
-            case.options = case.options.tile(TileShape { m: 512, n: 512 });
-            case
-        }),
+        ("one tile", |case| case.options.tile = Some(TileShape { m: 512, n: 512 })),
     ];
     for (size, threads) in [(1, 2), (2, 2), (3, 1), (4, 2)] {
         if Level::from_env() <= Level::Quick && size != 3 {
@@ -189,17 +151,18 @@ fn features_of_matrices_and_options() {
             let options = Options::new(29, 21, 13).dtype(dtype).columns_per_flag(4);
             let options = options.tile(TileShape { m: 4 + turn, n: 8 });
             for case in Case::each(&options) {
-                cases.push(gaps(case.clone()));
-                cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
-                // Each feature is tested a second time together with gaps between the rows of the
-                // matrices.
-                cases.extend(changes.iter().map(|(_, change)| {
-                    let mut case = change(case.clone());
-                    case.c.pad += 2;
-                    case.c.before += 1;
-                    (case.a.pad, case.a.before) = (case.c.pad, case.c.before);
-                    case
-                }));
+                cases.push(changed(&case, gaps));
+                for (_, change) in changes {
+                    let alone = changed(&case, *change);
+                    // Each feature is tested a second time together with gaps between the rows of
+                    // the matrices.
+                    let with_gaps = changed(&alone, |case| {
+                        case.c.pad += 2;
+                        case.c.before += 1;
+                        (case.a.pad, case.a.before) = (case.c.pad, case.c.before);
+                    });
+                    cases.extend([alone, with_gaps]);
+                }
             }
         }
         run_all(size, threads, &cases).unwrap();
@@ -209,48 +172,24 @@ fn features_of_matrices_and_options() {
 /// Tests the RMSNorm, with and without a residual, for each variant that supports it.
 #[test]
 fn rows_are_normalised() {
-    type Change = fn(Case) -> Case;
     let changes: &[Change] = &[
-        |case| case,
-        |mut case| {
-            case.residual = Residual::None;
-            case
-        },
-        |mut case| {
-            (case.residual, case.input) = (Residual::InC, Input::Reals);
-            case
-        },
-        |mut case| {
-            (case.in_place, case.bias) = (true, true);
-            case
-        },
-        |mut case| {
-            (case.c.transposed, case.c.pad) = (true, 3);
-            case
-        },
-        |mut case| {
+        |_| {},
+        |case| case.residual = Residual::None,
+        |case| (case.residual, case.input) = (Residual::InC, Input::Reals),
+        |case| (case.in_place, case.bias) = (true, true),
+        |case| (case.c.transposed, case.c.pad) = (true, 3),
+        |case| {
             (case.c.pad, case.c.before, case.a.pad) = (5, 3, 1);
             (case.residual, case.c.skewed) = (Residual::InC, true);
-            case
         },
-        |mut case| {
-            (case.c.external, case.uneven) = (true, true);
-            case
-        },
-        |mut case| {
+        |case| (case.c.external, case.uneven) = (true, true),
+        |case| {
             let m = case.options.m;
             (case.bias, case.input, case.burst) = (true, Input::Reals, true);
             (case.options.epilogue, case.rows) = (Epilogue::Gelu, vec![m, 1, m, 0, m, m]);
-            case
         },
-        |mut case| {
-            case.options.wire = Some(DType::F32);
-            case
-        },
-        |mut case| {
-            (case.options.tile, case.input) = (Some(TileShape { m: 3, n: 80 }), Input::Reals);
-            case
-        },
+        |case| case.options.wire = Some(DType::F32),
+        |case| (case.options.tile, case.input) = (Some(TileShape { m: 3, n: 80 }), Input::Reals),
     ];
     let (mut cases, mut variants) = (Vec::new(), BTreeSet::new());
     for dtype in TYPES {
@@ -261,7 +200,7 @@ fn rows_are_normalised() {
             }
             for case in each {
                 variants.insert(format!("{} by {}", case.op, case.variant));
-                cases.extend(changes.iter().map(|change| change(case.clone())));
+                cases.extend(changes.iter().map(|&change| changed(&case, change)));
             }
         }
     }

@@ -36,7 +36,7 @@ use crate::rtc::search;
 
 pub use blas::{Algorithm, Blas, Multiplier, Product};
 pub use dialect::Dialect;
-pub use nccl::{Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall};
+pub use nccl::{Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall, Window};
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 
@@ -117,9 +117,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// The library stays loaded until the process ends, because threads that it has started may still
 /// run its code. An example are threads of an NCCL communicator that was not destroyed because a
 /// call had failed.
-#[macro_export]
-#[doc(hidden)]
-macro_rules! __library {
+macro_rules! library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
         /// Functions of the library, as the vendor's header declares them.
         #[allow(non_snake_case, reason = "names of the library's functions")]
@@ -147,8 +145,7 @@ macro_rules! __library {
         }
     };
 }
-#[doc(hidden)]
-pub use __library as library;
+use library;
 
 /// Opens the first usable file of a library whose files are called `name` plus a version: at the
 /// path that the environment variable `variable` gives, otherwise in `folders`, otherwise as `bare`
@@ -156,7 +153,7 @@ pub use __library as library;
 ///
 /// # Errors
 /// [`Error::NotFound`] with the places that were searched.
-pub fn find<T>(
+fn find<T>(
     (what, variable): (&'static str, &str),
     folders: &[PathBuf],
     (name, bare): (&str, &[&str]),
@@ -168,13 +165,13 @@ pub fn find<T>(
 
 /// Folders with CUDA's libraries: folders of CUDA toolkits, and the folders `wheels` inside
 /// Python's package folders.
-pub fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
+fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     search::cuda_folders(wheels)
 }
 
 /// Folders of the HIP runtimes that this process has loaded. A library in such a folder uses the
 /// runtime in the same folder.
-pub fn hip_folders() -> Vec<PathBuf> {
+fn hip_folders() -> Vec<PathBuf> {
     search::loaded(HIP_RUNTIME).iter().filter_map(|file| Some(file.parent()?.into())).collect()
 }
 
@@ -187,7 +184,7 @@ const HIP_RUNTIME: &str = "libamdhip64.so";
 /// The loader's error. Also an error if the library brings a second HIP runtime, as Python packages
 /// do: streams and memory of the runtime that is already loaded would be invalid in the second one.
 #[allow(unsafe_code, reason = "a library is loaded")]
-pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
+fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
     // SAFETY: a vendor's library may be loaded by any program; its initialisers have no
     // preconditions.

@@ -12,6 +12,11 @@ use iris_heap::{BackendKind, DType};
 
 use super::dialect::Handle;
 use super::{Error, Result, cuda_folders, find, hip_folders, library, open};
+use window::WindowTable;
+
+pub use window::Window;
+
+mod window;
 
 /// Id of a new communicator (C type `ncclUniqueId`). One rank makes the id and sends it to the
 /// others.
@@ -69,6 +74,8 @@ const BYTE: c_int = 1;
 /// NCCL or RCCL, loaded into this process.
 pub struct Nccl {
     table: Table,
+    /// Functions for windows, or the reason why the release lacks them.
+    windows: std::result::Result<WindowTable, String>,
     path: PathBuf,
     /// Name and value of an environment variable without which the library refuses some devices;
     /// `None` if there is no such variable.
@@ -93,16 +100,12 @@ impl Nccl {
         (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"))
     }
 
-    /// Finds the library for this kind of device and opens it by `load`; `folders` are searched
+    /// Loads the library for this kind of device, release 2.18 or later; `folders` are searched
     /// before the usual places.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
-    pub fn find<T>(
-        kind: BackendKind,
-        folders: &[PathBuf],
-        load: impl Fn(&Path) -> std::result::Result<T, String>,
-    ) -> Result<T> {
+    pub fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Arc<Nccl>> {
         let (names, file, bare, usual) = match kind {
             BackendKind::Cuda => {
                 let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
@@ -114,22 +117,26 @@ impl Nccl {
                 (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
             }
         };
-        find(names, &[folders, &usual].concat(), (file, &bare), load)
+        find(names, &[folders, &usual].concat(), (file, &bare), |path| {
+            let table = Table::of(open(path)?, "")?;
+            let windows = WindowTable::of(open(path)?, "");
+            Ok(Arc::new(Nccl { table, windows, path: path.into(), needs: Nccl::needs(kind) }))
+        })
     }
 
-    /// Returns the library for this kind of device, release 2.18 or later. It is loaded at the
-    /// first call.
+    /// Returns the library for this kind of device. It is loaded at the first call.
     ///
     /// # Errors
-    /// Errors of [`Nccl::find`]; every call returns the same error.
+    /// Errors of [`Nccl::load`]; every call returns the same error.
     pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
         static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
         let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
-        let load = |file: &Path| {
-            let table = Table::of(open(file)?, "")?;
-            Ok(Arc::new(Nccl { table, path: file.to_owned(), needs: Nccl::needs(kind) }))
-        };
-        loaded.get_or_init(|| Nccl::find(kind, &[], load)).clone()
+        loaded.get_or_init(|| Nccl::load(kind, &[])).clone()
+    }
+
+    /// Path of the library's file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Version of the library, such as `2.28.3`.
@@ -184,12 +191,13 @@ impl Nccl {
 }
 
 /// Options of a communicator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct CommunicatorOptions {
-    /// Largest number of thread blocks of a collective.
-    pub most_blocks: u32,
-    /// Maximum duration of a call of the library.
-    pub deadline: Duration,
+    /// Largest number of thread blocks of a collective; `None` leaves it to the library.
+    pub most_blocks: Option<u32>,
+    /// Time that a call of the library may take, once it is polled. `None` makes the communicator
+    /// blocking: a call returns when the library has taken it, however long that takes.
+    pub deadline: Option<Duration>,
 }
 
 /// Collective over the ranks of a communicator. `count` is the number of elements of one rank's
@@ -211,15 +219,27 @@ pub enum NcclCall {
     },
 }
 
-/// Communicator of one rank. It is non-blocking: each call is polled until the library has accepted
-/// it, or a deadline has passed.
+impl NcclCall {
+    /// Number of parts, of `count` elements each, that the input and the output of a rank have.
+    pub fn parts(self, ranks: usize) -> (usize, usize) {
+        match self {
+            NcclCall::AllReduce | NcclCall::Broadcast { .. } => (1, 1),
+            NcclCall::ReduceScatter => (ranks, 1),
+            NcclCall::AllGather => (1, ranks),
+            NcclCall::AllToAll => (ranks, ranks),
+        }
+    }
+}
+
+/// Communicator of one rank. With a deadline it is non-blocking: each call is polled until the
+/// library has taken it, or the deadline has passed.
 pub struct Communicator {
     nccl: Arc<Nccl>,
     /// The library's handle; null after [`Communicator::abort`] or [`Communicator::close`].
     handle: Mutex<Live>,
     rank: usize,
     ranks: usize,
-    deadline: Duration,
+    deadline: Option<Duration>,
 }
 
 struct Live(Handle);
@@ -248,10 +268,10 @@ impl Communicator {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
             version: 2_18_00,
-            blocking: 0,
+            blocking: c_int::from(options.deadline.is_none()),
             cga_cluster_size: UNSET,
             min_ctas: UNSET,
-            max_ctas: options.most_blocks as c_int,
+            max_ctas: options.most_blocks.map_or(UNSET, |blocks| blocks as c_int),
             net_name: null(),
             split_share: UNSET,
         };
@@ -276,6 +296,11 @@ impl Communicator {
         taken.map(|()| new)
     }
 
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     fn lock(&self) -> MutexGuard<'_, Live> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -297,9 +322,8 @@ impl Communicator {
     fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
         let begun = Instant::now();
         while code == IN_PROGRESS {
-            if begun.elapsed() > self.deadline {
-                let seconds = self.deadline.as_secs();
-                return Err(Error::Late { function, seconds });
+            if let Some(deadline) = self.deadline.filter(|&deadline| begun.elapsed() > deadline) {
+                return Err(Error::Late { function, seconds: deadline.as_secs() });
             }
             std::thread::yield_now();
             let mut state = 0;

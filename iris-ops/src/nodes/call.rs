@@ -341,6 +341,20 @@ impl Calling<'_> {
         Ok((slot, self.step(Exchange::AllGather, from, to)?))
     }
 
+    /// Calls `each` with the matrix of every other node in the slots of a gather, and with the rows
+    /// that the matrix has in the whole.
+    fn gathered(
+        &self,
+        slot: u64,
+        (dtype, cols): (DType, usize),
+        each: impl Fn(MatRef, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        self.others_first().take(self.nodes() - 1).try_for_each(|other| {
+            let (all, rows) = self.rows(other);
+            each(self.slot(Area::Receive, (other, slot), dtype, (rows.len(), cols))?, all)
+        })
+    }
+
     fn all_gather(&mut self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
         let node = self.op.plan.ranks().node();
@@ -349,13 +363,9 @@ impl Calling<'_> {
         // These rows of C come from this node's ranks only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), self.call.n);
-            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
-            self.copy(Role::Main, from, c.some_rows(all))?;
-        }
-        Ok(())
+        self.gathered(slot, (a.dtype(), self.call.n), |from, all| {
+            self.copy(Role::Main, from, c.some_rows(all))
+        })
     }
 
     fn matmul_all_gather(&mut self) -> Result<()> {
@@ -365,13 +375,9 @@ impl Calling<'_> {
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(c.some_rows(rows), longest)?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), self.call.n);
-            let from = self.slot(Area::Receive, (other, slot), c.dtype(), shape)?;
-            self.copy(Role::Gather, from, c.some_rows(all))?;
-        }
-        Ok(())
+        self.gathered(slot, (c.dtype(), self.call.n), |from, all| {
+            self.copy(Role::Gather, from, c.some_rows(all))
+        })
     }
 
     fn gather_rows(&mut self) -> Result<()> {
@@ -384,13 +390,9 @@ impl Calling<'_> {
         let own = self.rows(self.op.plan.ranks().node()).0;
         self.part(Role::Main, product(a, own))?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), a.cols());
-            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
-            self.part(Role::Main, product(from, all))?;
-        }
-        Ok(())
+        self.gathered(slot, (a.dtype(), a.cols()), |from, all| {
+            self.part(Role::Main, product(from, all))
+        })
     }
 
     /// Columns of A are sent as rows of the transpose of A. The leading dimension of the transpose

@@ -187,9 +187,7 @@ impl Composite {
                 // `give_back` is collective, and all ranks of this node call it here unless the
                 // world is broken. If the world is broken, `give_back` fails at once.
                 let own = if workspace.is_some() { BTreeMap::new() } else { areas };
-                if let Err(error) = give_back(heap, op, parts, &own) {
-                    tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
-                }
+                give_back_or_warn(heap, op, parts, &own);
                 return Err(error);
             }
             (Err(error), _) => return Err(error),
@@ -238,9 +236,7 @@ impl Composite {
                 Ok(made) => drop(parts.insert(role, made)),
                 Err(error) => {
                     let own = if workspace.is_some() { BTreeMap::new() } else { areas };
-                    if let Err(error) = give_back(heap, op, parts, &own) {
-                        tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
-                    }
+                    give_back_or_warn(heap, op, parts, &own);
                     return Err(error);
                 }
             }
@@ -294,6 +290,18 @@ fn give_back(
         return Ok(());
     }
     heap.free_many(&areas.values().copied().collect::<Vec<_>>()).in_op(op)
+}
+
+#[track_caller]
+fn give_back_or_warn(
+    heap: &SymmetricHeap,
+    op: Op,
+    parts: BTreeMap<Role, operator::Operator>,
+    areas: &BTreeMap<Area, RawSlice>,
+) {
+    if let Err(error) = give_back(heap, op, parts, areas) {
+        tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
+    }
 }
 
 /// Checks that a plan belongs to this operator, rank and world.

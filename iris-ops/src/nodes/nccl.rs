@@ -134,7 +134,8 @@ impl Link {
         let (nccl, id, announce, compare) = world.all_ok(op.name(), start()).in_op(op)?;
         let ids = across.allgather(&id).in_op(op)?;
         let deadline = world.settings().host_deadline();
-        let options = CommunicatorOptions { most_blocks: STEP_BLOCKS, deadline };
+        let options =
+            CommunicatorOptions { most_blocks: Some(STEP_BLOCKS), deadline: Some(deadline) };
         let ranks = counterparts(heap);
         let named = |error| {
             let others = others(&ranks, node);

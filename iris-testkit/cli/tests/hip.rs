@@ -549,7 +549,7 @@ fn bench_with(
     let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
     // No result depends on time, so the limit is large: a busy machine may need longer than the
     // default.
-    let more = ["--limit", "36000", "--json", to.to_str().unwrap()];
+    let more = ["--windows", "--limit", "36000", "--json", to.to_str().unwrap()];
     let words = [&words[..], &more].concat();
     let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -587,6 +587,9 @@ fn every_op_is_timed_beside_the_libraries() {
     );
     assert!(out.contains("14 shapes, 0 failed, 0 wrong"), "{out}");
     assert_eq!(failed(&calls), [""; 0]);
+    // A window is opened and closed on each of two ranks for ten shapes.
+    let windows = ["ncclCommWindowRegister", "ncclCommWindowDeregister"];
+    assert_eq!(windows.map(|call| calls_of(&calls, call).len()), [20; 2]);
     assert_eq!(lines.len(), 17);
     for line in &lines {
         let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
@@ -594,6 +597,9 @@ fn every_op_is_timed_beside_the_libraries() {
             number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
             "{line}"
         );
+        let gains = !["all_to_all", "broadcast"].contains(&line["op"].as_str().unwrap());
+        let windowed = gains && line["rms_norm"].is_null();
+        assert_eq!(line["windowed_us"].as_f64().is_some(), windowed, "{line}");
         // Op and baseline must compute the same result; elements that were not written would be
         // NaN.
         assert!(number("rel_error") < 0.01, "{line}");
@@ -641,8 +647,9 @@ fn a_library_that_refuses_is_quoted() {
     let said = note(&[refuses], &gather).unwrap();
     assert_eq!(
         said,
-        "no baseline: ncclGetUniqueId: unhandled system error (2): scratch memory is reclaimed; \
-         HSA_NO_SCRATCH_RECLAIM is not set, and RCCL refuses some devices without it: set it to 1"
+        "no baseline: ncclGetUniqueId: unhandled system error: scratch memory is reclaimed; \
+         HSA_NO_SCRATCH_RECLAIM is not set, and RCCL refuses some devices without it: set it to 1 \
+         (code 2), expected success; `iris doctor` says which library is there"
     );
     assert_eq!(note(&[refuses, ("HSA_NO_SCRATCH_RECLAIM", "1")], &gather), None);
     // An error of one library is reported as such, and not as two missing libraries.

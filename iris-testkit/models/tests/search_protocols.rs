@@ -251,6 +251,19 @@ fn words_that_carry_their_data() {
     }
 }
 
+/// Searches `scenario` with `groups` workgroups on every rank, and with one on every rank except
+/// rank 0, which gives up.
+fn in_groups(scenario: &Scenario, ranks: u32, groups: u32, runs: u64) {
+    let all = scenario.clone().groups(&vec![groups; ranks as usize]);
+    // If rank 0, which has several workgroups, gives up, it does not check the items that it took:
+    // one of its workgroups may have given up, and then the items of the others are no result.
+    let first = |rank| if rank == 0 { groups } else { 1 };
+    let first: Vec<u32> = (0..ranks).map(first).collect();
+    for scenario in [all, ops::given_up(scenario.clone().groups(&first))] {
+        report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+    }
+}
+
 /// Tests the LL protocol in rows. One workgroup receives a whole row: after its barrier, all of its
 /// threads may read the row.
 #[test]
@@ -264,16 +277,7 @@ fn rows_of_words_that_carry_their_data() {
         // receives a row by itself; with four threads, a row has too few items for each thread.
         for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
             let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
-            let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // If rank 0, which has several workgroups, gives up, it does not check the items that
-            // it received. One of its workgroups may have given up, and then the items of the
-            // others are no result.
-            let first: Vec<u32> =
-                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
-            let given_up = ops::given_up(wide.groups(&first));
-            for scenario in [all, given_up] {
-                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
-            }
+            in_groups(&wide, ranks, groups, runs);
         }
     }
 }
@@ -288,16 +292,7 @@ fn tiles_of_words_that_carry_their_data() {
         // thread has four rows.
         let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
         for groups in [1, 2, 4] {
-            let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // If rank 0, which has several workgroups, gives up, it does not check the items that
-            // it received. One of its workgroups may have given up, and then the items of the
-            // others are no result.
-            let first: Vec<u32> =
-                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
-            let given_up = ops::given_up(wide.clone().groups(&first));
-            for scenario in [all, given_up] {
-                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
-            }
+            in_groups(&wide, ranks, groups, runs);
         }
     }
 }

@@ -5,7 +5,9 @@
 pub mod nodes;
 pub mod ready;
 
-use iris_heap::{BackendKind, HeapOptions, World};
+use std::sync::Arc;
+
+use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::Epilogue;
 use iris_testkit::suite::{Case, Op, open, run_case};
 
@@ -36,6 +38,29 @@ pub fn taken(case: &Case, size: usize) -> bool {
     (finishes || case.options.epilogue == Epilogue::None)
         && !(pulls
             && (case.a.external || case.a.external_on_odd || case.a.transposed || case.a.skewed))
+}
+
+/// Change of one feature of a case.
+pub type Change = fn(&mut Case);
+
+pub fn changed(case: &Case, change: Change) -> Case {
+    let mut case = case.clone();
+    change(&mut case);
+    case
+}
+
+/// Runs `test` on each of `size` ranks with a heap of one worker thread, which it closes at the end.
+#[track_caller]
+pub fn on_ranks(
+    size: usize,
+    test: impl Fn(World, Arc<SymmetricHeap>) -> anyhow::Result<()> + Sync,
+) {
+    World::run_threads(size, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        test(world, heap.clone())?;
+        Ok(heap.close()?)
+    })
+    .unwrap();
 }
 
 /// Runs all cases in one world of `size` ranks, whose heaps have `threads` worker threads each.

@@ -24,8 +24,7 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (9, 0, 5),
 ];
 
-/// Cases for each operator: one with the automatic choice, and one with each variant that the
-/// operator has within a node.
+/// Case of each operator with the automatic choice; all-gather-matmul has one for each way to split A.
 pub fn each(options: &Options) -> Vec<Case> {
     let mut cases = Vec::new();
     for op in Op::ALL {

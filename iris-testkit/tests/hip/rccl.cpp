@@ -20,6 +20,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -42,6 +43,8 @@ struct Config {
     const char* network;
     int split;
 };
+/// Value of a field of Config that takes its default.
+constexpr int UNSET = std::numeric_limits<int>::min();
 
 /// Text of the last failure, for ncclGetLastError.
 thread_local std::string last;
@@ -226,12 +229,10 @@ int ncclGetUniqueId(Id* id) {
     const bool made = id->file >= 0 && ftruncate(id->file, MOST_RANKS * sizeof(Seat)) == 0;
     return made ? SUCCESS : refused(SYSTEM_ERROR, "ncclGetUniqueId", "no file in memory");
 }
-int ncclCommInitRank(const void** to, int size, Id id, int rank) {
-    return join("ncclCommInitRank", to, size, id, rank, true);
-}
 int ncclCommInitRankConfig(const void** to, int size, Id id, int rank, const Config* config) {
     const bool known = config->size >= sizeof(Config) && config->magic == 0xcafebeef && config->version >= 21800;
-    const bool good = known && (config->blocking == 0 || config->blocking == 1) && config->most_blocks > 0;
+    const bool good = known && (config->blocking == 0 || config->blocking == 1) &&
+                      (config->most_blocks > 0 || config->most_blocks == UNSET);
     if (!good) return refused(INVALID_ARGUMENT, "ncclCommInitRankConfig", "no configuration of 2.18 or later");
     return join("ncclCommInitRankConfig", to, size, id, rank, config->blocking == 1);
 }
@@ -272,6 +273,20 @@ int ncclCommAbort(const void* handle) {
     std::lock_guard ended(of->running);
     forget(handle);
     return outcome(SUCCESS, "ncclCommAbort");
+}
+
+int ncclCommWindowRegister(const void* handle, u64 memory, u64 bytes, const void** window, int flags) {
+    const Shared of = find(handle);
+    if (const char* why = busy(of)) return refused(INVALID_USAGE, "ncclCommWindowRegister", why);
+    const bool good = current() == of->device && flags == 1 &&
+                      runtime<bool (*)(int, u64, u64)>("fake_reaches")(of->device, memory, bytes);
+    if (!good) return refused(INVALID_ARGUMENT, "ncclCommWindowRegister", "memory that the device cannot access");
+    *window = handle;
+    return outcome(SUCCESS, "ncclCommWindowRegister");
+}
+int ncclCommWindowDeregister(const void* handle, const void* window) {
+    const bool good = find(handle) != nullptr && window == handle;
+    return outcome(good ? SUCCESS : INVALID_ARGUMENT, "ncclCommWindowDeregister");
 }
 
 int ncclAllReduce(u64 from, u64 to, u64 count, int type, int sum, const void* of, void* stream) {

@@ -36,12 +36,27 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use cudarc::driver::sys;
 
     use crate::backend::cuda::api::{
-        self, Access, Attribute, Configuration, LegacyHandle, Lines, Location, Properties, Side,
+        self, Access, Attribute, Configuration, LegacyHandle, Lines, Location, Properties,
     };
     use crate::backend::gpu::RawStream;
+
+    /// Compares sizes, alignments and offsets of fields of structures with those of cudarc's.
+    macro_rules! layouts {
+        ($($ours:ty = $theirs:ident { $($($field:ident).+ = $their_field:ident),* $(,)? })*) => {$(
+            assert_eq!(size_of::<$ours>(), size_of::<sys::$theirs>(), stringify!($theirs));
+            assert_eq!(align_of::<$ours>(), align_of::<sys::$theirs>(), stringify!($theirs));
+            $(assert_eq!(
+                offset_of!($ours, $($field).+),
+                offset_of!(sys::$theirs, $their_field),
+                stringify!($their_field)
+            );)*
+        )*};
+    }
 
     /// Compares the size of each parameter with cudarc's, so that two swapped parameters of
     /// different sizes are noticed.
@@ -61,98 +76,30 @@ mod tests {
         for (name, ours, theirs) in api::numbers() {
             assert_eq!(ours, theirs, "{name}");
         }
-        let ours = [
-            size_of::<Location>(),
-            size_of::<Properties>(),
-            size_of::<Access>(),
-            size_of::<LegacyHandle>(),
-            size_of::<api::Device>(),
-            size_of::<api::Address>(),
-            size_of::<api::Physical>(),
-            align_of::<Properties>(),
-            align_of::<Access>(),
-            align_of::<LegacyHandle>(),
-            std::mem::offset_of!(Properties, handles),
-            std::mem::offset_of!(Properties, location),
-            std::mem::offset_of!(Properties, meta),
-            std::mem::offset_of!(Properties, flags),
-            std::mem::offset_of!(Access, flags),
-            size_of::<RawStream>(),
-            size_of::<Configuration>(),
-            align_of::<Configuration>(),
-            std::mem::offset_of!(Configuration, groups),
-            std::mem::offset_of!(Configuration, threads),
-            std::mem::offset_of!(Configuration, shared_bytes),
-            std::mem::offset_of!(Configuration, stream),
-            std::mem::offset_of!(Configuration, attributes),
-            std::mem::offset_of!(Configuration, attribute_count),
-            size_of::<Attribute>(),
-            align_of::<Attribute>(),
-            std::mem::offset_of!(Attribute, id),
-            std::mem::offset_of!(Attribute, value),
-            size_of::<Lines>(),
-            align_of::<Lines>(),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, begin),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, kind),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, host),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, address),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, array),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, pitch),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, begin),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, kind),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, host),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, address),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, array),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, pitch),
-            std::mem::offset_of!(Lines, bytes),
-            std::mem::offset_of!(Lines, lines),
-        ];
-        let theirs = [
-            size_of::<sys::CUmemLocation>(),
-            size_of::<sys::CUmemAllocationProp>(),
-            size_of::<sys::CUmemAccessDesc>(),
-            size_of::<sys::CUipcMemHandle>(),
-            size_of::<sys::CUdevice>(),
-            size_of::<sys::CUdeviceptr>(),
-            size_of::<sys::CUmemGenericAllocationHandle>(),
-            align_of::<sys::CUmemAllocationProp>(),
-            align_of::<sys::CUmemAccessDesc>(),
-            align_of::<sys::CUipcMemHandle>(),
-            std::mem::offset_of!(sys::CUmemAllocationProp, requestedHandleTypes),
-            std::mem::offset_of!(sys::CUmemAllocationProp, location),
-            std::mem::offset_of!(sys::CUmemAllocationProp, win32HandleMetaData),
-            std::mem::offset_of!(sys::CUmemAllocationProp, allocFlags),
-            std::mem::offset_of!(sys::CUmemAccessDesc, flags),
-            size_of::<sys::CUstream>(),
-            size_of::<sys::CUlaunchConfig>(),
-            align_of::<sys::CUlaunchConfig>(),
-            std::mem::offset_of!(sys::CUlaunchConfig, gridDimX),
-            std::mem::offset_of!(sys::CUlaunchConfig, blockDimX),
-            std::mem::offset_of!(sys::CUlaunchConfig, sharedMemBytes),
-            std::mem::offset_of!(sys::CUlaunchConfig, hStream),
-            std::mem::offset_of!(sys::CUlaunchConfig, attrs),
-            std::mem::offset_of!(sys::CUlaunchConfig, numAttrs),
-            size_of::<sys::CUlaunchAttribute>(),
-            align_of::<sys::CUlaunchAttribute>(),
-            std::mem::offset_of!(sys::CUlaunchAttribute, id),
-            std::mem::offset_of!(sys::CUlaunchAttribute, value),
-            size_of::<sys::CUDA_MEMCPY2D>(),
-            align_of::<sys::CUDA_MEMCPY2D>(),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcXInBytes),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcMemoryType),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcHost),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcDevice),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcArray),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcPitch),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstXInBytes),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstMemoryType),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstHost),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstDevice),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstArray),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstPitch),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, WidthInBytes),
-            std::mem::offset_of!(sys::CUDA_MEMCPY2D, Height),
-        ];
-        assert_eq!(ours, theirs);
+        layouts! {
+            Location = CUmemLocation {}
+            Properties = CUmemAllocationProp {
+                handles = requestedHandleTypes, location = location, meta = win32HandleMetaData,
+                flags = allocFlags,
+            }
+            Access = CUmemAccessDesc { flags = flags }
+            LegacyHandle = CUipcMemHandle {}
+            api::Device = CUdevice {}
+            api::Address = CUdeviceptr {}
+            api::Physical = CUmemGenericAllocationHandle {}
+            RawStream = CUstream {}
+            Configuration = CUlaunchConfig {
+                groups = gridDimX, threads = blockDimX, shared_bytes = sharedMemBytes,
+                stream = hStream, attributes = attrs, attribute_count = numAttrs,
+            }
+            Attribute = CUlaunchAttribute { id = id, value = value }
+            Lines = CUDA_MEMCPY2D {
+                from.begin = srcXInBytes, from.kind = srcMemoryType, from.host = srcHost,
+                from.address = srcDevice, from.array = srcArray, from.pitch = srcPitch,
+                to.begin = dstXInBytes, to.kind = dstMemoryType, to.host = dstHost,
+                to.address = dstDevice, to.array = dstArray, to.pitch = dstPitch,
+                bytes = WidthInBytes, lines = Height,
+            }
+        }
     }
 }

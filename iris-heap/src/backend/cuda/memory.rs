@@ -9,14 +9,12 @@ use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Proper
 use super::api::{check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{Driver, MemoryDriver, Region, Wanted, check_foreign, warn};
+use crate::backend::gpu::{
+    Driver, MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round, warn,
+};
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
-
-/// Granularity of plain memory in bytes. The driver splits blocks of this size among small
-/// allocations, and an IPC handle of such a part would expose the whole block to the peer.
-const PLAIN_BLOCK: u64 = 2 << 20;
 
 /// Region of device memory, freed on drop.
 struct CudaRegion {
@@ -201,7 +199,7 @@ impl CudaRegion {
     /// Allocates plain memory of this device, not zeroed.
     fn plain(device: &Arc<Device>, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_relaxed()?;
-        let size = round(bytes, PLAIN_BLOCK as usize)?;
+        let size = round(bytes, PLAIN_BLOCK)?;
         let mut address = 0;
         // SAFETY: `address` receives the answer.
         let code = unsafe { (device.driver.cuMemAlloc_v2)(&mut address, size) };
@@ -351,23 +349,4 @@ fn granularity(device: &Device, properties: &Properties) -> Result<usize> {
     };
     check("cuMemGetAllocationGranularity", code)?;
     Ok(granularity)
-}
-
-fn round(bytes: u64, granularity: usize) -> Result<usize> {
-    let size = bytes.max(1).checked_next_multiple_of(granularity.max(1) as u64);
-    size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
-        Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_whole_blocks() {
-        assert_eq!(round(0, 2 << 20).unwrap(), 2 << 20);
-        assert_eq!(round((2 << 20) + 1, 2 << 20).unwrap(), 4 << 20);
-        assert!(round(u64::MAX - 5, 2 << 20).is_err() && round(1 << 63, 4096).is_err());
-    }
 }

@@ -110,9 +110,28 @@ pub(crate) fn check_foreign(
     Ok(())
 }
 
+/// Granularity in bytes of memory that peers open by IPC handles. Drivers split blocks of this size
+/// among small allocations, and a handle of such a part would expose the whole block to the peer.
+pub(crate) const PLAIN_BLOCK: usize = 2 << 20;
+
+/// Rounds a size in bytes up to a multiple of `granularity`, at least one.
+pub(crate) fn round(bytes: u64, granularity: usize) -> Result<usize> {
+    let size = bytes.max(1).checked_next_multiple_of(granularity.max(1) as u64);
+    size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
+        Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(round(0, 2 << 20).unwrap(), 2 << 20);
+        assert_eq!(round((2 << 20) + 1, 2 << 20).unwrap(), 4 << 20);
+        assert!(round(u64::MAX - 5, 2 << 20).is_err() && round(1 << 63, 4096).is_err());
+    }
 
     #[test]
     fn memory_of_the_callers_must_be_of_the_device_and_long_enough() {

@@ -26,7 +26,7 @@ pub(super) use calls::common_calls;
 pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
-pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
+pub(super) use memory::{MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;
 pub(super) use table::{load, outcome, table};

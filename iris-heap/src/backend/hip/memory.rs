@@ -11,14 +11,12 @@ use std::sync::Arc;
 use super::api::{self, Address, Handle, check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{Driver, MemoryDriver, Region, Wanted, check_foreign, warn};
+use crate::backend::gpu::{
+    Driver, MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round, warn,
+};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
-
-/// Granularity of memory in bytes. The runtime splits blocks of this size among small allocations,
-/// and an IPC handle of such a part would expose the whole block to the peer.
-const BLOCK: u64 = 2 << 20;
 
 /// Caching of device memory, from the fastest to the most coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +75,7 @@ impl MemoryDriver for Device {
         self.check_usable()?;
         let caching = Caching::of(wanted.purpose)?;
         let _bound = self.bind_relaxed()?;
-        let bytes = round(bytes)?;
+        let bytes = round(bytes, PLAIN_BLOCK)?;
         let address = self.take(bytes, caching)?;
         Ok(Arc::new(HipRegion {
             device: self.clone(),
@@ -241,24 +239,9 @@ impl Drop for HipRegion {
     }
 }
 
-/// Rounds a size in bytes up to a multiple of [`BLOCK`].
-fn round(bytes: u64) -> Result<usize> {
-    let size = bytes.max(1).checked_next_multiple_of(BLOCK);
-    size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
-        Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_whole_blocks() {
-        assert_eq!(round(0).unwrap(), 2 << 20);
-        assert_eq!(round((2 << 20) + 1).unwrap(), 4 << 20);
-        assert!(round(u64::MAX - 5).is_err() && round(1 << 63).is_err());
-    }
 
     #[test]
     fn words_that_peers_poll_are_uncached_if_nothing_else_is_said() {

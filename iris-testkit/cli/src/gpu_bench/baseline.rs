@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
+use iris_kernels::vendor::{Communicator, NcclCall};
 use iris_ops::{Ranks, Shard};
 use iris_testkit::oracle::{Meaning, Product, Rows};
 use iris_testkit::suite::{Op, Options};
 
-use super::vendor::{self, Buffer, Communicator, Multiplier};
+use super::vendor::{self, Buffer, Multiplier};
 
 /// Matrices of a baseline on one rank: A, B, the result, the intermediate matrix between GEMM and
 /// collective, and the workspace of the GEMM library.
@@ -37,51 +38,45 @@ impl Buffers {
 /// Sequence of library calls that is equivalent to an op, and can be enqueued any number of times.
 pub(crate) struct Baseline<'a> {
     steps: Vec<Step<'a>>,
-    dtype: DType,
     workspace: Buffer,
 }
 
 enum Step<'a> {
-    Multiply { product: vendor::Product, a: Buffer, b: Buffer, c: Buffer },
-    Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
+    Multiply {
+        product: vendor::Product,
+        a: Buffer,
+        b: Buffer,
+        c: Buffer,
+    },
+    Collective {
+        of: &'a Communicator,
+        call: NcclCall,
+        from: Buffer,
+        to: Buffer,
+        count: usize,
+        dtype: DType,
+    },
 }
 
-/// Kind of collective; the methods of [`Communicator`] document the meaning of its count.
-#[derive(Clone, Copy)]
-enum Kind {
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    AllToAll,
-    Broadcast,
-    /// Barrier of all ranks. Libraries have no barrier, so the smallest collective is used: the sum
-    /// of one word.
-    Meet,
-}
-
-impl Kind {
-    /// Library collective that is equivalent to `op`; `None` if `op` has a product or no library
-    /// has the collective.
-    fn of(op: Op) -> Option<Kind> {
-        use Rows::{All, Blocks, Own, Root};
-        let Meaning { product: Product::None, gives, gets, sums, .. } = Meaning::of(op) else {
-            return None;
-        };
-        Some(match (gives, gets) {
-            (All, All) if sums => Kind::AllReduce,
-            (All, Own) if sums => Kind::ReduceScatter,
-            (Own, All) => Kind::AllGather,
-            (All, Blocks) => Kind::AllToAll,
-            (Root, All) => Kind::Broadcast,
-            (Rows::None, Rows::None) => Kind::Meet,
-            _ => return None,
-        })
-    }
+/// Library collective that is equivalent to `op`; `None` if `op` has a product or no library has the
+/// collective.
+fn equivalent(op: Op) -> Option<NcclCall> {
+    use Rows::{All, Blocks, Own, Root};
+    let Meaning { product: Product::None, gives, gets, sums, .. } = Meaning::of(op) else {
+        return None;
+    };
+    Some(match (gives, gets) {
+        (All, All) if sums => NcclCall::AllReduce,
+        (All, Own) if sums => NcclCall::ReduceScatter,
+        (Own, All) => NcclCall::AllGather,
+        (All, Blocks) => NcclCall::AllToAll,
+        (Root, All) => NcclCall::Broadcast { root: 0 },
+        _ => return None,
+    })
 }
 
 /// Collective library and GEMM library of a rank, or the reasons why they are missing.
-pub(crate) type Libraries<'a> =
-    (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier, String>);
+pub(crate) type Libraries<'a> = (Result<&'a Communicator, String>, Result<&'a Multiplier, String>);
 
 impl<'a> Baseline<'a> {
     /// Baseline of this rank's GEMM alone, without communication; A is the rank's own or the
@@ -100,7 +95,7 @@ impl<'a> Baseline<'a> {
         let [m, n, _] = shape;
         let c = if at.c.holds(m * n, dtype) { &at.c } else { &at.between }.clone();
         let step = Step::Multiply { product, a, b: at.b.clone(), c };
-        Ok(Baseline { steps: vec![step], dtype, workspace: at.workspace.clone() })
+        Ok(Baseline { steps: vec![step], workspace: at.workspace.clone() })
     }
 
     /// Baseline that computes the same as `op` by library calls.
@@ -124,9 +119,9 @@ impl<'a> Baseline<'a> {
             );
             Ok(total / size)
         };
-        let collective = |kind, from: &Buffer, to: &Buffer, count| -> Result<Step<'a>> {
+        let collective = |call, from: &Buffer, to: &Buffer, count| -> Result<Step<'a>> {
             let of = nccl.clone().map_err(anyhow::Error::msg)?;
-            Ok(Step::Collective { of, kind, from: from.clone(), to: to.clone(), count })
+            Ok(Step::Collective { of, call, from: from.clone(), to: to.clone(), count, dtype })
         };
         let multiply = |shape, adds, a: &Buffer, b: &Buffer, c: &Buffer| -> Result<Step<'a>> {
             let product = blas.clone().map_err(anyhow::Error::msg)?.product(shape, dtype, adds)?;
@@ -137,25 +132,25 @@ impl<'a> Baseline<'a> {
             Op::Matmul => vec![multiply([m, n, k], false, a, b, c)?],
             Op::MatmulAllReduce => vec![
                 multiply([m, n, k], false, a, b, c)?,
-                collective(Kind::AllReduce, c, c, m * n)?,
+                collective(NcclCall::AllReduce, c, c, m * n)?,
             ],
             Op::MatmulReduceScatter => vec![
                 multiply([m, n, k], false, a, b, between)?,
-                collective(Kind::ReduceScatter, between, c, even(m, "rows")? * n)?,
+                collective(NcclCall::ReduceScatter, between, c, even(m, "rows")? * n)?,
             ],
             Op::MatmulAllGather => {
                 let rows = even(m, "rows")?;
                 let own = c.from(rank * rows * n * dtype.size())?;
                 vec![
                     multiply([rows, n, k], false, a, b, &own)?,
-                    collective(Kind::AllGather, &own, c, rows * n)?,
+                    collective(NcclCall::AllGather, &own, c, rows * n)?,
                 ]
             }
             Op::AllGatherMatmul if options.shard == Shard::Columns => {
                 // The gathered shards of A are stored one after the other; each is multiplied by
                 // its rows of B, and the products are added.
                 let depth = even(k, "columns")?;
-                let mut steps = vec![collective(Kind::AllGather, a, between, m * depth)?];
+                let mut steps = vec![collective(NcclCall::AllGather, a, between, m * depth)?];
                 for source in 0..size {
                     let a = between.from(source * m * depth * dtype.size())?;
                     let b = b.from(source * depth * n * dtype.size())?;
@@ -164,19 +159,27 @@ impl<'a> Baseline<'a> {
                 steps
             }
             Op::AllGatherMatmul => vec![
-                collective(Kind::AllGather, a, between, even(m, "rows")? * k)?,
+                collective(NcclCall::AllGather, a, between, even(m, "rows")? * k)?,
                 multiply([m, n, k], false, between, b, c)?,
             ],
-            _ => match Kind::of(op) {
-                Some(Kind::Meet) => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
-                Some(kind @ (Kind::AllReduce | Kind::Broadcast)) => {
-                    vec![collective(kind, a, c, m * n)?]
+            // Libraries have no barrier: the smallest collective is the sum of one word.
+            Op::Barrier => {
+                let of = nccl.map_err(anyhow::Error::msg)?;
+                let (from, to) = (at.workspace.clone(), at.workspace.clone());
+                let (call, dtype) = (NcclCall::AllReduce, DType::I32);
+                vec![Step::Collective { of, call, from, to, count: 1, dtype }]
+            }
+            _ => match equivalent(op) {
+                Some(NcclCall::AllReduce) => vec![collective(NcclCall::AllReduce, a, c, m * n)?],
+                // The library reads only the root's A, so only the root's must have room.
+                Some(call @ NcclCall::Broadcast { root }) => {
+                    vec![collective(call, if rank == root { a } else { c }, c, m * n)?]
                 }
-                Some(kind) => vec![collective(kind, a, c, even(m, "rows")? * n)?],
+                Some(call) => vec![collective(call, a, c, even(m, "rows")? * n)?],
                 None => bail!("no library collective does the same as {op}"),
             },
         };
-        Ok(Baseline { steps, dtype, workspace: at.workspace.clone() })
+        Ok(Baseline { steps, workspace: at.workspace.clone() })
     }
 
     /// Enqueues one call on the driver's stream `stream`, whose device must be current.
@@ -186,16 +189,8 @@ impl<'a> Baseline<'a> {
                 Step::Multiply { product, a, b, c } => {
                     product.run([a, b, c, &self.workspace], stream)?;
                 }
-                Step::Collective { of, kind, from, to, count } => {
-                    let (ends, count, dtype) = ((from, to), *count, self.dtype);
-                    match kind {
-                        Kind::AllReduce => of.all_reduce(ends, count, dtype, stream)?,
-                        Kind::ReduceScatter => of.reduce_scatter(ends, count, dtype, stream)?,
-                        Kind::AllGather => of.all_gather(ends, count, dtype, stream)?,
-                        Kind::AllToAll => of.all_to_all(ends, count, dtype, stream)?,
-                        Kind::Broadcast => of.broadcast(ends, count, dtype, stream)?,
-                        Kind::Meet => of.all_reduce(ends, count, DType::I32, stream)?,
-                    }
+                Step::Collective { of, call, from, to, count, dtype } => {
+                    vendor::collective(of, *call, (from, to), (*count, *dtype), stream)?;
                 }
             }
         }

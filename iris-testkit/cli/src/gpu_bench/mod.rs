@@ -27,9 +27,8 @@ use crate::problem::known_variant;
 use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
-use home::Home;
 use print::{is_wrong, line, print_line};
-use vendor::{Communicator, Multiplier};
+use rank::{Rank, all_shapes};
 
 pub(crate) use tuned::{timed, tune};
 pub(crate) use vendor::{NO_MULTICAST, Vendors};
@@ -40,6 +39,7 @@ mod contents;
 mod home;
 mod norm;
 mod print;
+mod rank;
 mod shape;
 mod sides;
 mod step;
@@ -339,82 +339,6 @@ fn merge(line: &mut Value, more: &Value) {
     for (name, value) in more.as_object().into_iter().flatten() {
         line[name] = value.clone();
     }
-}
-
-/// State of a rank that lasts for all shapes: device, communicators and libraries.
-struct Rank<'a> {
-    world: &'a World,
-    home: Home,
-    nccl: Result<Communicator<'a>, String>,
-    /// Second communicator, for memory registered as a window; `None` without the option
-    /// `--windows`.
-    windowed: Option<Communicator<'a>>,
-    blas: Result<Multiplier, String>,
-    /// Whether the collective or the GEMM library was found, even if it cannot be used.
-    has_library: bool,
-}
-
-/// Measures all shapes on one rank; on rank 0 passes the lines of each shape on.
-fn all_shapes(
-    world: &World,
-    (vendors, windows): (&Vendors, bool),
-    shapes: &[Shape],
-    report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
-) -> Result<()> {
-    let kind = shapes[0].options.backend;
-    let devices = kind.device_count()?;
-    let home = Home::new(kind, world)?;
-    let place = (world.rank(), world.size());
-    // Id of a new communicator, made by rank 0 for all ranks, or the reason why rank 0 could not
-    // make it.
-    let id = || -> Result<Result<Vec<u8>, String>> {
-        let own = match world.rank() {
-            0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
-            _ => Ok(Vec::new()),
-        };
-        Ok(serde_json::from_slice(&world.allgather(&serde_json::to_vec(&own)?)?[0])?)
-    };
-    let nccl = if shapes[0].beside != Beside::Libraries {
-        Err("left out".into())
-    } else if world.size() > devices {
-        let [name, _] = vendors.names();
-        Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
-    } else {
-        // `Communicator::new` waits for all ranks. All ranks use the same library, so the call
-        // fails on all ranks or on none, and no rank waits for a rank that failed.
-        let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
-        id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
-    };
-    let windowed = match &nccl {
-        Ok(_) if windows => {
-            let id = id()?.map_err(anyhow::Error::msg)?;
-            Some(home.current(|| Communicator::new(vendors, &id, place))?)
-        }
-        _ => None,
-    };
-    let blas = match shapes[0].beside {
-        Beside::Libraries => home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string()),
-        Beside::First => Err("left out".into()),
-    };
-    let has_library = vendors.paths().iter().any(Result::is_ok);
-    let rank = Rank { world, home, nccl, windowed, blas, has_library };
-    for shape in shapes {
-        let lines = shape::measure(&rank, shape)?;
-        if world.rank() == 0 {
-            report(lines)?;
-        }
-        // After this barrier all ranks start the next shape together, even if rank 0 failed to
-        // report.
-        world.barrier()?;
-    }
-    let Rank { home, nccl, windowed, blas, .. } = rank;
-    home.current(|| {
-        windowed.map(Communicator::close).transpose()?;
-        nccl.ok().map(Communicator::close).transpose()?;
-        drop(blas);
-        Ok(())
-    })?;
-    home.close()
 }
 
 #[cfg(test)]

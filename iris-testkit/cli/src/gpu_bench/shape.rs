@@ -19,7 +19,7 @@ use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
 use super::step::{Between, Step, Steps, Sum};
-use super::vendor::{Multiplier, Window};
+use super::vendor::{self, Multiplier};
 use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
 
@@ -276,7 +276,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let gains = !matches!(shape.op, Op::AllToAll | Op::Broadcast);
     let window = match &rank.windowed {
         Some(of) if base.is_some() && plans.apart.is_none() && gains => {
-            Some(of.register(&buffers.all())?)
+            Some(rank.home.current(|| vendor::register(of, &buffers.all()))?)
         }
         _ => None,
     };
@@ -321,7 +321,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     for side in sides {
         side.free()?;
     }
-    window.map(Window::close).transpose()?;
+    if let Some(window) = window {
+        rank.home.current(|| Ok(window.close()?))?;
+    }
     heap.close()?;
 
     let samples = |side: usize, of: fn(&Times) -> &Vec<f64>| {

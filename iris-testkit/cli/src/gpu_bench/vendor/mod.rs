@@ -3,33 +3,29 @@
 //! cudarc is not used for them, because it does not search for the file names of CUDA 13 and panics
 //! if a library is missing.
 
-#![allow(unsafe_code, reason = "libraries are loaded, and functions found by name")]
+#![allow(unsafe_code, reason = "the collective library gets addresses of the device")]
 
-use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use iris_heap::{BackendKind, DType, SymSlice, SymmetricHeap};
-use iris_kernels::vendor::{self, Blas, Dialect};
+use iris_kernels::vendor::{
+    Blas, Communicator, CommunicatorOptions, Dialect, Nccl, NcclCall, Window,
+};
 
 /// Environment variable and value that keep NCCL from using NVLink multicast, which can put GPUs
 /// that others share out of service.
 pub(crate) const NO_MULTICAST: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
 pub(super) use blas::{Multiplier, Product};
-pub(super) use nccl::{Communicator, Window};
 
 mod blas;
-mod nccl;
-
-/// Handle of a library object or of a driver's stream.
-type Handle = *mut c_void;
 
 /// Collective library and GEMM library of this machine, or the reasons why they are missing.
 pub(crate) struct Vendors {
     kind: BackendKind,
-    nccl: Result<nccl::Nccl, String>,
+    nccl: Result<Arc<Nccl>, String>,
     blas: Result<Arc<Blas>, String>,
 }
 
@@ -37,14 +33,14 @@ impl Vendors {
     /// Loads both libraries. They are searched for in `folders`, then in CUDA's and Python's
     /// packages or beside the loaded HIP runtime, then in the loader's search path.
     pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
-        let nccl = nccl::load(kind, folders).map_err(|error| error.to_string());
+        let nccl = Nccl::load(kind, folders).map_err(|error| error.to_string());
         let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
         Vendors { kind, nccl, blas: blas.map(Arc::new) }
     }
 
     /// Names of the collective library and of the GEMM library.
     pub(crate) fn names(&self) -> [&'static str; 2] {
-        [vendor::Nccl::name(self.kind), dialect(self.kind).name]
+        [Nccl::name(self.kind), dialect(self.kind).name]
     }
 
     /// Versions of both libraries, for the record. A device must be current.
@@ -65,21 +61,30 @@ impl Vendors {
 
     /// Paths of the libraries' files.
     pub(crate) fn paths(&self) -> [Result<&Path, &str>; 2] {
-        let nccl = self.nccl.as_ref().map(|nccl| &*nccl.path);
+        let nccl = self.nccl.as_ref().map(|nccl| nccl.path());
         [nccl.map_err(|e| &**e), self.blas.as_ref().map(|blas| blas.path()).map_err(|e| &**e)]
     }
 
     /// Returns the collective library to make communicators with; fails unless NVLink multicast is
     /// disabled by [`NO_MULTICAST`].
-    fn nccl(&self) -> Result<&nccl::Nccl> {
+    pub(super) fn nccl(&self) -> Result<&Arc<Nccl>> {
         let (variable, value) = NO_MULTICAST;
         let set = std::env::var(variable).is_ok_and(|set| set == value);
         ensure!(
             set || self.kind != BackendKind::Cuda,
             "environment variable {variable} must be {value}"
         );
-        let name = vendor::Nccl::name(self.kind);
+        let name = Nccl::name(self.kind);
         self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no {name}: {e}"))
+    }
+
+    /// Creates this rank's communicator on the current device, with the library's own defaults;
+    /// returns when all ranks have joined.
+    pub(super) fn join(&self, id: &[u8], place: (usize, usize)) -> Result<Communicator> {
+        let bytes = id.len();
+        let id =
+            id.try_into().with_context(|| format!("the id has {bytes} bytes: expected 128"))?;
+        Ok(Communicator::new(self.nccl()?, id, place, CommunicatorOptions::default())?)
     }
 
     fn blas(&self) -> Result<&Arc<Blas>> {
@@ -141,4 +146,28 @@ impl Buffer {
         );
         Ok(self.heap.view().data[self.heap.rank()] + self.offset)
     }
+}
+
+/// Enqueues a collective of `count` elements per part; an error if a buffer has no room for its
+/// parts.
+pub(super) fn collective(
+    of: &Communicator,
+    call: NcclCall,
+    (from, to): (&Buffer, &Buffer),
+    (count, dtype): (usize, DType),
+    stream: u64,
+) -> Result<()> {
+    let (reads, writes) = call.parts(of.ranks());
+    let places = (from.address(reads * count, dtype)?, to.address(writes * count, dtype)?);
+    // SAFETY: the buffers hold the elements, on the stream's device, which is current; the caller
+    // waits for the stream before the heap is closed.
+    unsafe { of.enqueue(call, places, (count, Some(dtype)), stream) }.map_err(Into::into)
+}
+
+/// Registers `memory` of all ranks as one window: collective over the ranks. Close the window before
+/// the heap.
+pub(super) fn register<'a>(of: &'a Communicator, memory: &Buffer) -> Result<Window<'a>> {
+    let place = (memory.address(0, DType::U8)?, memory.bytes as usize);
+    // SAFETY: the memory belongs to this rank's heap, which the caller closes after the window.
+    unsafe { of.register(place) }.map_err(Into::into)
 }

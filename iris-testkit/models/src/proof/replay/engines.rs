@@ -302,10 +302,6 @@ impl Observer for Engines {
         }
     }
 
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
-        Ok(())
-    }
-
     fn end(&mut self) -> Result<(), Forbidden> {
         self.track.holds()
     }

@@ -332,10 +332,6 @@ impl Observer for Members {
         }
     }
 
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
-        Ok(())
-    }
-
     fn end(&mut self) -> Result<(), Forbidden> {
         for me in 0..self.members.len() as i64 {
             if self.track.is("quit", &[me]) || self.all_seen(me) {
