@@ -346,7 +346,8 @@ fn refused(world: &World) -> Result<()> {
     let heap = SymmetricHeap::open(world, options)?;
     let (gpu, stream) = (heap.gpu()?, heap.stream()?);
     let library = Nccl::get(BACKEND)?;
-    let options = CommunicatorOptions { most_blocks: 8, deadline: Duration::from_secs(60) };
+    let options =
+        CommunicatorOptions { most_blocks: Some(8), deadline: Some(Duration::from_secs(60)) };
     let make = || Communicator::new(&library, &library.new_id()?, (0, 1), options);
     let in_device = |f: &dyn Fn() -> iris_kernels::vendor::Result<()>| {
         Ok(gpu.with_relaxed_capture(|| f().map_err(iris_heap::Error::other))?)
