@@ -118,7 +118,7 @@ pub struct Expected {
     pub value: Vec<f64>,
     /// Result with partials rounded to the wire type and the sum rounded to the output type: the
     /// only right result if all f32 sums are exact. `None` if there is an epilogue, or if sums
-    /// between nodes are of another type than f32.
+    /// between nodes may be rounded.
     pub exact: Option<Vec<f64>>,
     /// Largest error of each element, for any order of additions.
     pub bound: Vec<f64>,
@@ -338,8 +338,7 @@ impl Task {
             rows: rows.len(),
             cols,
             value: Vec::with_capacity(len),
-            exact: (epilogue == Epilogue::None && (self.nodes == 1 || wire == DType::F32))
-                .then(|| Vec::with_capacity(len)),
+            exact: (epilogue == Epilogue::None).then(|| Vec::with_capacity(len)),
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
@@ -352,8 +351,13 @@ impl Task {
             let sum = values.clone().sum::<f64>() + bias;
             let magnitude =
                 parts.iter().map(|part| part.magnitude.at(row, col)).sum::<f64>() + bias.abs();
+            let sizes: f64 = values.clone().map(f64::abs).sum();
+            // Sums of integers are rounded between nodes if they may exceed the integers that the
+            // wire type can represent.
+            if self.nodes > 1 && sizes * unit_roundoff(wire) > 1.0 {
+                all.exact = None;
+            }
             let onto_wire = if travels {
-                let sizes: f64 = values.clone().map(f64::abs).sum();
                 roundings as f64 * unit_roundoff(wire) * sizes
                     + parts.len() as f64 * underflow(wire)
             } else {

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use iris_heap::{DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_kernels::cpu::now;
 use iris_ops::{Plan, Ranks};
 
 use crate::matrix::{Matrix, room};
@@ -148,12 +149,6 @@ pub struct Crossing {
     arrived: u64,
 }
 
-/// Reads the monotonic clock, in nanoseconds; all processes of a host share this clock.
-fn now() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 impl Crossing {
     /// Allocates the data of the test, one i32 per rank. Collective.
     ///
@@ -176,15 +171,10 @@ impl Crossing {
         Ok(heap.write_on(stream, self.word, &[self.calls])?)
     }
 
-    /// Checks that no rank has left the barrier before the last rank arrived. Call it on every rank
-    /// of every node when the barrier has completed. Unlike [`Crossing::after`], this check covers
-    /// ranks of other nodes, whose memory cannot be read. It compares times of one clock, so all
-    /// nodes must be simulated on one host.
-    ///
-    /// # Errors
-    /// The two times, if a rank left too early; errors of the exchange.
+    /// Checks that no rank has left the barrier before the last rank of all nodes arrived. The memory
+    /// of other nodes cannot be read, so the check compares times of one clock. Collective.
     #[track_caller]
-    pub fn on_all_nodes(&self, heap: &SymmetricHeap) -> Result<()> {
+    fn on_all_nodes(&self, heap: &SymmetricHeap) -> Result<()> {
         let times = [self.arrived, now()].map(u64::to_le_bytes).concat();
         let all = heap.whole_world().allgather(&times)?;
         let time = |rank: &[u8], at: usize| {
@@ -204,15 +194,22 @@ impl Crossing {
     }
 
     /// Checks that the numbers that all `members`, which are ranks of this node, wrote before the
-    /// barrier are visible. Call it after the barrier has completed.
+    /// barrier are visible. Call it after the barrier has completed. In a world of several nodes,
+    /// which must be simulated on one host, also checks that no rank has left the barrier before the
+    /// last rank arrived; there, call it on all ranks.
     ///
     /// # Errors
-    /// A member whose write is not visible, and the number read instead.
+    /// A member whose write is not visible, and the number read instead; by how much a rank left too
+    /// early.
+    #[track_caller]
     pub fn after(
         &self,
         heap: &SymmetricHeap,
         members: impl IntoIterator<Item = usize>,
     ) -> Result<()> {
+        if heap.whole_world().nodes() > 1 {
+            self.on_all_nodes(heap)?;
+        }
         let calls = self.calls;
         for member in members {
             let seen = heap.read_from(self.word, member)?[0];

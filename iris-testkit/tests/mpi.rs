@@ -42,8 +42,8 @@ fn job(nodes: usize, per_node: usize) -> bool {
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
-    // A job that hangs is ended by mpirun after 120 s.
-    command.args(["--timeout", "120"]);
+    // A job that hangs is ended by mpirun after 600 s; the longest takes half a minute on two cores.
+    command.args(["--timeout", "600"]);
     // Each node is an mpirun application of its own, with its own variables.
     let variables = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
     for node in 0..nodes {

@@ -317,16 +317,16 @@ const BOUND: f64 = 0.05;
 /// the closed-form prediction. In the simulation, a node that has finished one all-reduce starts
 /// the next one while the last nodes are still receiving; the closed form ignores this overlap.
 const OVERLAP: f64 = 0.25;
-/// Largest part by which a simulated call with one all-reduce may be faster: on many nodes the chunks
-/// of a short message overlap on their way through a tree, which the closed form does not count.
-const ONE_ALL_REDUCE: f64 = 0.1;
+/// Largest part by which a simulated call with one all-reduce may be faster on 16 nodes: the chunks of
+/// a short message overlap on their way through a tree, which the closed form does not count.
+const TREE: f64 = 0.1;
 
 /// Whether the simulated time of a call agrees with the closed-form prediction.
 fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
     let faster = match plan.op() {
         Op::AllReduce | Op::MatmulAllReduce if forecast.blocks > 1 => OVERLAP,
-        Op::AllReduce | Op::MatmulAllReduce => ONE_ALL_REDUCE,
+        Op::AllReduce | Op::MatmulAllReduce if plan.ranks().nodes() == 16 => TREE,
         _ => BOUND,
     };
     let ratio = simulate(plan, m, fault).0.unwrap() / forecast.total_us;

@@ -336,9 +336,6 @@ fn barriers(
         op.run(&none, stream)?;
         stream.sync()?;
         times.push(begun.elapsed());
-        if world.nodes() > 1 {
-            crossing.on_all_nodes(heap)?;
-        }
         crossing.after(heap, members.iter().copied())?;
     }
     heap.free(empty)?;

@@ -58,7 +58,7 @@ impl Selection {
         };
         cases.retain(|case| self.op.as_ref().is_none_or(|op| op == case.op.name()));
         if self.nodes > 1 {
-            // Operators over several nodes have no variants, so one case of each is left.
+            // Variants are tested on one node; over several, one case of each operator is left.
             cases.retain(|case| {
                 case.op.variants().first().is_some_and(|it| it.name() == case.variant)
             });
