@@ -2,9 +2,10 @@
 //!
 //! Each launch of a call fails in turn. Then either no peer has seen the call, and a second attempt
 //! succeeds; or the heap is poisoned on all ranks, and the errors of all ranks report this. A
-//! second test checks that threads allocate no memory in calls after the first call.
+//! second test checks that a call allocates no memory if a call before it had as many launches in
+//! progress at once.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::Recovery;
@@ -95,10 +96,19 @@ fn calls_after_the_first_allocate_nothing() {
                 let (operands, _) = operands(&heap, made.plan())?;
                 let stream = heap.stream()?;
                 let call = || made.run(&operands, &stream).map_err(iris_heap::Error::other);
-                call()?;
-                stream.sync()?;
-                let (allocated, outcome) = Counting::during(call);
-                outcome?;
+                // The first launch of each call waits until the call has returned. So all launches
+                // of a call are in progress at once, in both calls: a launch allocates memory if
+                // more launches are in progress than ever before.
+                let held = || {
+                    let (release, held) = mpsc::channel::<()>();
+                    stream
+                        .call_cpu("hold", move || held.recv().map_err(iris_heap::Error::other))?;
+                    let (allocated, outcome) = Counting::during(call);
+                    release.send(()).map_err(iris_heap::Error::other)?;
+                    outcome.and_then(|()| stream.sync()).map(|()| allocated)
+                };
+                held()?;
+                let allocated = held()?;
                 heap.close()?;
                 Ok::<_, iris_heap::Error>(allocated)
             });

@@ -193,8 +193,8 @@ impl KernelSet {
     }
 }
 
-/// Launch objects for launches on the heap's threads. Finished objects are reused, so that only the
-/// first calls allocate.
+/// Launch objects for launches on the heap's threads. Finished objects are reused, so a launch
+/// allocates only if more launches are in progress at once than ever before.
 #[derive(Default)]
 struct HostLaunches(Mutex<Vec<HostLaunch>>);
 
