@@ -51,6 +51,9 @@ pub struct Control {
     waits: Mutex<Vec<Instant>>,
     /// Engine of the steps between nodes, if they run on streams of a GPU.
     engine: OnceLock<Arc<dyn NodeEngine>>,
+    /// Locked while the program launches a graph, which may use the engine, and while the engine
+    /// is ended.
+    launching: Mutex<()>,
     /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX` if none shall
     /// fail.
     launches_left: AtomicU32,
@@ -116,6 +119,7 @@ impl Control {
             awaited_node: OnceLock::new(),
             waits: Mutex::default(),
             engine: OnceLock::new(),
+            launching: Mutex::default(),
             launches_left: AtomicU32::new(u32::MAX),
         }
     }
@@ -301,6 +305,11 @@ impl Control {
     /// [`Error::Fault`] or [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
         self.attend();
+        self.check_without_engine()
+    }
+
+    /// [`Control::check`] without a poll of the engine of the steps between nodes.
+    pub(crate) fn check_without_engine(&self) -> Result<()> {
         self.outcome().inspect_err(|error| {
             self.fault_returned.store(true, Ordering::Relaxed);
             self.note_returned(error);

@@ -244,6 +244,9 @@ fn asynchronous(world: &World) -> Result<()> {
     let all = (0..10).try_for_each(|_| sum.call());
     fails_with(all, &["steps between nodes with", &other(world), error])?;
     fails_with(sum.enqueue(), &["steps between nodes with"])?;
+    // The communicator is aborted, so a graph with its steps must not be launched any more.
+    let launched = sum.heap.launch_graph(|| panic!("a graph was launched"));
+    fails_with::<()>(launched.map_err(Into::into), &["steps between nodes with"])?;
     stay(world)
 }
 

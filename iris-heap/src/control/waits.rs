@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use iris_sync::Fault;
@@ -48,11 +48,30 @@ impl Control {
         self.engine.get()
     }
 
-    /// Polls the engine of the steps between nodes, if there is one.
+    /// Polls the engine of the steps between nodes, if there is one. A failed engine is left to a
+    /// later poll while the program launches a graph.
     pub(crate) fn attend(&self) {
-        if let Some(engine) = self.engine() {
-            engine.attend(self.host_abort() != 0 || self.fault().is_some());
+        let Some(engine) = self.engine() else { return };
+        if !self.has_failed() {
+            return engine.attend(false);
         }
+        let _ending = match self.launching.try_lock() {
+            Ok(ending) => ending,
+            Err(TryLockError::Poisoned(ending)) => ending.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        engine.attend(true);
+    }
+
+    /// Locks out the end of the engine while the program launches a graph, and launches of graphs
+    /// while the engine is ended.
+    pub(crate) fn launching(&self) -> MutexGuard<'_, ()> {
+        lock(&self.launching)
+    }
+
+    /// Whether the heap has failed, on this rank or on a peer that reported it.
+    fn has_failed(&self) -> bool {
+        self.host_abort() != 0 || self.fault().is_some()
     }
 
     /// Polls the engine of the steps between nodes until `done`. Returns at once if there is no
@@ -97,5 +116,94 @@ impl Drop for HostWait<'_> {
         if let Some(at) = waits.iter().position(|&began| began == self.began) {
             waits.swap_remove(at);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::abi::abort;
+    use crate::{HeapOptions, SymmetricHeap, UniqueId, World};
+
+    /// Engine that records whether its steps were ended.
+    #[derive(Debug, Default)]
+    struct Recorder {
+        ended: AtomicBool,
+    }
+
+    impl Recorder {
+        fn has_ended(&self) -> bool {
+            self.ended.load(Ordering::SeqCst)
+        }
+    }
+
+    impl NodeEngine for Recorder {
+        fn attend(&self, failed: bool) {
+            self.ended.fetch_or(failed, Ordering::SeqCst);
+        }
+
+        fn explain(&self, _: &Fault) -> Option<Error> {
+            None
+        }
+
+        fn close(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+            self
+        }
+    }
+
+    fn heap_with_engine() -> Result<(Arc<SymmetricHeap>, Arc<Recorder>)> {
+        let heap = SymmetricHeap::open(
+            &World::from_unique_id(&UniqueId::new()?, 0, 1)?,
+            HeapOptions::new(),
+        )?;
+        let engine = Arc::new(Recorder::default());
+        heap.set_node_engine(engine.clone());
+        Ok((heap, engine))
+    }
+
+    #[test]
+    fn a_failed_engine_is_not_ended_while_a_graph_is_launched() -> Result<()> {
+        let (heap, engine) = heap_with_engine()?;
+        let launched = heap.launch_graph(|| {
+            heap.control().set_host_abort(abort::USER);
+            // The thread that learns of the failure must not wait for the launch either.
+            thread::scope(|scope| scope.spawn(|| heap.check()).join()).expect("no panic").is_err()
+        })?;
+        assert!(launched && !engine.has_ended());
+        assert!(heap.check().is_err() && engine.has_ended());
+        Ok(())
+    }
+
+    #[test]
+    fn a_graph_of_a_failed_or_closed_heap_is_refused() -> Result<()> {
+        let (heap, engine) = heap_with_engine()?;
+        assert_eq!(heap.launch_graph(|| 7)?, 7);
+        heap.control().set_host_abort(abort::USER);
+        let refused = heap.launch_graph(|| panic!("launched"));
+        assert!(matches!(refused, Err(Error::Aborted { .. })), "{refused:?}");
+        assert!(engine.has_ended());
+
+        let (heap, _) = heap_with_engine()?;
+        heap.close()?;
+        let refused = heap.launch_graph(|| panic!("launched"));
+        assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_launch_that_panics_does_not_keep_the_engine() -> Result<()> {
+        let (heap, engine) = heap_with_engine()?;
+        let launch = std::panic::AssertUnwindSafe(|| heap.launch_graph(|| panic!("a test")));
+        assert!(std::panic::catch_unwind(launch).is_err());
+        heap.control().set_host_abort(abort::USER);
+        assert!(heap.check().is_err() && engine.has_ended());
+        Ok(())
     }
 }

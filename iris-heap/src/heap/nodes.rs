@@ -78,13 +78,47 @@ impl SymmetricHeap {
         self.memory.control.engine()
     }
 
+    /// Launches a graph with calls of this heap's operators by `launch`, unless the heap has failed
+    /// or is closed.
+    ///
+    /// A failed heap of several GPU nodes aborts the communicator of its steps between nodes, and a
+    /// graph that contains such steps must not run afterwards: it would use freed memory. This
+    /// function refuses to launch it, and no thread aborts the communicator while `launch` runs.
+    /// The library cannot refuse a graph that is launched by other means.
+    ///
+    /// `launch` must only enqueue the graph: it must not wait for the heap's streams, close the
+    /// heap or call this function.
+    ///
+    /// ```
+    /// # use iris_heap::{HeapOptions, SymmetricHeap, UniqueId, World};
+    /// # let heap = SymmetricHeap::open(&World::from_unique_id(&UniqueId::new()?, 0, 1)?, HeapOptions::new())?;
+    /// # struct Graph;
+    /// # impl Graph { fn launch(&self) -> Result<(), iris_heap::Error> { Ok(()) } }
+    /// # let graph = Graph;
+    /// heap.launch_graph(|| graph.launch())??;
+    /// # Ok::<_, iris_heap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::check`], without a look at the device. `launch` is not called then.
+    pub fn launch_graph<T>(&self, launch: impl FnOnce() -> T) -> Result<T> {
+        let control = &self.memory.control;
+        control.attend();
+        let _launching = control.launching();
+        drop(self.open_state()?);
+        control.check_without_engine()?;
+        Ok(launch())
+    }
+
     /// Closes the worlds that were split for the heap.
     #[track_caller]
     pub(super) fn leave_nodes(&self) -> Result<()> {
         match self.nodes.get() {
             None => Ok(()),
             Some(nodes) => {
+                let launching = self.memory.control.launching();
                 let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
+                drop(launching);
                 engine.and(nodes.across.close()).and(self.world.close())
             }
         }

@@ -13,7 +13,8 @@
 //!
 //! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step
 //! whose peer is lost waits until another thread calls [`SymmetricHeap::check`]. A graph with steps
-//! must not be launched after its heap has failed. NCCL's own ports are not authenticated. RCCL was
+//! must not be launched after its heap has failed, which [`SymmetricHeap::launch_graph`] ensures.
+//! NCCL's own ports are not authenticated. RCCL was
 //! never called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
 
 use std::any::Any;

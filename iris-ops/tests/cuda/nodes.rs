@@ -134,7 +134,7 @@ fn replayed(world: &World) -> Result<()> {
     let graph = captured(&theirs, step)?;
     for call in 0..CALLS {
         fill(call)?;
-        graph.launch()?;
+        heap.launch_graph(|| graph.launch())??;
         stream.sync()?;
         check(call)?;
     }
@@ -211,16 +211,20 @@ fn differs(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Kills rank 1 between two calls. Rank 0 must fail with an error that names rank 1.
+/// Kills rank 1 between two calls. Rank 0 must fail with an error that names rank 1, and its graph
+/// of the call must be refused afterwards.
 fn killed(world: &World) -> Result<()> {
     let heap = open(world)?;
     let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
     let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
-    let stream = heap.stream()?;
+    let (theirs, stream) = callers(&heap)?;
     let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
     for _ in 0..CALLS {
         sum.run(&args, &stream)?;
     }
+    stream.sync()?;
+    let graph = captured(&theirs, || Ok(sum.run(&args, &stream)?))?;
+    heap.launch_graph(|| graph.launch())??;
     stream.sync()?;
     if world.rank() == 1 {
         launch::kill_myself();
@@ -234,6 +238,10 @@ fn killed(world: &World) -> Result<()> {
     println!("after {:.1?}: {error}", begun.elapsed());
     ensure!(error.contains("rank 1"), "{error}");
     ensure!(begun.elapsed() < Duration::from_secs(60), "after {:.1?}", begun.elapsed());
+    let launched = heap.launch_graph(|| panic!("a graph was launched"));
+    let refused = launched.map(|()| ()).expect_err("the heap has failed").to_string();
+    ensure!(refused.contains("rank 1"), "{refused}");
+    drop_graph(graph);
     Ok(())
 }
 
