@@ -1,15 +1,49 @@
 //! Fake HIP runtime, which computes on the host, and fakes of hipBLASLt and RCCL; compiled here and
 //! passed to programs under test.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use crate::harness;
 use tempfile::{NamedTempFile, TempDir};
+
+use crate::harness;
 
 /// Folder of the fakes' C++ sources.
 pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
+
+/// Folder of the headers with which the fake compiles kernels for the host.
+const HOOKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels/tests/host");
+
+/// Folder of the kernels that the fake has compiled, next to this program. All programs that use
+/// the fake share it, because compiling takes most of their time. Its name depends on all that the
+/// compiled code depends on, except the program's text, headers and macros, which name the files.
+fn code() -> &'static Path {
+    static CODE: OnceLock<PathBuf> = OnceLock::new();
+    CODE.get_or_init(|| {
+        let mut hasher = DefaultHasher::new();
+        let mut files: Vec<_> =
+            std::fs::read_dir(HOOKS).unwrap().map(|it| it.unwrap().path()).collect();
+        files.push(Path::new(SOURCES).join("runtime.cpp"));
+        files.sort();
+        files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
+        let compiler = Command::new("g++").arg("--version").output().unwrap();
+        compiler.stdout.hash(&mut hasher);
+        let program = std::env::current_exe().unwrap();
+        let folder = program.parent().unwrap().join("fake-hip");
+        let name = format!("{:016x}", hasher.finish());
+        // Code of older sources is not used any more.
+        for old in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if old.file_name() != *name {
+                let _ = std::fs::remove_dir_all(old.path());
+            }
+        }
+        let folder = folder.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    })
+}
 
 /// Shared library with the interface of one release of the HIP runtime, which runs kernels on the
 /// host; compiled into a temporary folder.
@@ -40,7 +74,6 @@ impl Fake {
     fn build(release: u32) -> Fake {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join(format!("libamdhip64.so.{release}"));
-        std::fs::create_dir(folder.path().join("code")).unwrap();
         compile("runtime.cpp", &[&format!("-DFAKE_RELEASE={release}")], &library);
         Fake { folder, library }
     }
@@ -53,8 +86,8 @@ impl Fake {
             ("LD_LIBRARY_PATH", folder.into()),
             ("IRIS_HIPRTC", self.library.clone()),
             ("IRIS_CACHE", folder.join("cache")),
-            ("FAKE_HIP_HOOKS", format!("{SOURCES}/../../../iris-kernels/tests/host").into()),
-            ("FAKE_HIP_CODE", folder.join("code")),
+            ("FAKE_HIP_HOOKS", HOOKS.into()),
+            ("FAKE_HIP_CODE", code().into()),
             ("FAKE_HIP_LOG", log.into()),
         ]
     }

@@ -1,6 +1,6 @@
 //! Tests of operators over two nodes of GPUs, over NCCL. Two processes simulate the nodes on one
 //! host. There are tests of graphs, of ranks that make different calls, of a rank that is killed,
-//! and of a rank that makes no call.
+//! of a rank that makes no call, and of a heap that is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,6 +39,7 @@ const REPLAYED: &str = "replayed";
 const DIFFERS: &str = "differs";
 const KILLED: &str = "killed";
 const ABSENT: &str = "absent";
+const DROPPED: &str = "dropped";
 const BARRIER: &str = "barrier";
 const COMM: &str = "comm";
 
@@ -61,6 +62,7 @@ pub(crate) fn nodes_rank(which: &str) -> Result<()> {
         DIFFERS => differs(&world),
         KILLED => killed(&world),
         ABSENT => absent(&world),
+        DROPPED => dropped(&world),
         BARRIER => barrier(&world),
         COMM => {
             calls(&world)?;
@@ -264,6 +266,24 @@ fn absent(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Lets rank 0 drop its heap while a step waits for rank 1, which makes no call. The drop must not
+/// wait, and both processes must end without an error.
+fn dropped(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let stream = heap.stream()?;
+    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
+    if world.rank() == 0 {
+        sum.run(&args, &stream)?;
+        let begun = Instant::now();
+        drop((sum, stream, heap));
+        println!("dropped after {:.1?}", begun.elapsed());
+        ensure!(begun.elapsed() < Duration::from_secs(30), "after {:.1?}", begun.elapsed());
+    }
+    Ok(world.barrier()?)
+}
+
 fn launched(which: &str, deadline: &str) -> launch::Outcome {
     let program = std::env::current_exe().unwrap();
     let options = launch::Options::default().deadline(Duration::from_secs(150)).nodes(2);
@@ -286,6 +306,10 @@ pub(crate) fn calls_that_differ_between_nodes_are_named() {
 
 pub(crate) fn a_rank_that_makes_no_call_is_named_by_the_other_node() {
     all_end_well(ABSENT, "0.02");
+}
+
+pub(crate) fn a_heap_that_is_dropped_in_a_step_does_not_wait() {
+    all_end_well(DROPPED, "1");
 }
 
 pub(crate) fn a_barrier_holds_the_ranks_of_all_nodes() {

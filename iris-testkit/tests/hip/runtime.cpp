@@ -573,12 +573,18 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
     const std::string shared = setting("FAKE_HIP_CODE", "");
     if (shared.empty()) return compiled(*program, defines) ? 0 : 6;
     // Ranks need the same programs at the same time: one compiles, and the others wait for its file.
-    const auto file = shared + "/" + std::to_string(std::hash<std::string>{}(program->text + defines));
+    std::string all = program->text + defines;
+    for (const auto& [name, text] : program->headers) all += name + text;
+    const auto file = shared + "/" + std::to_string(std::hash<std::string>{}(all));
     const int held = open(file.c_str(), O_CREAT | O_RDONLY | O_CLOEXEC, 0600);
     flock(held, LOCK_EX);
     program->code = content(file);
     const bool done = !program->code.empty() || compiled(*program, defines);
-    if (done) std::ofstream(file, std::ios::binary) << program->code;
+    if (done) {
+        // The file is renamed when it is complete, because this process may be killed at any time.
+        std::ofstream(file + ".new", std::ios::binary) << program->code;
+        std::rename((file + ".new").c_str(), file.c_str());
+    }
     close(held);
     return done ? 0 : 6;
 }
