@@ -105,6 +105,7 @@ fn tests() -> ExitCode {
                 ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
                 operators_over_nodes_are_captured_and_replayed,
                 a_barrier_holds_the_ranks_of_all_nodes,
+                a_heap_that_is_dropped_in_a_step_does_not_wait,
                 a_communicator_over_nodes_takes_memory_and_streams_of_cudarc,
                 calls_that_differ_between_nodes_are_named,
                 a_killed_rank_of_another_node_is_named,
