@@ -116,8 +116,8 @@ mod wire;
 mod world;
 
 pub use backend::{
-    BackendKind, CpuKernel, DeviceCopy, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping,
-    Memory,
+    BackendKind, CpuKernel, DeviceCopy, DeviceHandle, DeviceInfo, DeviceTraits, Gpu, Group,
+    LaunchShape, Mapping, Memory,
 };
 pub use board::AwaitedNode;
 pub use bootstrap::launcher_env::UniqueId;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use common::nodes::{each, fabric_of, run_on_nodes, shape_cases, type_cases};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World, abi};
-use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall};
+use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_ops::{AllGather, AllReduce, CollectiveArgs, MatRef, all_gather, all_reduce};
 use iris_testkit::fake_hip::{Fake, failed};
 use iris_testkit::harness::{self, Group, named};
@@ -50,6 +50,8 @@ fn main() -> ExitCode {
             data_that_arrives_late_is_waited_for,
             a_communicator_that_is_never_ready_names_the_ranks,
             an_asynchronous_error_fails_all_ranks,
+            a_graph_that_is_kept_does_not_delay_errors,
+            a_heap_that_is_closed_before_its_graph_says_so,
             calls_that_differ_between_nodes_are_named,
             a_killed_rank_of_another_node_is_named,
             a_rank_that_makes_no_call_is_named,
@@ -68,6 +70,7 @@ fn run_rank(which: &str) -> Result<()> {
         "late" => run_on_nodes(&world, BACKEND, bursts()),
         "unready" => unready(&world),
         "asynchronous" => asynchronous(&world),
+        "kept" => kept(&world),
         "differs" => differs(&world),
         "killed" => killed(&world),
         "absent" => absent(&world),
@@ -250,6 +253,27 @@ fn asynchronous(world: &World) -> Result<()> {
     stay(world)
 }
 
+/// Tests that calls end although the library does not return from its abort, because the program
+/// keeps a graph.
+fn a_graph_that_is_kept_does_not_delay_errors() {
+    let set = [("FAKE_RCCL_FAILS", "1:12"), ("FAKE_RCCL_GRAPHS", "1")];
+    let calls = two_ranks_succeed("asynchronous", &set);
+    assert!(!calls.contains("ncclCommAbort"), "an abort returned: {calls}");
+}
+
+fn a_heap_that_is_closed_before_its_graph_says_so() {
+    two_ranks_succeed("kept", &[("FAKE_RCCL_GRAPHS", "1"), ("IRIS_DEADLINE", "0.01")]);
+}
+
+/// Closes the heap while a graph with its calls seems to exist.
+fn kept(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    sum.call()?;
+    stay(world)?;
+    let closed = sum.heap.close().map_err(Into::into);
+    fails_with(closed, &["not freed 6 s after", "graphs", "destroyed before"])
+}
+
 fn calls_that_differ_between_nodes_are_named() {
     two_ranks_succeed("differs", &[]);
 }
@@ -371,7 +395,7 @@ fn refused(world: &World) -> Result<()> {
         fails_with(reduce(data).map_err(Into::into), &["another device is current"])?;
     }
     stream.sync()?;
-    in_device(&|| one.close())?;
+    in_device(&|| one.close()?.map_or(Ok(()), Release::run))?;
     heap.close()?;
     Ok(world.close()?)
 }

@@ -20,7 +20,7 @@ mod kind;
 mod open;
 
 pub(crate) use gpu::Current;
-pub use gpu::{DeviceCopy, Gpu};
+pub use gpu::{DeviceCopy, DeviceHandle, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
 /// Description of a device by its driver.

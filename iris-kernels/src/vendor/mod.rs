@@ -36,7 +36,9 @@ use crate::rtc::search;
 
 pub use blas::{Algorithm, Blas, Multiplier, Product};
 pub use dialect::Dialect;
-pub use nccl::{Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall, Window};
+pub use nccl::{
+    Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall, Release, Window,
+};
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 

@@ -291,7 +291,8 @@ impl Communicator {
         let new = Communicator { nccl, handle: Mutex::new(Live(handle)), rank, ranks, deadline };
         let taken = new.taken(handle, "ncclCommInitRankConfig", code);
         if taken.is_err() && !handle.is_null() {
-            new.abort();
+            let aborted = new.abort().map_or(Ok(()), Release::run);
+            aborted.unwrap_or_else(|error| tracing::debug!(%error, "a communicator was not freed"));
         }
         taken.map(|()| new)
     }
@@ -414,41 +415,71 @@ impl Communicator {
         self.nccl.check("a collective that was enqueued", state)
     }
 
-    /// Ends all enqueued collectives, and frees the communicator. Graphs that captured its
-    /// collectives must not be launched afterwards. A second call does nothing.
-    pub fn abort(&self) {
-        let mut live = self.lock();
-        if !live.0.is_null() {
-            // SAFETY: the handle is alive and is not used again.
-            let code = unsafe { (self.nccl.table.ncclCommAbort)(live.0) };
-            live.0 = null_mut();
-            if let Err(error) = self.nccl.check("ncclCommAbort", code) {
-                tracing::debug!(%error, "a communicator was not given back");
-            }
-        }
+    /// Takes the communicator out of use, and returns the call that aborts it; `None` if it has been
+    /// aborted or closed. The call ends all enqueued collectives at once, and then frees the
+    /// communicator like every [`Release`].
+    pub fn abort(&self) -> Option<Release> {
+        self.take("ncclCommAbort", self.nccl.table.ncclCommAbort)
     }
 
-    /// Destroys the communicator after its enqueued collectives have finished. All ranks must call
-    /// this function. Does nothing after [`Communicator::abort`].
+    /// Waits until the enqueued collectives of all ranks have finished, takes the communicator out
+    /// of use, and returns the call that destroys it; `None` if it has been aborted or closed. All
+    /// ranks must call this function.
     ///
     /// # Errors
-    /// [`Error::Call`] and [`Error::Late`]; the communicator is then aborted.
-    pub fn close(&self) -> Result<()> {
-        let mut live = self.lock();
+    /// [`Error::Call`] and [`Error::Late`]; the communicator should then be aborted.
+    pub fn close(&self) -> Result<Option<Release>> {
+        let live = self.lock();
         let handle = live.0;
         if handle.is_null() {
-            return Ok(());
+            return Ok(None);
         }
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.nccl.table.ncclCommFinalize)(handle) };
-        if let Err(error) = self.taken(handle, "ncclCommFinalize", code) {
-            drop(live);
-            self.abort();
-            return Err(error);
-        }
-        live.0 = null_mut();
-        // SAFETY: the handle is finalized, and is not used again.
-        self.nccl.check("ncclCommDestroy", unsafe { (self.nccl.table.ncclCommDestroy)(handle) })
+        self.taken(handle, "ncclCommFinalize", code)?;
+        drop(live);
+        Ok(self.take("ncclCommDestroy", self.nccl.table.ncclCommDestroy))
+    }
+
+    fn take(
+        &self,
+        name: &'static str,
+        function: unsafe extern "C" fn(Handle) -> c_int,
+    ) -> Option<Release> {
+        let mut live = self.lock();
+        let handle = Live(std::mem::replace(&mut live.0, null_mut()));
+        let nccl = self.nccl.clone();
+        (!handle.0.is_null()).then_some(Release { nccl, handle, name, function })
+    }
+}
+
+/// Call that frees a communicator. NCCL waits in this call until all graphs that captured
+/// collectives of the communicator have been destroyed, for ever if the caller owns them. The wait
+/// is not documented; it was seen with NCCL 2.28.9.
+#[must_use]
+pub struct Release {
+    nccl: Arc<Nccl>,
+    handle: Live,
+    name: &'static str,
+    function: unsafe extern "C" fn(Handle) -> c_int,
+}
+
+impl std::fmt::Debug for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Release by {}", self.name)
+    }
+}
+
+impl Release {
+    /// Makes the call.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn run(self) -> Result<()> {
+        // SAFETY: the handle is alive, and this value is its only owner. A communicator that is
+        // destroyed has been finalized.
+        let code = unsafe { (self.function)(self.handle.0) };
+        self.nccl.check(self.name, code)
     }
 }
 

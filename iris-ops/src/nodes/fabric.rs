@@ -224,6 +224,11 @@ pub(crate) enum StepError {
          the nodes to be up"
     )]
     Engine { others: String, error: iris_kernels::vendor::Error },
+    #[error(
+        "communicator of the steps between nodes: not freed {seconds} s after the heap was closed, expected that all \
+         graphs with calls of this heap had been destroyed before"
+    )]
+    InGraph { seconds: u64 },
     #[error("id of a communicator between nodes: {value} from node 0, expected 128 bytes")]
     Id { value: String },
     #[error(

@@ -20,15 +20,16 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use iris_heap::{
-    AwaitedNode, Control, DType, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World,
+    AwaitedNode, Control, DType, DeviceHandle, Event, NodeEngine, RawSlice, Stream, SymmetricHeap,
+    World,
 };
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{KernelSource, Options};
-use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall};
+use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_sync::Fault;
 
 use super::fabric::{
@@ -60,6 +61,7 @@ pub(super) struct Link {
     running: Mutex<VecDeque<Running>>,
     /// Event before the exchange of records of the step that is being enqueued; `None` in captures.
     begin: Mutex<Option<Event>>,
+    device: DeviceHandle,
 }
 
 /// Step between nodes on a stream, outside of captures.
@@ -163,6 +165,7 @@ impl Link {
             deadline: world.settings().entry_deadline(),
             running: Mutex::default(),
             begin: Mutex::default(),
+            device: gpu.device_handle(),
         })
     }
 
@@ -217,6 +220,33 @@ impl Link {
             std::thread::sleep(Duration::from_millis(5));
         }
         iris_heap::Error::other(StepError::Engine { others: self.others(), error })
+    }
+
+    /// Frees the communicator by a thread of its own, and waits for at most `wait`; returns whether
+    /// the call has ended. The call waits until graphs that captured steps have been destroyed. In
+    /// the thread, captures are relaxed, so that the call breaks no capture of another thread.
+    fn free(&self, release: Release, wait: Duration) -> Option<vendor::Result<()>> {
+        let device = self.device.clone();
+        let (tell, told) = mpsc::channel();
+        let free = move || {
+            let freed = device.with_relaxed_capture(|| Ok(release.run()));
+            // If nobody waits any more, nobody needs the result.
+            let _ = tell.send(freed.unwrap_or(Ok(())));
+        };
+        let thread = std::thread::Builder::new().name("iris-nccl-end".into()).spawn(free);
+        thread.ok().and_then(|_| told.recv_timeout(wait).ok())
+    }
+
+    /// Aborts the communicator, which ends the steps in progress.
+    fn abort(&self) {
+        /// Longest wait for the communicator's memory to be freed; the steps end long before.
+        const WAIT: Duration = Duration::from_secs(2);
+        let Some(release) = self.communicator.abort() else { return };
+        match self.free(release, WAIT) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => tracing::debug!(%error, "a communicator was not freed"),
+            None => tracing::debug!("a communicator is freed later, when its graphs are destroyed"),
+        }
     }
 
     /// Fails the heap because of a step. If the heap has been dropped, there is nothing to fail.
@@ -295,7 +325,7 @@ impl Fabric for Link {
 impl NodeEngine for Link {
     fn attend(&self, failed: bool) {
         if failed {
-            self.communicator.abort();
+            self.abort();
             return;
         }
         if let Err(error) = self.communicator.check() {
@@ -350,10 +380,19 @@ impl NodeEngine for Link {
     fn close(&self) -> iris_heap::Result<()> {
         lock(&self.running).clear();
         if self.control.outcome().is_err() {
-            self.communicator.abort();
+            self.abort();
             return Ok(());
         }
-        self.communicator.close().map_err(iris_heap::Error::other)
+        let release = self.communicator.close().map_err(|error| {
+            self.abort();
+            iris_heap::Error::other(error)
+        })?;
+        let Some(release) = release else { return Ok(()) };
+        let seconds = self.deadline.as_secs();
+        match self.free(release, self.deadline) {
+            Some(freed) => freed.map_err(iris_heap::Error::other),
+            None => Err(iris_heap::Error::other(StepError::InGraph { seconds })),
+        }
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

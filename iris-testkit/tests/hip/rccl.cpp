@@ -15,7 +15,8 @@
 // FAKE_RCCL_ANSWERS (2; number of times that a call is in progress), FAKE_RCCL_JOINS (0; milliseconds
 // after which a rank joins its communicator), FAKE_RCCL_DELAY (0; milliseconds for which a collective
 // waits on its stream first), FAKE_RCCL_FAILS (none; number of the collective, counted from 1, which
-// ends in an asynchronous error).
+// ends in an asynchronous error), FAKE_RCCL_GRAPHS (0; if 1, the calls that free a communicator never
+// return, as if a graph with its collectives existed).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -252,6 +253,11 @@ int ncclCommFinalize(const void* handle) {
         return of->all_are(LEAVING) && (outcome(SUCCESS, "ncclCommFinalize"), true);
     });
 }
+/// Waits for ever if FAKE_RCCL_GRAPHS is set for the rank: the library waits for the graphs that
+/// captured collectives, and the program keeps one.
+static void wait_for_graphs(u64 rank) {
+    while (setting("FAKE_RCCL_GRAPHS", rank, 0) != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+}
 int ncclCommDestroy(const void* handle) {
     const Shared of = find(handle);
     if (of == nullptr) return refused(INVALID_ARGUMENT, "ncclCommDestroy", "no live communicator");
@@ -259,6 +265,7 @@ int ncclCommDestroy(const void* handle) {
         return refused(INVALID_USAGE, "ncclCommDestroy", "the communicator is not finalized");
     }
     forget(handle);
+    wait_for_graphs(of->rank);
     return outcome(SUCCESS, "ncclCommDestroy");
 }
 int ncclCommAbort(const void* handle) {
@@ -272,6 +279,7 @@ int ncclCommAbort(const void* handle) {
     // A collective that runs may still write its output.
     std::lock_guard ended(of->running);
     forget(handle);
+    wait_for_graphs(of->rank);
     return outcome(SUCCESS, "ncclCommAbort");
 }
 

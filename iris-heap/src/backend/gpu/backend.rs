@@ -1,6 +1,7 @@
 //! Device of one rank, with the streams and memory of its heap; the same code for all vendors.
 
 use std::any::Any;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -55,6 +56,27 @@ pub struct Gpu {
     /// All mappings that were returned to callers, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
+}
+
+/// Device of a heap, without the heap's memory and streams; see [`Gpu::device_handle`].
+#[derive(Clone)]
+pub struct DeviceHandle(Arc<dyn MemoryDriver>);
+
+impl fmt::Debug for DeviceHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceHandle({:?})", self.0.kind())
+    }
+}
+
+impl DeviceHandle {
+    /// Like [`Gpu::with_relaxed_capture`].
+    ///
+    /// # Errors
+    /// [`Error::Device`]; errors of `f`.
+    pub fn with_relaxed_capture<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _current = Current::new(&*self.0, true)?;
+        f()
+    }
 }
 
 impl Gpu {
@@ -203,8 +225,12 @@ impl Gpu {
     /// # Errors
     /// [`Error::Device`]; errors of `f`.
     pub fn with_relaxed_capture<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _current = Current::new(&*self.device, true)?;
-        f()
+        self.device_handle().with_relaxed_capture(f)
+    }
+
+    /// Handle of the device for threads that may outlive the heap.
+    pub fn device_handle(&self) -> DeviceHandle {
+        DeviceHandle(self.device.clone())
     }
 
     pub(in crate::backend) fn keep(&self, queue: Arc<Queue>) -> Result<Arc<dyn StreamBackend>> {

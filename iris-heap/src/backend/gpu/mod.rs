@@ -21,7 +21,7 @@ mod stream;
 mod table;
 mod vendor;
 
-pub use backend::Gpu;
+pub use backend::{DeviceHandle, Gpu};
 pub(super) use calls::common_calls;
 pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
