@@ -20,7 +20,8 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use iris_heap::{
@@ -62,6 +63,8 @@ pub(super) struct Link {
     /// Event before the exchange of records of the step that is being enqueued; `None` in captures.
     begin: Mutex<Option<Event>>,
     device: DeviceHandle,
+    /// End of the abort, if it has not been seen yet.
+    aborting: Mutex<Option<mpsc::Receiver<vendor::Result<()>>>>,
 }
 
 /// Step between nodes on a stream, outside of captures.
@@ -166,6 +169,7 @@ impl Link {
             running: Mutex::default(),
             begin: Mutex::default(),
             device: gpu.device_handle(),
+            aborting: Mutex::default(),
         })
     }
 
@@ -222,10 +226,10 @@ impl Link {
         iris_heap::Error::other(StepError::Engine { others: self.others(), error })
     }
 
-    /// Frees the communicator by a thread of its own, and waits for at most `wait`; returns whether
-    /// the call has ended. The call waits until graphs that captured steps have been destroyed. In
-    /// the thread, captures are relaxed, so that the call breaks no capture of another thread.
-    fn free(&self, release: Release, wait: Duration) -> Option<vendor::Result<()>> {
+    /// Frees the communicator by a thread of its own. The call waits until graphs that captured
+    /// steps have been destroyed. In the thread, captures are relaxed, so that the call breaks no
+    /// capture of another thread. The receiver gets the call's result.
+    fn free(&self, release: Release) -> mpsc::Receiver<vendor::Result<()>> {
         let device = self.device.clone();
         let (tell, told) = mpsc::channel();
         let free = move || {
@@ -234,18 +238,32 @@ impl Link {
             let _ = tell.send(freed.unwrap_or(Ok(())));
         };
         let thread = std::thread::Builder::new().name("iris-nccl-end".into()).spawn(free);
-        thread.ok().and_then(|_| told.recv_timeout(wait).ok())
+        if let Err(error) = thread {
+            tracing::error!(%error, "no thread could be started that frees a communicator");
+        }
+        told
     }
 
-    /// Aborts the communicator, which ends the steps in progress.
+    /// Aborts the communicator, which ends the steps in progress, and waits until its memory is
+    /// freed, but not long for graphs. If an abort is in progress, only waits for it.
     fn abort(&self) {
-        /// Longest wait for the communicator's memory to be freed; the steps end long before.
         const WAIT: Duration = Duration::from_secs(2);
-        let Some(release) = self.communicator.abort() else { return };
-        match self.free(release, WAIT) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => tracing::debug!(%error, "a communicator was not freed"),
-            None => tracing::debug!("a communicator is freed later, when its graphs are destroyed"),
+        let mut aborting = lock(&self.aborting);
+        if let Some(release) = self.communicator.abort() {
+            *aborting = Some(self.free(release));
+        }
+        let Some(end) = &*aborting else { return };
+        match end.recv_timeout(WAIT) {
+            Ok(freed) => {
+                *aborting = None;
+                freed.unwrap_or_else(
+                    |error| tracing::debug!(%error, "a communicator was not freed"),
+                );
+            }
+            Err(RecvTimeoutError::Disconnected) => *aborting = None,
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::debug!("a communicator is freed when its graphs have been destroyed");
+            }
         }
     }
 
@@ -269,6 +287,16 @@ fn parts(heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<(RawSlice
     heap.check()?;
     let own = RECORD_BYTES as usize;
     Ok((records.slice(0..own)?, records.slice(own..records.len())?))
+}
+
+impl Drop for Link {
+    /// Waits for an abort in progress, because the end of the process during the call was seen to
+    /// crash.
+    fn drop(&mut self) {
+        if lock(&self.aborting).is_some() {
+            self.abort();
+        }
+    }
 }
 
 impl Fabric for Link {
@@ -325,7 +353,10 @@ impl Fabric for Link {
 impl NodeEngine for Link {
     fn attend(&self, failed: bool) {
         if failed {
-            self.abort();
+            // Streams need only the first call; a second one would wait for graphs again.
+            if lock(&self.aborting).is_none() {
+                self.abort();
+            }
             return;
         }
         if let Err(error) = self.communicator.check() {
@@ -389,9 +420,9 @@ impl NodeEngine for Link {
         })?;
         let Some(release) = release else { return Ok(()) };
         let seconds = self.deadline.as_secs();
-        match self.free(release, self.deadline) {
-            Some(freed) => freed.map_err(iris_heap::Error::other),
-            None => Err(iris_heap::Error::other(StepError::InGraph { seconds })),
+        match self.free(release).recv_timeout(self.deadline) {
+            Ok(freed) => freed.map_err(iris_heap::Error::other),
+            Err(_) => Err(iris_heap::Error::other(StepError::InGraph { seconds })),
         }
     }
 

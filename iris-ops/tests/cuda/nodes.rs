@@ -23,8 +23,8 @@ use crate::{numbers, open, product};
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
-// Runs for `ns` nanoseconds, and then writes the time to `to`. The time is on a clock that all GPUs
-// of the host share.
+// Runs for `ns` nanoseconds, and then writes the time to `to`. The clocks of the
+// GPUs of a host are nearly equal.
 IRIS_KERNEL linger(u64 ns, u64 to) {
     const u64 end = port::now() + ns;
     while (port::now() < end) {}
@@ -152,7 +152,10 @@ fn replayed(world: &World) -> Result<()> {
     Ok(world.close()?)
 }
 
-/// Delays rank 1 before barriers. No rank may begin its work after a barrier before rank 1 has
+/// Largest difference in nanoseconds between the clocks of two GPUs of a host: 0.5 ms was seen.
+const SKEW: u64 = 10_000_000;
+
+/// Delays rank 1 before barriers, for longer than clocks differ. No rank may begin its work after a barrier before rank 1 has
 /// finished its work before the barrier.
 fn barrier(world: &World) -> Result<()> {
     let heap = open(world)?;
@@ -175,7 +178,10 @@ fn barrier(world: &World) -> Result<()> {
     for call in 0..calls {
         let arrived = (0..world.size()).map(|rank| time(rank, 2 * call)).max();
         let left = (0..world.size()).map(|rank| time(rank, 2 * call + 1)).min();
-        ensure!(arrived <= left, "barrier {call} was left at {left:?}, before {arrived:?}");
+        ensure!(
+            arrived <= left.map(|left| left + SKEW),
+            "barrier {call} was left at {left:?}, before {arrived:?}"
+        );
     }
     op.free()?;
     heap.close()?;
