@@ -48,7 +48,8 @@ const THREADS: u32 = 64;
 /// Communicator of a heap, with the data that steps on the communicator need.
 pub(super) struct Link {
     heap: Weak<SymmetricHeap>,
-    control: Arc<Control>,
+    /// Control block of the heap, which owns this link.
+    control: Weak<Control>,
     communicator: Communicator,
     across: World,
     /// Rank and host name of this rank's counterpart on each node: the rank with the same local
@@ -159,7 +160,7 @@ impl Link {
         let communicator = world.all_ok(op.name(), join()).in_op(op)?;
         Ok(Link {
             heap: Arc::downgrade(heap),
-            control: heap.control().clone(),
+            control: Arc::downgrade(heap.control()),
             communicator,
             across: across.clone(),
             ranks,
@@ -211,6 +212,18 @@ impl Link {
         others(&self.ranks, self.across.rank())
     }
 
+    /// Outcome of the heap so far; `Ok` if the heap has been dropped.
+    fn outcome(&self) -> iris_heap::Result<()> {
+        self.control.upgrade().map_or(Ok(()), |control| control.outcome())
+    }
+
+    /// Publishes for which node this rank waits.
+    fn publish(&self, awaited: Option<AwaitedNode>) {
+        if let Some(control) = self.control.upgrade() {
+            control.publish_step(awaited);
+        }
+    }
+
     /// Error to report for an error of the library, which names no rank. If a rank is lost, the
     /// world learns the rank's number, but perhaps later than the library sees the rank's
     /// connection close.
@@ -218,7 +231,7 @@ impl Link {
         const GRACE: Duration = Duration::from_secs(2);
         let begun = Instant::now();
         while begun.elapsed() < GRACE {
-            if let Err(known) = self.control.outcome() {
+            if let Err(known) = self.outcome() {
                 return known;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -290,12 +303,10 @@ fn parts(heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<(RawSlice
 }
 
 impl Drop for Link {
-    /// Waits for an abort in progress, because the end of the process during the call was seen to
-    /// crash.
+    /// Aborts the communicator if the heap was dropped instead of closed. Waits for an abort in
+    /// progress, because a process that ended during the call was seen to crash in NCCL.
     fn drop(&mut self) {
-        if lock(&self.aborting).is_some() {
-            self.abort();
-        }
+        self.abort();
     }
 }
 
@@ -357,6 +368,9 @@ impl NodeEngine for Link {
             if lock(&self.aborting).is_none() {
                 self.abort();
             }
+            // The events keep the heap's control block, which owns this link.
+            lock(&self.running).clear();
+            *lock(&self.begin) = None;
             return;
         }
         if let Err(error) = self.communicator.check() {
@@ -368,10 +382,10 @@ impl NodeEngine for Link {
             running.pop_front();
         }
         let Some(step) = running.front_mut().filter(|step| step.begin.is_done()) else {
-            self.control.publish_step(None);
+            self.publish(None);
             return;
         };
-        self.control.publish_step(Some(step.awaited));
+        self.publish(Some(step.awaited));
         let waited = step.begun.get_or_insert_with(Instant::now).elapsed();
         if waited > self.deadline {
             let CallRecord { op, call, step, .. } = step.record;
@@ -410,7 +424,7 @@ impl NodeEngine for Link {
 
     fn close(&self) -> iris_heap::Result<()> {
         lock(&self.running).clear();
-        if self.control.outcome().is_err() {
+        if self.outcome().is_err() {
             self.abort();
             return Ok(());
         }
