@@ -246,8 +246,8 @@ fn killed(world: &World) -> Result<()> {
     println!("after {:.1?}: {error}", begun.elapsed());
     ensure!(error.contains("rank 1"), "{error}");
     ensure!(begun.elapsed() < Duration::from_secs(60), "after {:.1?}", begun.elapsed());
-    let launched = heap.launch_graph(|| panic!("a graph was launched"));
-    let refused = launched.map(|()| ()).expect_err("the heap has failed").to_string();
+    let launched: iris_heap::Result<()> = heap.launch_graph(|| panic!("a graph was launched"));
+    let refused = launched.expect_err("the heap has failed").to_string();
     ensure!(refused.contains("rank 1"), "{refused}");
     drop_graph(graph);
     Ok(())
