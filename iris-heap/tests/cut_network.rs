@@ -1,19 +1,25 @@
 //! Tests of ranks in network namespaces of their own, joined by a virtual cable that is cut.
-//! Ignored where this process may not make namespaces.
+//! Also tests the launcher's namespaces for simulated nodes. Ignored where this process may not make namespaces.
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use iris_heap::{Error, Network, Secret, Settings, UniqueId, World};
 use iris_testkit::harness::{self, Group, named};
+use iris_testkit::launch::{self, launch};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 fn main() -> ExitCode {
     let missing = Cable::new().err();
     harness::run(vec![Group::new(
         missing,
-        named![ranks_meet_over_ipv4_and_ipv6, a_cut_network_is_told_to_both_ends],
+        named![
+            ranks_meet_over_ipv4_and_ipv6,
+            a_cut_network_is_told_to_both_ends,
+            launched_nodes_have_a_network_and_a_name_of_their_own
+        ],
     )])
 }
 
@@ -114,4 +120,18 @@ fn a_cut_network_is_told_to_both_ends() {
         // had passed.
         assert!(matches!(error, Error::RankLost { rank: lost, .. } if lost == 1 - rank), "{error}");
     }
+}
+
+fn launched_nodes_have_a_network_and_a_name_of_their_own() {
+    let options = launch::Options::default().nodes(2).namespaces(true).stdout(std::io::sink());
+    // Every node must have a route to node 0.
+    let program = "hostname; readlink /proc/self/ns/net; ip route get $MASTER_ADDR >/dev/null";
+    let outcome = launch(Path::new("sh"), &["-c", program], 4, options).unwrap();
+    assert!(outcome.ok(), "{}", outcome.report());
+    let stdout: Vec<_> = outcome.ranks.iter().map(|rank| rank.stdout.as_str()).collect();
+    let names = ["node0", "node0", "node1", "node1"];
+    assert!(stdout.iter().zip(names).all(|(text, name)| text.starts_with(name)), "{stdout:?}");
+    assert_eq!((stdout[0], stdout[2]), (stdout[1], stdout[3]));
+    let network = |rank: usize| stdout[rank].lines().nth(1).unwrap();
+    assert_ne!(network(0), network(2));
 }

@@ -30,6 +30,7 @@
 //! ```
 
 mod folder;
+mod namespaces;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
@@ -51,6 +52,8 @@ use rustix::process::{
     set_parent_process_death_signal,
 };
 use tempfile::TempDir;
+
+use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended
 /// because another rank had ended, the system reports the end of that other rank within this delay,
@@ -115,6 +118,7 @@ pub struct Options {
     stdout: Box<dyn Write + Send>,
     progress: bool,
     nodes: usize,
+    namespaces: bool,
 }
 
 impl Default for Options {
@@ -127,6 +131,7 @@ impl Default for Options {
             stdout: Box::new(io::stdout()),
             progress: false,
             nodes: 1,
+            namespaces: false,
         }
     }
 }
@@ -149,6 +154,15 @@ impl Options {
     /// loopback, with a secret that the launcher makes for the job.
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
+        self
+    }
+
+    /// Gives each simulated node a network and a host name of its own, by namespaces of Linux, where
+    /// this process may make them. Elsewhere the variable `IRIS_NODE` tells the nodes apart. Only
+    /// node 0 can be reached from all nodes, so this is not for GPUs, whose library connects all
+    /// ranks.
+    pub fn namespaces(mut self, namespaces: bool) -> Self {
+        self.namespaces = namespaces;
         self
     }
 
@@ -305,10 +319,21 @@ pub fn launch(
         "{ranks} ranks on {nodes} nodes, expected as many on each"
     );
     let per_node = ranks / nodes;
-    let network = if nodes > 1 { network(job.folder.path())? } else { Vec::new() };
+    let namespaces = (options.namespaces && nodes > 1).then(|| Namespaces::new(nodes));
+    let namespaces = namespaces.and_then(|made| {
+        let why = |error: &_| tracing::info!("nodes are simulated by IRIS_NODE alone: {error:#}");
+        made.inspect_err(why).ok()
+    });
+    let place = namespaces.as_ref().map_or("127.0.0.1", |_| namespaces::FIRST);
+    let network = if nodes > 1 { network(job.folder.path(), place)? } else { Vec::new() };
     for rank in 0..ranks {
         let own_stderr = rank == 0 && options.progress;
-        let mut command = Command::new(program);
+        let node = rank / per_node;
+        let mut command = match &namespaces {
+            Some(namespaces) => namespaces.command(node, program),
+            None => Command::new(program),
+        };
+        let simulated = if namespaces.is_some() { 1 } else { nodes };
         command
             .args(arguments)
             .env("RANK", rank.to_string())
@@ -318,7 +343,7 @@ pub fn launch(
             .env("IRIS_RENDEZVOUS", job.folder.path())
             .env(LAUNCHER, std::process::id().to_string())
             .envs(network.iter().map(|(name, value)| (name, value)))
-            .envs(simulated_node(nodes, rank / per_node))
+            .envs(simulated_node(simulated, node))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
@@ -358,14 +383,15 @@ pub const NETWORK_ALONE: [(&str, &str); 4] = [
     ("NCCL_SOCKET_IFNAME", "lo"),
 ];
 
-/// Environment variables by which ranks on simulated nodes find each other over loopback.
-fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
+/// Environment variables by which ranks on simulated nodes find each other at the IPv4 address
+/// `place` of node 0.
+fn network(folder: &Path, place: &str) -> Result<Vec<(&'static str, OsString)>> {
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
     let port = free.context("loopback has no free port")?.port().to_string();
     let secret = folder.join("secret");
     iris_heap::Secret::new()?.save(&secret)?;
     Ok(vec![
-        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_ADDR", place.into()),
         ("IRIS_PORT", port.into()),
         ("IRIS_SECRET_FILE", secret.into()),
     ])

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use iris_heap::{MAX_RANKS, Settings, World};
+use iris_heap::{BackendKind, MAX_RANKS, Settings, World};
 use iris_testkit::launch::{self, launch};
 use iris_testkit::note;
 use serde::Serialize;
@@ -32,6 +32,8 @@ pub(crate) struct Place {
     pub(crate) threads: bool,
     /// Number of nodes that this host simulates; the ranks are split evenly over them.
     pub(crate) nodes: usize,
+    /// Whether nodes get namespaces of their own where possible; not for GPUs.
+    namespaces: bool,
 }
 
 impl Place {
@@ -41,7 +43,7 @@ impl Place {
             return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
         }
         Settings::from_env()?;
-        Ok(Place { ranks, threads, nodes: 1 })
+        Ok(Place { ranks, threads, nodes: 1, namespaces: false })
     }
 
     /// Kind of ranks (threads or processes) in words, for messages.
@@ -49,10 +51,12 @@ impl Place {
         if self.threads { "threads of one process" } else { "processes" }
     }
 
-    /// Distributes the ranks over `nodes` simulated nodes, equally many on each.
-    pub(crate) fn on_nodes(self, nodes: usize) -> Result<Place> {
+    /// Distributes the ranks, which use `backend`, over `nodes` simulated nodes, equally many on
+    /// each.
+    pub(crate) fn on_nodes(self, nodes: usize, backend: BackendKind) -> Result<Place> {
+        let namespaces = backend == BackendKind::Cpu;
         match nodes {
-            1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, ..self }),
+            1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, namespaces, ..self }),
             _ => {
                 let expected = format!("a divisor of the {} ranks", self.ranks);
                 Err(usage("--nodes", nodes, expected))
@@ -89,7 +93,7 @@ impl Place {
         let text = serde_json::to_string(job)?;
         let options =
             launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
-        let options = options.nodes(self.nodes);
+        let options = options.nodes(self.nodes).namespaces(self.namespaces);
         let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
         if !outcome.ok() {
             note!("{}", outcome.report().to_string().trim_end());

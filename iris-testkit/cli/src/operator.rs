@@ -38,7 +38,8 @@ pub(crate) struct Options {
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// Number of nodes that the ranks are split over, which this host plays: as many ranks on each.
+    /// Number of nodes that this host simulates; the ranks are split evenly over them. On the CPU each
+    /// node has a network namespace and a host name of its own, where this process may make them.
     #[arg(long, default_value_t = 1)]
     nodes: usize,
     /// Backend: cpu, cuda or hip.
@@ -140,7 +141,8 @@ const MOST_CALLS: usize = 1_000_000;
 
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {
-    let place = Place::new(options.ranks, options.threads_as_ranks)?.on_nodes(options.nodes)?;
+    let place = Place::new(options.ranks, options.threads_as_ranks)?
+        .on_nodes(options.nodes, options.backend)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
         let expected = format!("at least 1 and at most {MOST_CALLS}");
         return Err(usage("--iters", options.iters, expected));

@@ -162,7 +162,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     worlds.retain(|ranks| ranks.as_threads || !options.threads_as_ranks);
     for Ranks { count: ranks, threads, as_threads, sharing } in worlds {
-        let place = Place::new(ranks, as_threads)?.on_nodes(nodes)?;
+        let place = Place::new(ranks, as_threads)?.on_nodes(nodes, options.backend)?;
         let of_each = match sharing {
             true => "on one GPU".into(),
             false => format!("{threads} threads each"),

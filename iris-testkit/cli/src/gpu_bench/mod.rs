@@ -127,7 +127,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     }
     let devices = kind.devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
-    let place = Place::new(ranks, true)?.on_nodes(options.nodes)?;
+    let place = Place::new(ranks, true)?.on_nodes(options.nodes, kind)?;
     if place.nodes > 1 {
         if ranks > devices.len() {
             let expected =

@@ -114,6 +114,9 @@ pub struct Source {
     pub kernels: Vec<(&'static str, String)>,
     /// Whole-matrix GEMM kernels, each for one architecture.
     pub gemms: Vec<(&'static str, String)>,
+    /// Whether to check that the PTX of kernels can be assembled. The assembled kernels are not
+    /// read, so only a check of the compilers needs this.
+    pub assembled: bool,
 }
 
 impl Source {
@@ -122,7 +125,7 @@ impl Source {
         let all = |texts: &[iris_kernels::source::Text]| {
             texts.iter().map(|text| (text.name, text.text.to_string())).collect()
         };
-        Self { headers: all(HEADERS), kernels: all(KERNELS), gemms: all(GEMMS) }
+        Self { headers: all(HEADERS), kernels: all(KERNELS), gemms: all(GEMMS), assembled: true }
     }
 
     /// Writes all files to a folder, for use as a compiler's include path.

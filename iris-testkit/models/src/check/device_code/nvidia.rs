@@ -114,7 +114,8 @@ impl Checker<'_> {
             for (index, options) in all.into_iter().enumerate() {
                 // Only one source with the large tile is assembled to machine code, which takes as
                 // long as all other checks together.
-                let ptx = match index == 0 || name == &"matmul.cu" {
+                let assembled = self.source.assembled && (index == 0 || name == &"matmul.cu");
+                let ptx = match assembled {
                     true => self.ptx_and_code(name, text, &options)?,
                     false => self.ptx(name, text, &options)?,
                 };
