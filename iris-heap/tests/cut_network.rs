@@ -1,14 +1,14 @@
-//! Tests of ranks in network namespaces of their own, joined by a virtual cable that is cut.
-//! Also tests the launcher's namespaces for simulated nodes. Ignored where this process may not make namespaces.
+//! Tests of the launcher's namespaces for simulated nodes, and of ranks in two of them when the
+//! cable between them is cut. Ignored where this process may not make namespaces.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use iris_heap::{Error, Network, Secret, Settings, UniqueId, World};
 use iris_testkit::harness::{self, Group, named};
-use iris_testkit::launch::{self, launch};
+use iris_testkit::launch::{self, Namespaces, launch};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 fn main() -> ExitCode {
@@ -23,53 +23,27 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Two network namespaces and a virtual cable between them; all are removed when this is dropped.
-struct Cable {
-    names: [String; 2],
-}
-
-fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output();
-    let output = output.map_err(|e| format!("ip, of iproute2, does not start: {e}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
-}
+/// Namespaces of two nodes and the cable between them, which has IPv6 addresses too.
+struct Cable(Namespaces);
 
 impl Cable {
     fn new() -> Result<Cable, String> {
-        let id = std::process::id();
-        let names = ["a", "b"].map(|end| format!("iris-{end}-{id}"));
-        let cable = Cable { names };
-        let [a, b] = &cable.names;
-        ip(&format!("netns add {a}"))?;
-        ip(&format!("netns add {b}"))?;
-        ip(&format!("-n {a} link add up0 type veth peer name up0 netns {b}"))?;
-        for (name, host) in [(a, 1), (b, 2)] {
-            ip(&format!("-n {name} addr add 10.77.0.{host}/30 dev up0"))?;
-            ip(&format!("-n {name} addr add fd77::{host}/64 dev up0 nodad"))?;
-            ip(&format!("-n {name} link set up0 up"))?;
-        }
-        Ok(cable)
+        let made = Namespaces::new(2).and_then(|nodes| {
+            nodes.ip(0, "addr add fd77::1/64 dev node1 nodad")?;
+            nodes.ip(1, "addr add fd77::2/64 dev node0 nodad")?;
+            Ok(Cable(nodes))
+        });
+        made.map_err(|error| format!("{error:#}"))
     }
 
     /// Moves this thread into the network namespace at one end of the cable, 0 or 1.
     fn enter(&self, end: usize) {
-        let space = File::open(format!("/run/netns/{}", self.names[end])).unwrap();
+        let space = File::open(self.0.network(end)).unwrap();
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
     fn cut(&self) {
-        ip(&format!("-n {} link set up0 down", self.names[0])).unwrap();
-    }
-}
-
-impl Drop for Cable {
-    fn drop(&mut self) {
-        for name in &self.names {
-            let _ = ip(&format!("netns del {name}"));
-        }
+        self.0.ip(0, "link set node1 down").unwrap();
     }
 }
 

@@ -53,7 +53,7 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-use self::namespaces::Namespaces;
+pub use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended
 /// because another rank had ended, the system reports the end of that other rank within this delay,

@@ -23,8 +23,8 @@ use crate::{numbers, open, product};
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
-// Runs for `ns` nanoseconds, and then writes the time to `to`. The clocks of the
-// GPUs of a host are nearly equal.
+// Runs for `ns` nanoseconds, and then writes the time to `to`. The clocks of the GPUs of a host are
+// nearly equal.
 IRIS_KERNEL linger(u64 ns, u64 to) {
     const u64 end = port::now() + ns;
     while (port::now() < end) {}
@@ -155,8 +155,8 @@ fn replayed(world: &World) -> Result<()> {
 /// Largest difference in nanoseconds between the clocks of two GPUs of a host: 0.5 ms was seen.
 const SKEW: u64 = 10_000_000;
 
-/// Delays rank 1 before barriers, for longer than clocks differ. No rank may begin its work after a barrier before rank 1 has
-/// finished its work before the barrier.
+/// Delays rank 1 before barriers, for longer than clocks differ. No rank may begin its work after a
+/// barrier before rank 1 has finished its work before the barrier.
 fn barrier(world: &World) -> Result<()> {
     let heap = open(world)?;
     let op = Barrier::new(&heap, &iris_ops::barrier::Options::new().plan(&heap)?)?;

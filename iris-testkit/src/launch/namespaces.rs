@@ -1,7 +1,7 @@
 //! Simulated nodes with a network and a host name of their own, as Linux namespaces.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -12,7 +12,8 @@ pub(super) const FIRST: &str = "10.77.0.1";
 /// Namespaces of all nodes, each kept by a waiting shell. A virtual cable connects node 0 with each
 /// other node, since ranks meet at node 0. Namespaces and cables end with the shells, and the
 /// shells end when this is dropped or the launcher ends.
-pub(super) struct Namespaces {
+#[derive(Debug)]
+pub struct Namespaces {
     shells: Vec<Child>,
 }
 
@@ -22,7 +23,7 @@ impl Namespaces {
     /// # Errors
     /// A program of util-linux or iproute2 that is missing, or its message, for example if this
     /// process may not make namespaces.
-    pub(super) fn new(nodes: usize) -> Result<Namespaces> {
+    pub fn new(nodes: usize) -> Result<Namespaces> {
         ensure!(nodes < 255, "{nodes} nodes: expected at most 254, the hosts of one IPv4 network");
         let mut all = Namespaces { shells: Vec::new() };
         for node in 0..nodes {
@@ -44,12 +45,22 @@ impl Namespaces {
         self.ip(node, "link set node0 up")
     }
 
-    fn ip(&self, node: usize, arguments: &str) -> Result<()> {
+    /// Runs the program `ip` on `node`, with arguments that are separated by spaces. On node 0 the
+    /// device of the cable to node N is named nodeN; on the other nodes it is named node0.
+    ///
+    /// # Errors
+    /// A program that is missing, or the message of `ip`.
+    pub fn ip(&self, node: usize, arguments: &str) -> Result<()> {
         let output = self.command(node, Path::new("ip")).args(arguments.split(' ')).output();
         let output = output.context("nsenter, of util-linux, does not start")?;
         let text = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "ip {arguments}: {}", text.trim());
         Ok(())
+    }
+
+    /// File of the network namespace of `node`.
+    pub fn network(&self, node: usize) -> PathBuf {
+        format!("/proc/{}/ns/net", self.shells[node].id()).into()
     }
 
     /// Command that runs `program` on `node`.
