@@ -21,7 +21,7 @@ const SHAPE: [usize; 3] = [8, 16, 8];
 /// case.
 const ELEMENTS: usize = 16 * 16;
 
-/// Outcome of rank 0's call if one of its launches fails.
+/// Outcome of a rank's call if one of rank 0's launches fails.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
     /// All launches were enqueued, so the call succeeded. The field has the elements of C.
@@ -29,7 +29,7 @@ enum Outcome {
     /// The named step failed, and a second attempt at the call succeeded. The second field has the
     /// elements of C.
     Retried(String, Vec<f32>),
-    /// The named step failed, and both ranks learned that their heap is poisoned.
+    /// The named step failed, or a peer's error arrived; the heap is poisoned.
     Poisoned(String),
 }
 
@@ -39,12 +39,19 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     for op in Op::ALL {
         for variant in op.variants() {
             let what = format!("{op} {variant}");
-            let expected = match run(op, variant, None) {
-                Outcome::Done(c) => c,
+            let (expected, peers) = match run(op, variant, None) {
+                [Outcome::Done(c), Outcome::Done(peers)] => (c, peers),
                 failed => panic!("{what}: {failed:?}"),
             };
             for launches in 0.. {
-                match run(op, variant, Some(launches)) {
+                let [outcome, peer] = run(op, variant, Some(launches));
+                match peer {
+                    // The peer's call may have received all it needs before rank 0's launch failed.
+                    Outcome::Done(sums) => assert_eq!(sums, peers, "{what}: rank 1"),
+                    Outcome::Poisoned(_) => {}
+                    Outcome::Retried(..) => panic!("{what}: rank 1, of which no launch fails"),
+                }
+                match outcome {
                     Outcome::Done(sums) => {
                         assert_eq!(sums, expected, "{what}");
                         assert!(launches > 0, "{what}: has no launch");
@@ -129,8 +136,8 @@ fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<Symme
 }
 
 /// Runs one call in which rank 0's launch number `launches`, counted from 0, fails. If `launches`
-/// is `None`, no launch fails.
-fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
+/// is `None`, no launch fails. Checks that both ranks agree whether the heap is poisoned.
+fn run(op: Op, variant: Variant, launches: Option<u32>) -> [Outcome; RANKS] {
     let outcomes = World::run_threads(RANKS, |world| {
         let (heap, made) = make(&world, op, variant)?;
         let (operands, c) = operands(&heap, made.plan())?;
@@ -141,19 +148,22 @@ fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
         let result = || heap.read(c).expect("C");
         let outcome = call(&heap, &made, &operands, &stream, (world.rank() == 0, &result));
         heap.control().fail_launch_after(u32::MAX);
+        // After this barrier, rank 0 has poisoned the heap or will not.
+        world.barrier()?;
+        let poisoned = heap.check().is_err();
         drop(made);
-        // Closing a poisoned heap must return an error.
         let closed = heap.close();
-        match &outcome {
-            Outcome::Poisoned(_) => {}
-            _ => closed?,
+        // Closing a poisoned heap may return an error of the call again.
+        if !poisoned {
+            closed?;
         }
-        Ok::<_, iris_heap::Error>(outcome)
+        Ok::<_, iris_heap::Error>((outcome, poisoned))
     });
-    let [first, second] = outcomes.expect("both ranks").try_into().expect("two ranks");
-    let poisoned = |outcome: &Outcome| matches!(outcome, Outcome::Poisoned(_));
-    assert_eq!(poisoned(&first), poisoned(&second), "{op} {variant}: {first:?}, {second:?}");
-    first
+    let [(first, poisoned), (second, peers)] =
+        outcomes.expect("both ranks").try_into().expect("two ranks");
+    let expected = matches!(first, Outcome::Poisoned(_));
+    assert_eq!([poisoned, peers], [expected; 2], "{op} {variant}: {first:?}, {second:?}");
+    [first, second]
 }
 
 /// Issues the call, issues it again if the error allows a retry, and waits for it.
