@@ -30,6 +30,7 @@
 //! ```
 
 mod folder;
+mod mpirun;
 mod namespaces;
 
 use std::ffi::{OsStr, OsString};
@@ -53,6 +54,7 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
+pub use self::mpirun::mpirun;
 pub use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended

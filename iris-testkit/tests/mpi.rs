@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::net::TcpListener;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use common::nodes::{fabric_of, run_on_nodes, shape_cases, type_cases};
 use iris_heap::{BackendKind, World};
 use iris_ops::Mpi;
+use iris_testkit::launch::mpirun;
 
 /// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     }
     let mut failed = false;
     for (nodes, per_node) in WORLDS {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let ok = job(nodes, per_node);
         let word = if ok { "ok" } else { "FAILED" };
         println!("{nodes} nodes of {per_node} ranks over MPI ... {word} ({:.1?})", begun.elapsed());
@@ -36,24 +37,12 @@ fn main() -> ExitCode {
 
 /// Runs all cases on `nodes` nodes of `per_node` ranks; returns whether they passed on all ranks.
 fn job(nodes: usize, per_node: usize) -> bool {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// Limit for a job that hangs; the longest job takes half a minute on two cores.
+    const LIMIT: Duration = Duration::from_secs(600);
     let program = std::env::current_exe().unwrap();
-    let mut command = Command::new("mpirun");
-    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
-    // Waits in MPI yield the core, because all ranks share this host's cores.
-    command.args(["--mca", "mpi_yield_when_idle", "1"]);
-    // A job that hangs is ended by mpirun after 600 s; the longest takes half a minute on two cores.
-    command.args(["--timeout", "600"]);
-    // Each node is an mpirun application of its own, with its own variables.
-    let variables = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
-    for node in 0..nodes {
-        command.args((node > 0).then_some(":")).args(["-np", &per_node.to_string()]);
-        for variable in variables.iter().chain([&format!("IRIS_NODE={node}")]) {
-            command.args(["-x", variable]);
-        }
-        command.arg(&program);
-    }
-    command.status().expect("mpirun, of openmpi-bin, starts").success()
+    let arguments: [&str; 0] = [];
+    let command = mpirun(&program, &arguments, (nodes, per_node), LIMIT);
+    command.unwrap().status().expect("mpirun, of openmpi-bin, starts").success()
 }
 
 /// Runs one rank of a job under mpirun, with all cases.

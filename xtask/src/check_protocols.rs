@@ -25,7 +25,7 @@ pub(crate) fn prove(root: &Path, arguments: &[OsString]) -> Result<()> {
 }
 
 fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()> {
-    let program = program::build(root, "iris-models", name)?;
+    let program = program::build(root, "iris-models", name, &[])?;
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }

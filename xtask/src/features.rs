@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Feature of iris-testkit for steps between nodes over MPI, with its package.
-pub(crate) const MPI: &str = "iris-testkit/mpi";
+/// Feature of iris-cli for steps between nodes over MPI, with its package. It enables the feature
+/// `mpi` of the other packages.
+const MPI: &str = "iris-cli/mpi";
 
 /// Path of HIP's header below the root folder of ROCm, or below `/usr` on Debian.
 const HEADER: &str = "include/hip/hip_runtime_api.h";

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::features::{MPI, mpicc};
+use crate::features::mpicc;
 use crate::program::cargo;
 use crate::steps::{self, Step};
 
 /// Runs the operators' suite with steps between nodes over MPI; the test program starts itself
 /// under mpirun.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let test = ["test", "--release", "-p", "iris-testkit", "--features", MPI, "--test", "mpi"];
+    let test = ["test", "--release", "-p", "iris-testkit", "--features", "mpi", "--test", "mpi"];
     let step = Step::command("mpi", cargo(root, &test)).needs("mpicc (libopenmpi-dev)", mpicc());
     steps::run(vec![step])
 }

@@ -16,12 +16,14 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
 
 /// Builds the program `iris`, with cargo's progress on stderr, and returns its path.
 pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
-    build(root, "iris-cli", "iris")
+    build(root, "iris-cli", "iris", &[])
 }
 
 /// Builds a program of a package, with cargo's progress on stderr, and returns its path.
-pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+pub(crate) fn build(root: &Path, package: &str, name: &str, features: &[&str]) -> Result<PathBuf> {
     let arguments = ["build", "--release", "--package", package, "--bin", name];
+    let features = features.iter().flat_map(|feature| ["--features", *feature]);
+    let arguments: Vec<_> = arguments.into_iter().chain(features).collect();
     let status =
         cargo(root, &arguments).stdin(Stdio::null()).status().context("cargo did not start")?;
     if !status.success() {
@@ -43,7 +45,10 @@ pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
 /// The program keeps the caller's working folder, so that relative paths in its arguments stay
 /// valid.
 pub(crate) fn become_iris(root: &Path, task: &str, arguments: &[impl AsRef<OsStr>]) -> Result<()> {
-    let iris = build_iris(root)?;
+    // Only this option needs the feature, which takes a minute longer to build.
+    let mpi = arguments.iter().any(|argument| argument.as_ref() == "--mpi");
+    let features: &[&str] = if mpi { &["mpi"] } else { &[] };
+    let iris = build(root, "iris-cli", "iris", features)?;
     let error = Command::new(&iris).arg(task).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", iris.display()))
 }

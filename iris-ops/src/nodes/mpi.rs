@@ -67,6 +67,12 @@ impl Mpi {
             )),
         }
     }
+
+    /// Whether MPI carries the steps of `world` between nodes: whether each rank of the world has
+    /// the same number in `MPI_COMM_WORLD`. Otherwise the sockets of the rendezvous carry them.
+    pub fn carries(&self, world: &World) -> bool {
+        is_ready(world)
+    }
 }
 
 /// Whether MPI can carry the steps of a world: MPI is initialised for several threads, and its

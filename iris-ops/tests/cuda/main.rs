@@ -96,6 +96,7 @@ fn tests() -> ExitCode {
                 comm_takes_memory_and_streams_of_cudarc,
                 processes_over_legacy_handles,
                 memory_comes_back_after_a_hundred_heaps_with_ops,
+                operators_over_two_nodes_on_one_gpu_are_captured_and_replayed,
             ],
         ),
         Group::new(
@@ -104,6 +105,7 @@ fn tests() -> ExitCode {
                 heaps_come_and_go_while_graphs_run,
                 ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
                 operators_over_nodes_are_captured_and_replayed,
+                operators_over_nodes_of_two_ranks_are_captured_and_replayed,
                 a_barrier_holds_the_ranks_of_all_nodes,
                 a_heap_that_is_dropped_in_a_step_does_not_wait,
                 a_communicator_over_nodes_takes_memory_and_streams_of_cudarc,

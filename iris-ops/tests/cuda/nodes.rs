@@ -290,11 +290,17 @@ fn dropped(world: &World) -> Result<()> {
     Ok(world.barrier()?)
 }
 
+/// Runs the test `which` on two nodes of one rank.
 fn launched(which: &str, deadline: &str) -> launch::Outcome {
+    launched_on(1, which, launch::Options::default().env("IRIS_DEADLINE", deadline))
+}
+
+/// Runs the test `which` on two nodes of `per_node` ranks.
+fn launched_on(per_node: usize, which: &str, options: launch::Options) -> launch::Outcome {
     let program = std::env::current_exe().unwrap();
-    let options = launch::Options::default().deadline(Duration::from_secs(150)).nodes(2);
-    let options = options.grace(Duration::from_secs(100)).env("IRIS_DEADLINE", deadline);
-    launch::launch(&program, &[NODES_RANK, which], 2, options).unwrap()
+    let options = options.deadline(Duration::from_secs(150)).nodes(2);
+    let options = options.grace(Duration::from_secs(100));
+    launch::launch(&program, &[NODES_RANK, which], 2 * per_node, options).unwrap()
 }
 
 fn all_end_well(which: &str, deadline: &str) {
@@ -304,6 +310,20 @@ fn all_end_well(which: &str, deadline: &str) {
 
 pub(crate) fn operators_over_nodes_are_captured_and_replayed() {
     all_end_well(REPLAYED, "1");
+}
+
+/// Tests graphs on two nodes of two ranks, which share the GPUs of the other node.
+pub(crate) fn operators_over_nodes_of_two_ranks_are_captured_and_replayed() {
+    let outcome = launched_on(2, REPLAYED, launch::Options::default());
+    assert!(outcome.ok(), "{}", outcome.report());
+}
+
+pub(crate) fn operators_over_two_nodes_on_one_gpu_are_captured_and_replayed() {
+    const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+    let all = std::env::var(VISIBLE).unwrap_or_else(|_| "0".into());
+    let first = all.split(',').next().unwrap_or_default();
+    let outcome = launched_on(1, REPLAYED, launch::Options::default().env(VISIBLE, first));
+    assert!(outcome.ok(), "{}", outcome.report());
 }
 
 pub(crate) fn calls_that_differ_between_nodes_are_named() {

@@ -1,9 +1,12 @@
 //! Jobs: work of all ranks of a world, started as processes or as threads.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, Settings, World};
 use iris_testkit::launch::{self, launch};
 use iris_testkit::note;
@@ -34,6 +37,8 @@ pub(crate) struct Place {
     pub(crate) nodes: usize,
     /// Whether nodes get namespaces of their own where possible; not for GPUs.
     namespaces: bool,
+    /// Whether the ranks are started by mpirun, and the data between nodes travel over MPI.
+    mpi: bool,
 }
 
 impl Place {
@@ -43,12 +48,17 @@ impl Place {
             return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
         }
         Settings::from_env()?;
-        Ok(Place { ranks, threads, nodes: 1, namespaces: false })
+        Ok(Place { ranks, threads, nodes: 1, namespaces: false, mpi: false })
     }
 
-    /// Kind of ranks (threads or processes) in words, for messages.
-    pub(crate) fn words(self) -> &'static str {
-        if self.threads { "threads of one process" } else { "processes" }
+    /// Kind of ranks (threads or processes) and number of nodes in words, for messages.
+    pub(crate) fn words(self) -> String {
+        let kind = if self.threads { "threads of one process" } else { "processes" };
+        match (self.nodes, self.mpi) {
+            (1, _) => kind.into(),
+            (nodes, false) => format!("{kind} on {nodes} nodes"),
+            (nodes, true) => format!("{kind} on {nodes} nodes, over MPI"),
+        }
     }
 
     /// Distributes the ranks, which use `backend`, over `nodes` simulated nodes, equally many on
@@ -64,10 +74,26 @@ impl Place {
         }
     }
 
+    /// Sets that the ranks are started by mpirun and that data between nodes travel over MPI, if
+    /// `mpi`. Call after [`Place::on_nodes`].
+    pub(crate) fn over_mpi(self, mpi: bool, backend: BackendKind) -> Result<Place> {
+        match self {
+            _ if !mpi => Ok(self),
+            _ if cfg!(not(feature = "mpi")) => {
+                let expected = "on for --mpi; `cargo xtask run ... --mpi` builds with it";
+                Err(usage("feature mpi of this program", "off", expected))
+            }
+            _ if backend != BackendKind::Cpu => Err(usage("--backend", backend, "cpu for --mpi")),
+            Place { nodes: 1, .. } => Err(usage("--nodes", 1, "at least 2 for --mpi")),
+            _ => Ok(Place { mpi, namespaces: false, ..self }),
+        }
+    }
+
     /// Options of a job and of its placement, to be printed with the result.
     pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
         let mut options = serde_json::to_value(job)?;
         options["threads_as_ranks"] = self.threads.into();
+        options["mpi"] = self.mpi.into();
         Ok(options)
     }
 
@@ -91,18 +117,39 @@ impl Place {
         }
         let program = std::env::current_exe().context("the path of this program is unknown")?;
         let text = serde_json::to_string(job)?;
-        let options =
-            launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
-        let options = options.nodes(self.nodes).namespaces(self.namespaces);
-        let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
-        if !outcome.ok() {
-            note!("{}", outcome.report().to_string().trim_end());
-            return Err(Ranks(outcome.exit_code()).into());
+        let arguments = ["rank", J::NAME, &text];
+        if self.mpi {
+            self.run_under_mpirun(&program, &arguments, said)?;
+        } else {
+            let options = launch::Options::default().stdout(said.clone());
+            let options = options.progress(io::stderr().is_terminal());
+            let options = options.nodes(self.nodes).namespaces(self.namespaces);
+            let outcome = launch(&program, &arguments, self.ranks, options)?;
+            if !outcome.ok() {
+                note!("{}", outcome.report().to_string().trim_end());
+                return Err(Ranks(outcome.exit_code()).into());
+            }
         }
+        // Libraries may print to stdout too, also at the end of the process, as NCCL does with
+        // NCCL_DEBUG.
         let text = said.text();
-        let Some(report) = text.lines().last() else { bail!("rank 0 has returned no report") };
-        serde_json::from_str(report)
-            .with_context(|| format!("the report of rank 0 is not valid JSON: {report}"))
+        let report = text.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+        report.with_context(|| format!("rank 0 has returned no report, but printed: {text}"))
+    }
+
+    /// Runs `program` as the ranks under mpirun, and collects their stdout in `said`. Stderr is
+    /// that of this process.
+    fn run_under_mpirun(self, program: &Path, arguments: &[&str], said: &Said) -> Result<()> {
+        const LIMIT: Duration = Duration::from_secs(3600);
+        let world = (self.nodes, self.ranks / self.nodes);
+        let mut command = launch::mpirun(program, arguments, world, LIMIT)?;
+        command.stdin(Stdio::null()).stderr(Stdio::inherit());
+        let output = command.output().context("mpirun, of openmpi-bin, did not start")?;
+        said.clone().write_all(&output.stdout)?;
+        match output.status.code() {
+            Some(0) => Ok(()),
+            code => Err(Ranks(code.unwrap_or(1)).into()),
+        }
     }
 }
 

@@ -42,6 +42,10 @@ pub(crate) struct Options {
     /// node has a network namespace and a host name of its own, where this process may make them.
     #[arg(long, default_value_t = 1)]
     nodes: usize,
+    /// Start the ranks with mpirun, and send data between nodes over MPI instead of sockets. Needs
+    /// --nodes, the backend cpu, and Open MPI.
+    #[arg(long, conflicts_with = "threads_as_ranks")]
+    mpi: bool,
     /// Backend: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
@@ -142,7 +146,8 @@ const MOST_CALLS: usize = 1_000_000;
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?
-        .on_nodes(options.nodes, options.backend)?;
+        .on_nodes(options.nodes, options.backend)?
+        .over_mpi(options.mpi, options.backend)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
         let expected = format!("at least 1 and at most {MOST_CALLS}");
         return Err(usage("--iters", options.iters, expected));

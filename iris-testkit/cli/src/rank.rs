@@ -36,7 +36,14 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 
 fn part<J: Job>(job: &str) -> Result<()> {
     let job: J = serde_json::from_str(job)?;
+    #[cfg(feature = "mpi")]
+    let mpi =
+        std::env::var_os("OMPI_COMM_WORLD_SIZE").map(|_| iris_ops::Mpi::init()).transpose()?;
     let world = World::from_env()?;
+    #[cfg(feature = "mpi")]
+    if let Some(mpi) = &mpi {
+        anyhow::ensure!(mpi.carries(&world), "ranks of MPI_COMM_WORLD differ from {world:?}");
+    }
     let report = job.run_rank(&world)?;
     world.close()?;
     if let Some(report) = report {

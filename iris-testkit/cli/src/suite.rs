@@ -167,8 +167,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             true => "on one GPU".into(),
             false => format!("{threads} threads each"),
         };
-        let on = if nodes > 1 { format!(" on {nodes} nodes") } else { String::new() };
-        let world = format!("{ranks} ranks as {}{on}, {of_each}", place.words());
+        let world = format!("{ranks} ranks as {}, {of_each}", place.words());
         let cases = selection.cases(backend, ranks);
         let count = cases.len();
         if missing.is_some() {

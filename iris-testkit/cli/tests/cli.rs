@@ -246,6 +246,28 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
     assert!(error.contains("--nodes is 2") && error.contains("divisor of the 3 ranks"), "{error}");
 }
 
+/// Tests a run whose data between nodes travel over MPI. With MPI a rank fails if MPI does not
+/// carry them.
+#[test]
+fn a_run_over_mpi_is_started_by_mpirun() {
+    let run = ["run", "matmul-all-reduce", "--ranks", "4", "--mpi", "--iters", "2"];
+    let two_nodes = [&run[..], &["--nodes", "2"]].concat();
+    if cfg!(feature = "mpi") {
+        let out = good(&two_nodes);
+        assert!(out.contains("matmul_all_reduce") && out.contains("ok"), "{out}");
+        for (added, expected) in [
+            (&[][..], ["--nodes is 1", "at least 2 for --mpi"]),
+            (&["--nodes", "2", "--backend", "cuda"], ["--backend is cuda", "cpu for --mpi"]),
+        ] {
+            let error = refused(&[&run[..], added].concat());
+            assert!(expected.iter().all(|it| error.contains(it)), "{error}");
+        }
+    } else {
+        let error = refused(&two_nodes);
+        assert!(error.contains("feature mpi") && error.contains("cargo xtask run"), "{error}");
+    }
+}
+
 #[test]
 fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
     for op in Op::ALL {

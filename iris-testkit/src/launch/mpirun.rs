@@ -1,0 +1,41 @@
+//! Command that starts a job on simulated nodes under `mpirun`.
+
+use std::ffi::OsStr;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on each
+/// of `nodes` nodes, which this host simulates. The ranks find each other over loopback, without a
+/// secret. `mpirun` ends a job that has not ended after `limit`, and a job of which a rank has
+/// failed.
+///
+/// # Errors
+/// Loopback has no free port.
+pub fn mpirun(
+    program: &Path,
+    arguments: &[impl AsRef<OsStr>],
+    (nodes, per_node): (usize, usize),
+    limit: Duration,
+) -> Result<Command> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+    let port = free.context("loopback has no free port")?.port();
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
+    // Waits in MPI yield the core, because all ranks share this host's cores.
+    command.args(["--mca", "mpi_yield_when_idle", "1"]);
+    command.args(["--timeout", &limit.as_secs().max(1).to_string()]);
+    // Each node is an application of its own to mpirun, with its own variables.
+    let shared = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
+    for node in 0..nodes {
+        command.args((node > 0).then_some(":")).args(["-np", &per_node.to_string()]);
+        for variable in shared.iter().chain([&format!("IRIS_NODE={node}")]) {
+            command.args(["-x", variable]);
+        }
+        command.arg(program).args(arguments);
+    }
+    Ok(command)
+}
