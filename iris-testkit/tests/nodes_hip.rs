@@ -55,6 +55,7 @@ fn main() -> ExitCode {
             a_heap_that_is_closed_before_its_graph_says_so,
             calls_that_differ_between_nodes_are_named,
             a_killed_rank_of_another_node_is_named,
+            a_killed_rank_ends_a_wait_in_the_driver,
             a_rank_that_makes_no_call_is_named,
             a_rank_that_has_failed_tells_the_other_node,
             heaps_that_are_dropped_do_not_wait_and_free_their_communicators,
@@ -74,6 +75,7 @@ fn run_rank(which: &str) -> Result<()> {
         "kept" => kept(&world),
         "differs" => differs(&world),
         "killed" => killed(&world),
+        "in the driver" => in_the_driver(&world),
         "absent" => absent(&world),
         "marked" => marked(&world),
         "dropped" => dropped(&world),
@@ -313,6 +315,33 @@ fn killed(world: &World) -> Result<()> {
         launch::kill_myself();
     }
     fails_with(sum.call(), &["rank 1", "is lost"])
+}
+
+fn a_killed_rank_ends_a_wait_in_the_driver() {
+    let (outcome, _) = job("in the driver", (2, 1), &[]);
+    let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
+    assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
+}
+
+/// Waits by a function of the driver for a step with a rank that is killed.
+fn in_the_driver(world: &World) -> Result<()> {
+    type Synchronize = unsafe extern "C" fn(u64) -> u32;
+    let sum = Sum::new(world)?;
+    if world.rank() == 0 {
+        sum.enqueue()?;
+    }
+    world.barrier()?;
+    if world.rank() == 1 {
+        launch::kill_myself();
+    }
+    // SAFETY: the library is the fake runtime that this process has loaded, and the function has
+    // this type.
+    unsafe {
+        let driver = libloading::Library::new("libamdhip64.so.7")?;
+        let synchronize = driver.get::<Synchronize>(b"hipStreamSynchronize\0")?;
+        ensure!(synchronize(sum.stream.raw_handle()) == 0, "the wait failed");
+    }
+    fails_with(sum.heap.check().map_err(Into::into), &["rank 1", "is lost"])
 }
 
 fn a_rank_that_makes_no_call_is_named() {

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, MutexGuard, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iris_sync::Fault;
@@ -15,7 +16,8 @@ use crate::util::lock;
 /// Engine of the steps between nodes on the streams of a GPU, such as NCCL.
 ///
 /// Host threads that wait for the device, check the heap or close the heap call
-/// [`NodeEngine::attend`] repeatedly. Nothing else can end a step whose peer is lost.
+/// [`NodeEngine::attend`] repeatedly. If a rank is lost, a thread of its own calls it too, because
+/// the program may wait in the driver.
 pub trait NodeEngine: fmt::Debug + Send + Sync {
     /// Checks the enqueued steps; a failed step becomes an error of the heap. If the heap has
     /// failed, `failed` is true: the engine then ends all of its steps, so that work that is queued
@@ -63,6 +65,20 @@ impl Control {
         engine.attend(true);
     }
 
+    /// Ends the steps between nodes of a failed heap, by a thread of its own. The program may wait
+    /// for a step in the driver, where it polls nothing, and only the end of the step ends the wait.
+    pub(crate) fn end_steps(self: &Arc<Self>) {
+        let Some(engine) = self.engine().cloned() else { return };
+        let control = self.clone();
+        let end = move || {
+            let _ending = control.launching();
+            engine.attend(true);
+        };
+        if let Err(error) = thread::Builder::new().name("iris-steps-end".into()).spawn(end) {
+            tracing::warn!(%error, "no thread could be started that ends the steps between nodes");
+        }
+    }
+
     /// Locks out the end of the engine while the program launches a graph, and launches of graphs
     /// while the engine is ended.
     pub(crate) fn launching(&self) -> MutexGuard<'_, ()> {
@@ -87,7 +103,7 @@ impl Control {
             self.attend();
             looks = looks.saturating_add(1);
             // Most waits are short: yield the processor first, and sleep only then.
-            if looks < SPINS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+            if looks < SPINS { thread::yield_now() } else { thread::sleep(PAUSE) }
         }
     }
 
@@ -122,7 +138,6 @@ impl Drop for HostWait<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
 
     use super::*;
     use crate::abi::abort;

@@ -68,13 +68,14 @@ impl World {
         self.hosts().check_even(what)
     }
 
-    /// Aborts the kernels of a node's heap if a rank of this world, possibly on another node, is
-    /// lost.
+    /// Aborts the kernels of a node's heap, and its steps between nodes, if a rank of this world,
+    /// possibly on another node, is lost.
     pub(crate) fn watch_for(&self, control: &Arc<Control>) {
         let (control, hosts): (Weak<Control>, _) = (Arc::downgrade(control), self.hosts().clone());
         self.inner.bootstrap.watch(Arc::new(move |error| {
             if let Some(control) = control.upgrade() {
                 control.fail_elsewhere(hosts.describe(error.clone()));
+                control.end_steps();
             }
         }));
     }

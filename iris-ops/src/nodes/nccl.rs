@@ -9,13 +9,13 @@
 //! If they differ, the call ends with an error that names both ranks. The communicator is
 //! non-blocking, so that no call of the library can hang this process. Host threads that wait for
 //! the device also check the communicator: if the heap fails, they abort the communicator, and the
-//! streams continue.
+//! streams continue. If a rank is lost, a thread of its own does so too.
 //!
 //! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step
-//! whose peer is lost waits until another thread calls [`SymmetricHeap::check`]. A graph with steps
-//! must not be launched after its heap has failed, which [`SymmetricHeap::launch_graph`] ensures.
-//! NCCL's own ports are not authenticated. RCCL was
-//! never called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
+//! that a peer does not begin waits until another thread calls [`SymmetricHeap::check`]. A graph
+//! with steps must not be launched after its heap has failed, which
+//! [`SymmetricHeap::launch_graph`] ensures. NCCL's own ports are not authenticated. RCCL was never
+//! called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -111,6 +111,7 @@ fn tests() -> ExitCode {
                 a_communicator_over_nodes_takes_memory_and_streams_of_cudarc,
                 calls_that_differ_between_nodes_are_named,
                 a_killed_rank_of_another_node_is_named,
+                a_killed_rank_of_another_node_ends_a_wait_in_the_driver,
                 a_rank_that_makes_no_call_is_named_by_the_other_node,
                 a_rank_killed_between_captured_steps_is_named_and_the_tokens_before_are_right,
             ],

@@ -38,6 +38,7 @@ pub(crate) const NODES_RANK: &str = "nodes-rank";
 const REPLAYED: &str = "replayed";
 const DIFFERS: &str = "differs";
 const KILLED: &str = "killed";
+const IN_THE_DRIVER: &str = "in the driver";
 const ABSENT: &str = "absent";
 const DROPPED: &str = "dropped";
 const BARRIER: &str = "barrier";
@@ -60,7 +61,8 @@ pub(crate) fn nodes_rank(which: &str) -> Result<()> {
     match which {
         REPLAYED => replayed(&world),
         DIFFERS => differs(&world),
-        KILLED => killed(&world),
+        KILLED => killed(&world, false),
+        IN_THE_DRIVER => killed(&world, true),
         ABSENT => absent(&world),
         DROPPED => dropped(&world),
         BARRIER => barrier(&world),
@@ -220,8 +222,8 @@ fn differs(world: &World) -> Result<()> {
 }
 
 /// Kills rank 1 between two calls. Rank 0 must fail with an error that names rank 1, and its graph
-/// of the call must be refused afterwards.
-fn killed(world: &World) -> Result<()> {
+/// of the call must be refused afterwards. Rank 0 waits by cudarc's function if `in_the_driver`.
+fn killed(world: &World, in_the_driver: bool) -> Result<()> {
     let heap = open(world)?;
     let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
     let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
@@ -234,11 +236,21 @@ fn killed(world: &World) -> Result<()> {
     let graph = captured(&theirs, || Ok(sum.run(&args, &stream)?))?;
     heap.launch_graph(|| graph.launch())??;
     stream.sync()?;
+    if in_the_driver {
+        if world.rank() == 0 {
+            sum.run(&args, &stream)?;
+        }
+        world.barrier()?;
+    }
     if world.rank() == 1 {
         launch::kill_myself();
     }
     let begun = Instant::now();
     let call = || -> Result<()> {
+        if in_the_driver {
+            theirs.synchronize()?;
+            return Ok(heap.check()?);
+        }
         sum.run(&args, &stream)?;
         Ok(stream.sync()?)
     };
@@ -347,7 +359,15 @@ pub(crate) fn a_communicator_over_nodes_takes_memory_and_streams_of_cudarc() {
 }
 
 pub(crate) fn a_killed_rank_of_another_node_is_named() {
-    let outcome = launched(KILLED, "1");
+    rank_0_learns_of_the_killed_rank(KILLED);
+}
+
+pub(crate) fn a_killed_rank_of_another_node_ends_a_wait_in_the_driver() {
+    rank_0_learns_of_the_killed_rank(IN_THE_DRIVER);
+}
+
+fn rank_0_learns_of_the_killed_rank(which: &str) {
+    let outcome = launched(which, "1");
     let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
     assert!(
         matches!(ends[..], [End::Exited(0), End::Signalled(9)]),
