@@ -57,6 +57,12 @@ pub const VARIABLES: &[Variable] = &[
         agreed: false,
     },
     Variable {
+        name: "IRIS_NETWORK_GBIT",
+        doc: "line rate in Gbit/s of the network port that each rank has, by which calls over several hosts are cut \
+              into blocks, 1 to 100000; default 400",
+        agreed: true,
+    },
+    Variable {
         name: "IRIS_NODE",
         doc: "name of the node that this rank is on, in place of its host's identity, for tests that play several \
               nodes on one host; default: found out",
@@ -156,11 +162,14 @@ pub struct Settings {
     /// Number of workgroup threads per rank (`IRIS_THREADS`); `None` derives it from the number of
     /// cores.
     pub threads: Option<usize>,
+    /// Line rate in Gbit/s of the network port that each rank has (`IRIS_NETWORK_GBIT`). Plans over
+    /// several nodes choose their number of blocks by it.
+    pub network_gbit: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { deadline: 1.0, threads: None }
+        Settings { deadline: 1.0, threads: None, network_gbit: 400 }
     }
 }
 
@@ -185,6 +194,12 @@ impl Settings {
                     let expected = format!("a number from 1 to {MAX_THREADS}");
                     return Err(wrong("IRIS_THREADS", &text, &expected));
                 }
+            };
+        }
+        if let Some(text) = read("IRIS_NETWORK_GBIT")? {
+            settings.network_gbit = match text.parse() {
+                Ok(v @ 1..=100_000) => v,
+                _ => return Err(wrong("IRIS_NETWORK_GBIT", &text, "a number from 1 to 100000")),
             };
         }
         Ok(settings)

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use iris_heap::{BackendKind, SymmetricHeap, World};
+use iris_heap::{BackendKind, Settings, SymmetricHeap, World};
 
+use crate::cost::network::Network;
 use crate::device::Device;
 use crate::tune::data::Tuning;
 
@@ -20,6 +21,8 @@ pub struct Ranks {
     local_rank: usize,
     /// Number of nodes. All nodes have the same number of ranks, which are numbered node by node.
     nodes: usize,
+    /// Line rate in Gbit/s of the network port that each rank has.
+    network_gbit: u32,
     /// Tuning data of the device; `None` until it has been looked up.
     pub(crate) tuning: Option<&'static Tuning>,
 }
@@ -27,7 +30,15 @@ pub struct Ranks {
 impl Ranks {
     /// Makes rank `rank` of `size` ranks, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
+        Self {
+            rank,
+            size,
+            device: Device::host(),
+            local_rank: rank,
+            nodes: 1,
+            network_gbit: Settings::default().network_gbit,
+            tuning: None,
+        }
     }
 
     /// Moves the ranks to another backend. The device is the GPU that a heap would use for this
@@ -50,6 +61,19 @@ impl Ranks {
     #[must_use]
     pub fn on_nodes(self, nodes: usize) -> Self {
         Self { nodes: nodes.max(1), ..self }
+    }
+
+    /// Sets the line rate in Gbit/s of the network port that each rank has, by which calls over
+    /// several nodes are cut into blocks. Default: 400; of a world, the value of
+    /// `IRIS_NETWORK_GBIT`.
+    #[must_use]
+    pub fn network_gbit(self, gbit: u32) -> Self {
+        Self { network_gbit: gbit.max(1), ..self }
+    }
+
+    /// Network between the nodes.
+    pub(crate) fn network(&self) -> Network {
+        Network::of_gbit(f64::from(self.network_gbit))
     }
 
     /// Number of nodes of the world.
@@ -99,8 +123,8 @@ impl From<&World> for Ranks {
     /// them to a GPU.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
-        let nodes = world.nodes();
-        Self { local_rank, nodes, ..Self::new(world.rank(), world.size()) }
+        let (nodes, network_gbit) = (world.nodes(), world.settings().network_gbit);
+        Self { local_rank, nodes, network_gbit, ..Self::new(world.rank(), world.size()) }
     }
 }
 

@@ -72,6 +72,9 @@ pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// by the host. A copy kernel would need compute units, which waiting kernels may not leave.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
+/// Environment variable with the file to which NCCL writes its log, by default stdout.
+const NCCL_LOG: &str = "NCCL_DEBUG_FILE";
+
 /// Environment variable that passes the launcher's process id to the rank processes.
 const LAUNCHER: &str = "LAUNCHER_PID";
 
@@ -344,6 +347,8 @@ pub fn launch(
             .env("LOCAL_WORLD_SIZE", per_node.to_string())
             .env("IRIS_RENDEZVOUS", job.folder.path())
             .env(LAUNCHER, std::process::id().to_string())
+            // NCCL's log would be mixed with what the program prints to stdout.
+            .envs(std::env::var_os(NCCL_LOG).is_none().then_some((NCCL_LOG, "/dev/stderr")))
             .envs(network.iter().map(|(name, value)| (name, value)))
             .envs(simulated_node(simulated, node))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))

@@ -14,8 +14,10 @@ use super::dialect::Handle;
 use super::{Error, Result, cuda_folders, find, hip_folders, library, open};
 use window::WindowTable;
 
+pub use call::NcclCall;
 pub use window::Window;
 
+mod call;
 mod window;
 
 /// Id of a new communicator (C type `ncclUniqueId`). One rank makes the id and sends it to the
@@ -200,37 +202,6 @@ pub struct CommunicatorOptions {
     pub deadline: Option<Duration>,
 }
 
-/// Collective over the ranks of a communicator. `count` is the number of elements of one rank's
-/// part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NcclCall {
-    /// Sum over the ranks; input and output have `count` elements.
-    AllReduce,
-    /// Sum over the ranks; rank r gets part r of the input of `ranks * count` elements.
-    ReduceScatter,
-    /// Concatenation of the inputs of all ranks, of `count` elements each.
-    AllGather,
-    /// Exchange of parts: part r of each rank's input goes to rank r.
-    AllToAll,
-    /// Copy of `count` elements of the root's input to the output of all ranks.
-    Broadcast {
-        /// Rank whose input is copied.
-        root: usize,
-    },
-}
-
-impl NcclCall {
-    /// Number of parts, of `count` elements each, that the input and the output of a rank have.
-    pub fn parts(self, ranks: usize) -> (usize, usize) {
-        match self {
-            NcclCall::AllReduce | NcclCall::Broadcast { .. } => (1, 1),
-            NcclCall::ReduceScatter => (ranks, 1),
-            NcclCall::AllGather => (1, ranks),
-            NcclCall::AllToAll => (ranks, ranks),
-        }
-    }
-}
-
 /// Communicator of one rank. With a deadline it is non-blocking: each call is polled until the
 /// library has taken it, or the deadline has passed.
 pub struct Communicator {
@@ -374,13 +345,15 @@ impl Communicator {
                     "ncclBroadcast",
                     (table.ncclBroadcast)(from, to, count, code, root as c_int, handle, stream),
                 ),
-                NcclCall::AllToAll => {
+                NcclCall::AllToAll | NcclCall::Shifts { .. } => {
                     self.nccl.check("ncclGroupStart", (table.ncclGroupStart)())?;
                     let mut made = Ok(());
-                    for peer in 0..self.ranks {
-                        let (at, rank) = ((peer * bytes) as u64, peer as c_int);
-                        let sent = (table.ncclSend)(from + at, count, code, rank, handle, stream);
-                        let got = (table.ncclRecv)(to + at, count, code, rank, handle, stream);
+                    for message in call.messages(self.rank, self.ranks) {
+                        let [to_rank, from_rank] = message.peers.map(|peer| peer as c_int);
+                        let [out, into] = message.parts.map(|part| (part * bytes) as u64);
+                        let (out, into) = (from + out, to + into);
+                        let sent = (table.ncclSend)(out, count, code, to_rank, handle, stream);
+                        let got = (table.ncclRecv)(into, count, code, from_rank, handle, stream);
                         for (function, code) in [("ncclSend", sent), ("ncclRecv", got)] {
                             let code = if code == IN_PROGRESS { 0 } else { code };
                             made = made.and(self.nccl.check(function, code));

@@ -1,5 +1,8 @@
 //! Calls over several nodes: the operators on the caller's stream, and the steps between nodes that
 //! run at the same time.
+//!
+//! This file is long because it has the parts and steps of every operator, in the order in which
+//! they are enqueued.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -8,7 +11,8 @@ use iris_heap::abi::abort;
 use iris_heap::{DType, Event, Lane, RawSlice, Stream};
 
 use super::Composite;
-use super::fabric::{CallRecord, Exchange, Step};
+use super::exchange::{Exchange, gather_steps};
+use super::fabric::{CallRecord, Step};
 use crate::args::{Matrices, NormArgs};
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
@@ -32,6 +36,10 @@ struct Calling<'a> {
     /// Whether any part of the call has been enqueued. If so, the call can no longer be cancelled.
     begun: Cell<bool>,
 }
+
+/// Steps of a gather: for each the event at its end, the smallest distance between the nodes whose
+/// matrices it moves, and the number of distances.
+type Arrivals = Vec<(Event, (usize, usize))>;
 
 impl Composite {
     /// Checks the matrices of a call and enqueues its parts.
@@ -195,6 +203,10 @@ impl Calling<'_> {
         self.op.plan.ranks().nodes()
     }
 
+    fn blocks(&self) -> usize {
+        self.op.plan.composed().map_or(1, |composed| composed.blocks)
+    }
+
     /// Indices of all nodes, with this node last, so that data for which other nodes wait is
     /// computed first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
@@ -260,8 +272,7 @@ impl Calling<'_> {
                 (whole, block(Area::PaddedOut, output)?)
             }
         };
-        let composed = self.op.plan.composed().map_or(1, |composed| composed.blocks);
-        let blocks = composed.min(m.max(1));
+        let blocks = self.blocks().min(m.max(1));
         let rank = self.op.heap.rank();
         // Rows of block `block` of M, and the rows among them that this rank owns.
         let rows_of = |block: usize| {
@@ -286,11 +297,10 @@ impl Calling<'_> {
             let shape = (rows.len(), n);
             let sum = self.slot(Area::Send, (block, sums), wire, shape)?;
             let result = self.slot(Area::Result, (block, results), output, shape)?;
-            let normed = match self.call.matrices.norm {
-                None => None,
-                Some(_) => Some(self.slot(Area::Normed, (block, results), output, shape)?),
-            };
-            let norm = self.call.matrices.norm.map(|norm| NormArgs {
+            let norm = self.call.matrices.norm;
+            let normed = norm.map(|_| self.slot(Area::Normed, (block, results), output, shape));
+            let normed = normed.transpose()?;
+            let norm = norm.map(|norm| NormArgs {
                 residual: norm.residual.map(|residual| residual.some_rows(rows.clone())),
                 weight: norm.weight,
                 normed: normed.unwrap_or(norm.normed),
@@ -330,40 +340,46 @@ impl Calling<'_> {
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
 
-    /// Sends this rank's matrix to all nodes; returns the size of a slot in bytes, and the event at
-    /// the end of the step.
-    fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Event)> {
+    /// Sends this rank's matrix to all nodes; returns the size of a slot in bytes, and the steps:
+    /// each with the event at its end, and with the shifts whose matrices it brings.
+    fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Arrivals)> {
         let slot = slot_bytes(longest.0, longest.1, own.dtype());
         let from = self.area(Area::Send, 0..slot)?;
         let shape = (own.rows(), own.cols());
         self.copy(Role::Copy, own, MatRef::in_block(from, own.dtype(), shape))?;
         let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
-        Ok((slot, self.step(Exchange::AllGather, from, to)?))
+        let steps = gather_steps(self.blocks(), self.nodes());
+        let ends = steps.map(|(exchange, shifts)| Ok((self.step(exchange, from, to)?, shifts)));
+        Ok((slot, ends.collect::<Result<_>>()?))
     }
 
-    /// Calls `each` with the matrix of every other node in the slots of a gather, and with the rows
-    /// that the matrix has in the whole.
+    /// Waits for each step of a gather, and calls `each` with each matrix that the step has brought,
+    /// and with the rows that the matrix has in the whole.
     fn gathered(
         &self,
-        slot: u64,
+        (slot, steps): (u64, Arrivals),
         (dtype, cols): (DType, usize),
         each: impl Fn(MatRef, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        self.others_first().take(self.nodes() - 1).try_for_each(|other| {
-            let (all, rows) = self.rows(other);
-            each(self.slot(Area::Receive, (other, slot), dtype, (rows.len(), cols))?, all)
-        })
+        let node = self.op.plan.ranks().node();
+        for (end, shifts) in &steps {
+            self.wait(end)?;
+            for other in Exchange::senders(*shifts, (node, self.nodes())) {
+                let (all, rows) = self.rows(other);
+                each(self.slot(Area::Receive, (other, slot), dtype, (rows.len(), cols))?, all)?;
+            }
+        }
+        Ok(())
     }
 
     fn all_gather(&mut self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
         let node = self.op.plan.ranks().node();
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
-        let (slot, end) = self.gather(a, longest)?;
+        let arrivals = self.gather(a, longest)?;
         // These rows of C come from this node's ranks only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
-        self.wait(&end)?;
-        self.gathered(slot, (a.dtype(), self.call.n), |from, all| {
+        self.gathered(arrivals, (a.dtype(), self.call.n), |from, all| {
             self.copy(Role::Main, from, c.some_rows(all))
         })
     }
@@ -373,9 +389,8 @@ impl Calling<'_> {
         let (all, rows) = self.rows(self.op.plan.ranks().node());
         self.part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
-        let (slot, end) = self.gather(c.some_rows(rows), longest)?;
-        self.wait(&end)?;
-        self.gathered(slot, (c.dtype(), self.call.n), |from, all| {
+        let arrivals = self.gather(c.some_rows(rows), longest)?;
+        self.gathered(arrivals, (c.dtype(), self.call.n), |from, all| {
             self.copy(Role::Gather, from, c.some_rows(all))
         })
     }
@@ -383,14 +398,14 @@ impl Calling<'_> {
     fn gather_rows(&mut self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
-        let (slot, end) = self.gather(a, longest)?;
-        // The node multiplies its own rows while the step between nodes runs.
+        let arrivals = self.gather(a, longest)?;
+        // The node multiplies its own rows while the first step between nodes runs, and the rows of
+        // some nodes while those of others arrive.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.op.plan.ranks().node()).0;
         self.part(Role::Main, product(a, own))?;
-        self.wait(&end)?;
-        self.gathered(slot, (a.dtype(), a.cols()), |from, all| {
+        self.gathered(arrivals, (a.dtype(), a.cols()), |from, all| {
             self.part(Role::Main, product(from, all))
         })
     }

@@ -8,41 +8,8 @@ use iris_heap::abi::abort;
 use iris_heap::bootstrap::OnMissing;
 use iris_heap::{AwaitedNode, Control, DType, Element, RawSlice, Stream, SymmetricHeap, World};
 
+use super::exchange::Exchange;
 use crate::kind::Op;
-
-/// Collective between nodes, from a block `from` to a block `to`; both consist of slots of the same
-/// length. Sums are of elements of the given type, and all nodes get the same bits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Exchange {
-    /// Stores in `to` the sum over nodes of `from`; both may be the same block.
-    AllReduce(DType),
-    /// Stores in slot d of `to` the block `from` of node d.
-    AllGather,
-    /// Stores in `to` the sum over nodes of their slots for this node in `from`.
-    ReduceScatter(DType),
-    /// Stores in slot d of `to` the slot for this node in `from` of node d.
-    AllToAll,
-    /// Stores in `to` the block `from` of the root's node; `from` of the other nodes is ignored.
-    Broadcast {
-        /// Index of the root's node.
-        root: usize,
-    },
-}
-
-#[cfg(test)]
-impl Exchange {
-    /// Kind of the exchange. The kind of a broadcast does not contain the root.
-    pub(crate) fn kind(self) -> super::steps::Kind {
-        use super::steps::Kind;
-        match self {
-            Exchange::AllReduce(_) => Kind::AllReduce,
-            Exchange::AllGather => Kind::AllGather,
-            Exchange::ReduceScatter(_) => Kind::ReduceScatter,
-            Exchange::AllToAll => Kind::AllToAll,
-            Exchange::Broadcast { .. } => Kind::Broadcast,
-        }
-    }
-}
 
 /// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +68,7 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Executes an exchange on this rank, which is on node `node` of `nodes` nodes. All ranks have
     /// agreed on the step, and `from` has the same length on all of them. Returns the bytes of
-    /// `to`.
+    /// `to`; of shifts, the slots that are stored, in order of the distance.
     fn exchange(
         &self,
         exchange: Exchange,
@@ -338,7 +305,7 @@ fn exchange(
     heap.control().outcome()?;
     if let Some(engine) = engine {
         let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
-        return heap.write(to, &result);
+        return store(heap, (exchange, node, data.len()), to, &result);
     }
     let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
@@ -369,8 +336,27 @@ fn exchange(
             data.iter().flat_map(|(bytes, ..)| bytes[node * len..][..len].iter().copied()).collect()
         }
         Exchange::Broadcast { root } => data[root].0.to_vec(),
+        Exchange::Shifts { first, shifts } => {
+            let senders = Exchange::senders((first, shifts), (node, nodes));
+            senders.flat_map(|sender| data[sender].0.iter().copied()).collect()
+        }
     };
-    heap.write(to, &result)
+    store(heap, (exchange, node, nodes), to, &result)
+}
+
+/// Writes the `result` of an exchange on node `node` of `nodes` to the block `to`.
+fn store(
+    heap: &SymmetricHeap,
+    (exchange, node, nodes): (Exchange, usize, usize),
+    to: RawSlice,
+    result: &[u8],
+) -> iris_heap::Result<()> {
+    let Exchange::Shifts { first, shifts } = exchange else { return heap.write(to, result) };
+    let slot = to.len() / nodes;
+    let senders = Exchange::senders((first, shifts), (node, nodes));
+    senders.zip(result.chunks(slot)).try_for_each(|(sender, bytes)| {
+        heap.write(to.slice(sender * slot..(sender + 1) * slot)?, bytes)
+    })
 }
 
 /// Sums arrays of elements of type `dtype` (f32, f16 or bf16), given as bytes, element by element in

@@ -1,6 +1,6 @@
 //! Predicted time of a call over several nodes, with the network as an input.
 
-use super::steps::{Kind, NodeStep, steps};
+use super::steps::{NodeStep, steps};
 use crate::cost::network::{Collective, Network};
 use crate::kind::Op;
 use crate::plan::Plan;
@@ -19,22 +19,8 @@ pub struct Forecast {
     /// Time of the baseline: a GEMM alone, and then one collective by NCCL over all ranks. For an
     /// all-gather before a product, the collective comes first.
     pub unfused_us: f64,
-    /// Number of blocks of M into which the call is split.
+    /// Number of blocks of M into which the call is split: each has a step between nodes.
     pub blocks: usize,
-}
-
-impl Kind {
-    /// Collective of the cost model for an exchange of this kind. The input of the exchange has
-    /// `bytes` bytes on each node.
-    pub(crate) fn collective(self, bytes: f64, nodes: usize) -> Collective {
-        match self {
-            Kind::AllReduce => Collective::AllReduce { bytes },
-            Kind::AllGather => Collective::AllGather { bytes: bytes * nodes as f64 },
-            Kind::ReduceScatter => Collective::ReduceScatter { bytes },
-            Kind::AllToAll => Collective::AllToAll { bytes },
-            Kind::Broadcast => Collective::Broadcast { bytes },
-        }
-    }
 }
 
 impl Plan {

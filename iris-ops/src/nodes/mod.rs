@@ -3,6 +3,7 @@
 //! [`Composed`](crate::plan::composed::Composed).
 
 mod call;
+pub(crate) mod exchange;
 mod fabric;
 mod forecast;
 #[cfg(feature = "mpi")]
@@ -174,6 +175,7 @@ impl Composite {
         let checked = check(op, heap, plan);
         let mut items = plan.fingerprint_of_all();
         items.push(("steps between nodes", engine_name(heap).into()));
+        items.push(("blocks", plan.composed().map_or(1, |composed| composed.blocks).to_string()));
         let told = world.agree(op.name(), &items).in_op(op);
         let all = world.all_ok(op.name(), outcome(&checked)).in_op(op);
         checked.and(told).and(all)?;

@@ -18,10 +18,12 @@ use std::mem::ManuallyDrop;
 use iris_heap::{DType, World};
 use mpi::Threading;
 use mpi::environment::{Universe, is_finalized, is_initialized, threading_support};
+use mpi::point_to_point::send_receive_into;
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
 use mpi::traits::{CommunicatorCollectives, Root};
 
-use super::fabric::{Engine, Exchange, sum};
+use super::exchange::Exchange;
+use super::fabric::{Engine, sum};
 
 /// Reason why MPI cannot be used, with the action that helps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -139,7 +141,7 @@ impl Engine for Communicator {
         &self,
         exchange: Exchange,
         mut from: Vec<u8>,
-        (_, nodes): (usize, usize),
+        (node, nodes): (usize, usize),
     ) -> iris_heap::Result<Vec<u8>> {
         // A step without data ends when the records have been compared. Open MPI would refuse such
         // a step, because its two empty buffers have the same address.
@@ -162,6 +164,17 @@ impl Engine for Communicator {
             Exchange::Broadcast { root } => {
                 self.0.process_at_rank(root as i32).broadcast_into(&mut from[..]);
                 from
+            }
+            Exchange::Shifts { first, shifts } => {
+                let mut got = vec![0; shifts * from.len()];
+                let senders = Exchange::senders((first, shifts), (node, nodes));
+                for (index, (sender, to)) in senders.zip(got.chunks_mut(from.len())).enumerate() {
+                    let receiver = (node + first + index) % nodes;
+                    let [receiver, sender] =
+                        [receiver, sender].map(|peer| self.0.process_at_rank(peer as i32));
+                    send_receive_into(&from[..], &receiver, to, &sender);
+                }
+                got
             }
         })
     }

@@ -33,9 +33,8 @@ use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_sync::Fault;
 
-use super::fabric::{
-    CallRecord, Exchange, Fabric, Step, StepError, awaited_first, counterparts, fail,
-};
+use super::exchange::Exchange;
+use super::fabric::{CallRecord, Fabric, Step, StepError, awaited_first, counterparts, fail};
 use crate::error::{InOp, Result};
 use crate::kind::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
@@ -191,6 +190,9 @@ impl Link {
             Exchange::AllGather => (NcclCall::AllGather, (from.len(), None)),
             Exchange::AllToAll => (NcclCall::AllToAll, (from.len() / nodes, None)),
             Exchange::Broadcast { root } => (NcclCall::Broadcast { root }, (to.len(), None)),
+            Exchange::Shifts { first, shifts } => {
+                (NcclCall::Shifts { first, shifts }, (from.len(), None))
+            }
         };
         if size.0 == 0 {
             return Ok(());

@@ -9,7 +9,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::steps::{Kind, NodeStep, steps};
+use super::exchange::Kind;
+use super::steps::{NodeStep, steps};
 use crate::cost::network::{ALGORITHMS, Algorithm, Network};
 use crate::device::Device;
 use crate::kind::Op;
@@ -158,6 +159,16 @@ impl Simulation<'_> {
                         let us = bytes / nodes as f64 / rate;
                         let sent = self.message(port(node), us, hop, vec![begun[node]]);
                         seen[(node + step) % nodes].push(sent);
+                    }
+                }
+            }
+            Kind::Shifts(shifts) => {
+                // The model takes the rows of a plan as equally many on each node, so that it does
+                // not matter which distances these are.
+                for distance in 1..=shifts {
+                    for node in 0..nodes {
+                        let sent = self.message(port(node), bytes / rate, hop, vec![begun[node]]);
+                        seen[(node + distance) % nodes].push(sent);
                     }
                 }
             }
@@ -317,8 +328,8 @@ const BOUND: f64 = 0.05;
 /// the closed-form prediction. In the simulation, a node that has finished one all-reduce starts
 /// the next one while the last nodes are still receiving; the closed form ignores this overlap.
 const OVERLAP: f64 = 0.25;
-/// Largest part by which a simulated call with one all-reduce may be faster on 16 nodes: the chunks of
-/// a short message overlap on their way through a tree, which the closed form does not count.
+/// Largest part by which a simulated call with one all-reduce may be faster on 16 nodes or more: the
+/// chunks of a short message overlap on their way through a tree, which the closed form does not count.
 const TREE: f64 = 0.1;
 
 /// Whether the simulated time of a call agrees with the closed-form prediction.
@@ -326,7 +337,7 @@ fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
     let faster = match plan.op() {
         Op::AllReduce | Op::MatmulAllReduce if forecast.blocks > 1 => OVERLAP,
-        Op::AllReduce | Op::MatmulAllReduce if plan.ranks().nodes() == 16 => TREE,
+        Op::AllReduce | Op::MatmulAllReduce if plan.ranks().nodes() >= 16 => TREE,
         _ => BOUND,
     };
     let ratio = simulate(plan, m, fault).0.unwrap() / forecast.total_us;

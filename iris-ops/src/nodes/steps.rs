@@ -1,6 +1,7 @@
 //! Steps of a call over several nodes, as data: the order of node operators, exchanges and waits
 //! that a rank enqueues. The time of a call is predicted from these steps.
 
+use super::exchange::{self, Kind, gather_steps};
 use crate::kind::Op;
 use crate::options::Shard;
 use crate::plan::Plan;
@@ -20,16 +21,6 @@ pub(crate) enum NodeStep {
     Wait(usize),
 }
 
-/// Kind of an exchange between nodes: the collective, without its root.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Broadcast,
-}
-
 /// Steps of a call of `m` rows on rank 0, which owns the most rows; `None` if the plan is for one
 /// node or for a message of elements. A broadcast has root 0.
 pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
@@ -44,11 +35,21 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     let slots = |slot: u64| nodes as u64 * slot;
     let part = |role: Role, size: usize| Part { role, size };
     let wire = request.wire_dtype();
-    let others = || (1..nodes).map(|node| plan.rows_of_node(node, m).len());
     let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
-    // Steps that exchange this rank's rows with all nodes.
-    let gather = |rows: usize, slot: u64| {
-        [part(Role::Copy, rows), Exchange { kind: Kind::AllGather, bytes: slot }]
+    // Copy of this rank's rows for the other nodes.
+    let copy = |rows: usize| part(Role::Copy, rows);
+    // Exchanges of a gather, and the waits for them, each before the parts `role` of the nodes
+    // whose rows it brings.
+    let exchanges = |bytes: u64| {
+        gather_steps(composed.blocks, nodes)
+            .map(move |(exchange, _)| Exchange { kind: exchange.kind(), bytes })
+    };
+    let arrivals = |role: Role| {
+        gather_steps(composed.blocks, nodes).enumerate().flat_map(move |(index, (_, shifts))| {
+            let senders = exchange::Exchange::senders(shifts, (0, nodes));
+            let rows = senders.map(move |node| part(role, plan.rows_of_node(node, m).len()));
+            std::iter::once(Wait(index)).chain(rows)
+        })
     };
     let mut steps = Vec::new();
     match plan.op() {
@@ -78,24 +79,25 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             steps.extend([Wait(0), part(Role::Finish, own)]);
         }
         Op::AllGather => {
-            steps.extend(gather(own, slot_bytes(own, n, dtype)));
-            steps.extend([part(Role::Main, here), Wait(0)]);
-            steps.extend(others().map(|rows| part(Role::Main, rows)));
+            steps.push(copy(own));
+            steps.extend(exchanges(slot_bytes(own, n, dtype)));
+            steps.push(part(Role::Main, here));
+            steps.extend(arrivals(Role::Main));
         }
         Op::MatmulAllGather => {
-            steps.push(part(Role::Main, here));
-            steps.extend(gather(own, slot_bytes(own, n, request.output_dtype())));
-            steps.push(Wait(0));
-            steps.extend(others().map(|rows| part(Role::Gather, rows)));
+            steps.extend([part(Role::Main, here), copy(own)]);
+            steps.extend(exchanges(slot_bytes(own, n, request.output_dtype())));
+            steps.extend(arrivals(Role::Gather));
         }
         Op::AllGatherMatmul if request.shard == Shard::Rows => {
-            steps.extend(gather(own, slot_bytes(own, k, dtype)));
-            steps.extend([part(Role::Main, here), Wait(0)]);
-            steps.extend(others().map(|rows| part(Role::Main, rows)));
+            steps.push(copy(own));
+            steps.extend(exchanges(slot_bytes(own, k, dtype)));
+            steps.push(part(Role::Main, here));
+            steps.extend(arrivals(Role::Main));
         }
         Op::AllGatherMatmul => {
-            steps.extend(gather(m, slot_bytes(k.div_ceil(ranks.size), request.m, dtype)));
-            steps.push(Wait(0));
+            let bytes = slot_bytes(k.div_ceil(ranks.size), request.m, dtype);
+            steps.extend([copy(m), Exchange { kind: Kind::AllGather, bytes }, Wait(0)]);
             let columns = |node: usize| plan.rows_of_node(node % nodes, k).len();
             steps.extend((1..=nodes).map(|node| part(Role::Main, columns(node))));
             steps.push(part(Role::Product, m));
@@ -166,7 +168,7 @@ mod tests {
             if op == Op::Matmul {
                 continue;
             }
-            for (nodes, local) in [(2, 1), (2, 2), (3, 2)] {
+            for (nodes, local) in [(2, 1), (2, 2), (3, 2), (4, 1)] {
                 let mut request = op.request(13, 10, if op.multiplies() { 12 } else { 0 });
                 (request.shard, request.blocks) = (shard, Some(3));
                 request.output = op.multiplies().then_some(DType::F32);

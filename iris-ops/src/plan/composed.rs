@@ -19,6 +19,7 @@ use iris_heap::{ALIGNMENT, DType, RawSlice, Request as Block, Segment, Symmetric
 use super::Plan;
 use crate::error::{Error, InOp, Result};
 use crate::kind::{Op, Variant};
+use crate::nodes::exchange::Kind;
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::programs::LOCAL;
 use crate::ranks::Ranks;
@@ -84,7 +85,8 @@ pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
     /// Size of each area in bytes.
     pub(crate) areas: BTreeMap<Area, u64>,
-    /// Number of blocks into which M is split.
+    /// Number of blocks into which the rows of a call are split; each has a step between nodes. The
+    /// rows of a sum are split evenly. Of a gather, a block has the rows of some of the nodes.
     pub(crate) blocks: usize,
 }
 
@@ -102,18 +104,25 @@ static COPY: Row = Row {
     forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
 };
 
-/// Number of bytes whose transfer between nodes takes as long as the latency of a step between
-/// nodes: 20 us at 12.5 GB/s (one 100 Gbit/s port). With more blocks, more of the transfer overlaps
-/// work in the node, but each block adds one latency.
-const BYTES_OF_LATENCY: f64 = 250e3;
 /// Maximum number of blocks into which the rows of a call are split.
 const MOST_BLOCKS: usize = 16;
 
-/// Number of blocks with the shortest predicted time. Let a transfer take the time `w` and be cut
-/// into `b` blocks, and let the work in the node take at least as long. Then `b` latencies and
-/// `w / b` of the transfer are not overlapped. Their sum is least at b = sqrt(w / latency).
-fn blocks_of(bytes: u64) -> usize {
-    ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
+/// Number of blocks with the shortest predicted time, at most `most`. `step(b)` is the time of one
+/// of `b` steps between nodes, and `work(b)` that of the node's work on one of `b` blocks. Work that
+/// has no prediction is assumed to take as long as a single step for all rows. The steps and the
+/// work overlap, except for one of each.
+fn blocks_of(
+    most: usize,
+    step: impl Fn(usize) -> f64,
+    work: impl Fn(usize) -> Option<f64>,
+) -> usize {
+    let time = |blocks: usize| {
+        let (step, alike) = (step(blocks), step(1) / blocks as f64);
+        let work = work(blocks).unwrap_or(alike);
+        step + work + (blocks - 1) as f64 * step.max(work)
+    };
+    let all = 1..=most.clamp(1, MOST_BLOCKS);
+    all.min_by(|&one, &other| time(one).total_cmp(&time(other))).unwrap_or(1)
 }
 
 /// Maximum number of thread blocks of a step between nodes on a GPU. It is passed to an engine such
@@ -267,6 +276,33 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
+    /// Sets the number of blocks of a gather in which each node sends `slot` bytes, for `rows` rows of
+    /// the node's main operator. Over the sockets of the host each step would send them to all nodes,
+    /// so there is one block, unless the caller asks for more.
+    fn gather_blocks(&mut self, slot: u64, rows: usize) {
+        let others = (self.ranks.nodes() - 1).max(1);
+        let step = |blocks: usize| match blocks {
+            1 => self.step_us(Kind::AllGather, slot as f64),
+            _ => self.step_us(Kind::Shifts(others.div_ceil(blocks)), slot as f64),
+        };
+        let of_node = self.work_us(rows);
+        let work = |blocks: usize| Some(of_node? * others.div_ceil(blocks) as f64);
+        let chosen = if self.on_host() { 1 } else { blocks_of(others, step, work) };
+        self.composed.blocks = self.request.blocks.unwrap_or(chosen).clamp(1, others);
+    }
+
+    /// Predicted time in microseconds of the node's main operator for `rows` rows.
+    fn work_us(&self, rows: usize) -> Option<f64> {
+        self.composed.parts.get(&Role::Main)?.predicted_us(rows)
+    }
+
+    /// Predicted time in microseconds of a step between nodes whose input has `bytes` bytes.
+    fn step_us(&self, kind: Kind, bytes: f64) -> f64 {
+        let nodes = self.ranks.nodes();
+        let collective = kind.collective(bytes, nodes);
+        self.ranks.network().collective(collective, (nodes, 1), f64::INFINITY)
+    }
+
     fn make(&mut self) -> Result<()> {
         let request = self.request;
         let Request { m, n, k, dtype, elements, .. } = *request;
@@ -285,9 +321,19 @@ impl Maker<'_> {
                     _ => Op::MatmulReduceScatter,
                 };
                 let scatter = crate::ops::row(scatter);
-                let bytes = slot_bytes(m.div_ceil(local), n, wire);
-                let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
-                let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
+                let bytes = slot_bytes(m.div_ceil(local), n, wire) as f64;
+                let blocks = match request.blocks {
+                    _ if elements => 1,
+                    Some(blocks) => blocks.clamp(1, m.max(1)),
+                    None => {
+                        self.main(scatter, (m, n, k), |r| {
+                            (r.output, r.wire) = (Some(wire), Some(wire));
+                        })?;
+                        let step = |blocks| self.step_us(Kind::AllReduce, bytes / blocks as f64);
+                        let work = |blocks| self.work_us(m.div_ceil(blocks));
+                        blocks_of(MOST_BLOCKS.min(m.max(1)), step, work)
+                    }
+                };
                 self.composed.blocks = blocks;
                 // A message of elements is split into parts of equal length. It is padded for this.
                 let (rows, n) =
@@ -323,6 +369,7 @@ impl Maker<'_> {
             }
             Op::AllGather => {
                 self.main(request.row, (of_node, n, 0), |_| ())?;
+                self.gather_blocks(slot_bytes(own, n, dtype), of_node);
                 self.copy((own, n), dtype, dtype)?;
                 self.area(Area::Send, slot_bytes(own, n, dtype));
                 self.area(Area::Receive, slots(own, n, dtype));
@@ -333,6 +380,7 @@ impl Maker<'_> {
                 self.main(request.row, (of_node, n, k), |r| {
                     (r.output, r.epilogue) = (Some(output), epilogue);
                 })?;
+                self.gather_blocks(slot_bytes(own, n, output), of_node);
                 self.part(Role::Gather, all_gather, (of_node, n, 0), |r| r.dtype = output)?;
                 self.copy((own, n), output, output)?;
                 self.area(Area::Send, slot_bytes(own, n, output));
@@ -344,6 +392,7 @@ impl Maker<'_> {
                 self.main(request.row, (of_node, n, k), |r| {
                     (r.output, r.epilogue) = (Some(output), epilogue);
                 })?;
+                self.gather_blocks(slot_bytes(own, k, dtype), of_node);
                 self.copy((own, k), dtype, dtype)?;
                 self.area(Area::Send, slot_bytes(own, k, dtype));
                 self.area(Area::Receive, slots(own, k, dtype));
@@ -412,7 +461,10 @@ impl Maker<'_> {
         }
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
-        let of_all = (sent / *blocks as u64).saturating_mul(self.ranks.nodes() as u64);
+        // Only a sum has a part of the area for each block.
+        let sums = matches!(self.request.op(), Op::AllReduce | Op::MatmulAllReduce);
+        let parts = if sums { *blocks as u64 } else { 1 };
+        let of_all = (sent / parts).saturating_mul(self.ranks.nodes() as u64);
         match of_all <= MOST_BYTES {
             true => Ok(()),
             false => {
@@ -537,9 +589,29 @@ mod tests {
 
     #[test]
     fn more_bytes_are_cut_into_more_blocks() {
-        assert_eq!(blocks_of(0), 1);
-        assert_eq!(blocks_of(4_000_000), 4);
-        assert_eq!(blocks_of(1 << 40), MOST_BLOCKS);
+        // Steps with a latency of 20 us, which take 20 us more for each 250 kB of all blocks.
+        let step = |bytes: f64| move |blocks: usize| 20.0 + bytes / blocks as f64 / 12.5e3;
+        let unknown = |_| None;
+        assert_eq!(blocks_of(MOST_BLOCKS, step(0.0), unknown), 1);
+        assert_eq!(blocks_of(MOST_BLOCKS, step(4e6), unknown), 4);
+        assert_eq!(blocks_of(3, step(4e6), unknown), 3);
+        assert_eq!(blocks_of(100, step(1e12), unknown), MOST_BLOCKS);
+        // Hardly any work to overlap with.
+        assert_eq!(blocks_of(MOST_BLOCKS, step(4e6), |blocks| Some(10.0 / blocks as f64)), 1);
+    }
+
+    /// Tests that plans cut calls into fewer blocks for a faster network.
+    #[test]
+    fn blocks_are_sized_for_the_network() {
+        let device = crate::Device::named("h200").unwrap();
+        let blocks = |op: Op, gbit: u32| {
+            let ranks = Ranks::new(0, 32).on_nodes(4).network_gbit(gbit).on_device(device);
+            let plan = Plan::new(ranks, &op.request(8192, 8192, 1024)).unwrap();
+            plan.composed().unwrap().blocks
+        };
+        assert!(blocks(Op::MatmulAllReduce, 400) > blocks(Op::MatmulAllReduce, 100_000));
+        // Three other nodes, each in a step of its own.
+        assert_eq!(blocks(Op::AllGatherMatmul, 400), 3);
     }
 
     #[test]

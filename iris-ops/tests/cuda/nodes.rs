@@ -1,6 +1,6 @@
-//! Tests of operators over two nodes of GPUs, over NCCL. Two processes simulate the nodes on one
-//! host. There are tests of graphs, of ranks that make different calls, of a rank that is killed,
-//! of a rank that makes no call, and of a heap that is dropped.
+//! Tests of operators over several nodes of GPUs, over NCCL. Processes simulate the nodes on one host.
+//! There are tests of graphs, of gathers in several steps, of ranks that make different calls, of a
+//! rank that is killed, of a rank that makes no call, and of a heap that is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use iris_heap::{Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{
-    AllGather, AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, all_gather,
-    all_reduce, matmul_all_reduce,
+    AllGather, AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce,
+    MatmulArgs, all_gather, all_gather_matmul, all_reduce, matmul_all_reduce,
 };
 use iris_testkit::launch::{self, End};
 
@@ -36,6 +36,7 @@ IRIS_KERNEL linger(u64 ns, u64 to) {
 pub(crate) const NODES_RANK: &str = "nodes-rank";
 
 const REPLAYED: &str = "replayed";
+const IN_BLOCKS: &str = "in blocks";
 const DIFFERS: &str = "differs";
 const KILLED: &str = "killed";
 const IN_THE_DRIVER: &str = "in the driver";
@@ -57,8 +58,10 @@ pub(crate) fn the_kernels_of_steps_between_nodes_compile() {
 /// Runs this process's rank of the test `which`.
 pub(crate) fn nodes_rank(which: &str) -> Result<()> {
     let world = World::from_env()?;
-    ensure!(world.nodes() == 2, "{} nodes, expected 2", world.nodes());
+    let nodes = if which == IN_BLOCKS { 3 } else { 2 };
+    ensure!(world.nodes() == nodes, "{} nodes, expected {nodes}", world.nodes());
     match which {
+        IN_BLOCKS => in_blocks(&world),
         REPLAYED => replayed(&world),
         DIFFERS => differs(&world),
         KILLED => killed(&world, false),
@@ -150,6 +153,48 @@ fn replayed(world: &World) -> Result<()> {
         check(call)?;
     }
     drop((matmul, gather));
+    heap.close()?;
+    Ok(world.close()?)
+}
+
+/// Makes calls of all-gather-matmul and all-gather that are large enough for a step between nodes
+/// for each other node, and then replays a graph of them.
+fn in_blocks(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let (rank, size) = (world.rank(), world.size());
+    let (own, n, k) = (4096, 8, 64);
+    let product_of = all_gather_matmul::Options::new(own * size, n, k).plan(&heap)?;
+    let matmul = AllGatherMatmul::new(&heap, &product_of)?;
+    let gather = AllGather::new(&heap, &all_gather::Options::rows(own * size, k).plan(&heap)?)?;
+    let (a, b) = (heap.alloc::<f32>(own * k)?, heap.alloc::<f32>(k * n)?);
+    let (c, all) = (heap.alloc::<f32>(own * size * n)?, heap.alloc::<f32>(own * size * k)?);
+    let (theirs, stream) = callers(&heap)?;
+    let step = || -> Result<()> {
+        let (a, b) = (MatRef::sym(a, own, k), MatRef::sym(b, k, n));
+        matmul.run(&MatmulArgs::new(a, b, MatRef::sym(c, own * size, n)), &stream)?;
+        Ok(gather.run(&CollectiveArgs::new(a, MatRef::sym(all, own * size, k)), &stream)?)
+    };
+    let graph = captured(&theirs, step)?;
+    for call in 0..10 {
+        heap.write(a, &numbers(own * k, rank, call))?;
+        heap.write(b, &numbers(k * n, 1, call))?;
+        heap.write(c, &vec![f32::NAN; own * size * n])?;
+        heap.write(all, &vec![f32::NAN; own * size * k])?;
+        world.barrier()?;
+        if call % 2 == 0 {
+            step()?
+        } else {
+            heap.launch_graph(|| graph.launch())??
+        }
+        stream.sync()?;
+        let whole: Vec<f32> = (0..size).flat_map(|rank| numbers(own * k, rank, call)).collect();
+        let expected = product(&whole, &numbers(k * n, 1, call), (own * size, n, k));
+        ensure!(heap.read(all)? == whole, "call {call} of rank {rank}: the gather is wrong");
+        ensure!(heap.read(c)? == expected, "call {call} of rank {rank}: the product is wrong");
+    }
+    drop_graph(graph);
+    drop((matmul, gather));
+    drop(stream);
     heap.close()?;
     Ok(world.close()?)
 }
@@ -304,15 +349,19 @@ fn dropped(world: &World) -> Result<()> {
 
 /// Runs the test `which` on two nodes of one rank.
 fn launched(which: &str, deadline: &str) -> launch::Outcome {
-    launched_on(1, which, launch::Options::default().env("IRIS_DEADLINE", deadline))
+    launched_on((2, 1), which, launch::Options::default().env("IRIS_DEADLINE", deadline))
 }
 
-/// Runs the test `which` on two nodes of `per_node` ranks.
-fn launched_on(per_node: usize, which: &str, options: launch::Options) -> launch::Outcome {
+/// Runs the test `which` on `nodes` nodes of `per_node` ranks.
+fn launched_on(
+    (nodes, per_node): (usize, usize),
+    which: &str,
+    options: launch::Options,
+) -> launch::Outcome {
     let program = std::env::current_exe().unwrap();
-    let options = options.deadline(Duration::from_secs(150)).nodes(2);
+    let options = options.deadline(Duration::from_secs(150)).nodes(nodes);
     let options = options.grace(Duration::from_secs(100));
-    launch::launch(&program, &[NODES_RANK, which], 2 * per_node, options).unwrap()
+    launch::launch(&program, &[NODES_RANK, which], nodes * per_node, options).unwrap()
 }
 
 fn all_end_well(which: &str, deadline: &str) {
@@ -326,7 +375,7 @@ pub(crate) fn operators_over_nodes_are_captured_and_replayed() {
 
 /// Tests graphs on two nodes of two ranks, which share the GPUs of the other node.
 pub(crate) fn operators_over_nodes_of_two_ranks_are_captured_and_replayed() {
-    let outcome = launched_on(2, REPLAYED, launch::Options::default());
+    let outcome = launched_on((2, 2), REPLAYED, launch::Options::default());
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
@@ -334,7 +383,12 @@ pub(crate) fn operators_over_two_nodes_on_one_gpu_are_captured_and_replayed() {
     const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
     let all = std::env::var(VISIBLE).unwrap_or_else(|_| "0".into());
     let first = all.split(',').next().unwrap_or_default();
-    let outcome = launched_on(1, REPLAYED, launch::Options::default().env(VISIBLE, first));
+    let outcome = launched_on((2, 1), REPLAYED, launch::Options::default().env(VISIBLE, first));
+    assert!(outcome.ok(), "{}", outcome.report());
+}
+
+pub(crate) fn gathers_between_three_nodes_arrive_in_blocks() {
+    let outcome = launched_on((3, 1), IN_BLOCKS, launch::Options::default());
     assert!(outcome.ok(), "{}", outcome.report());
 }
 

@@ -20,8 +20,9 @@ use crate::problem::known_variant;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Operator for which calls are planned.
-    #[arg(value_parser = op, required_unless_present_any = ["cases", "write"])]
+    /// Operator for which calls are planned; without one, over several nodes, the shapes of `iris
+    /// bench` on GPUs.
+    #[arg(value_parser = op, required_unless_present_any = ["cases", "write", "nodes"])]
     op: Option<Op>,
     /// Number of ranks in all [default: 4, or 8 for each of several nodes].
     #[arg(long)]
@@ -92,6 +93,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let ranks = Ranks::new(0, size).on_device(device);
     if options.nodes != 1 {
         return nodes::main(options, ranks);
+    }
+    if options.op.is_none() && options.cases.is_none() {
+        return Err(usage("operator", "missing", "one, for a plan of one node"));
     }
     unread("a plan for one node", &[("--gbit", options.gbit.map(|it| it.to_string()))])?;
     let mut table = Table::new();

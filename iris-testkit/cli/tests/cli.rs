@@ -584,6 +584,12 @@ fn a_plan_over_nodes_predicts_with_the_network() {
         let error = refused(&[&all[..], arguments].concat());
         assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
     }
+    let all = good(&["plan", "--nodes", "16", "--device", "h200"]);
+    for op in ["all_gather_matmul", "matmul_reduce_scatter", "barrier"] {
+        assert!(all.contains(op), "no {op} in {all}");
+    }
+    let error = refused(&["plan", "--nodes", "1", "--device", "h200"]);
+    assert!(error.contains("operator is missing"), "{error}");
     let error = refused(&["plan", "matmul", "--nodes", "2", "--device", "h200"]);
     assert!(error.contains("matmul") && error.contains("no"), "{error}");
 }

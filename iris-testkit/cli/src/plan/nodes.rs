@@ -33,7 +33,8 @@ pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
     if !(gbit.is_finite() && gbit > 0.0) {
         return Err(usage("--gbit", gbit, "a positive rate in Gbit/s"));
     }
-    let (ranks, network) = (ranks.on_nodes(nodes), Network::of_gbit(gbit));
+    let network = Network::of_gbit(gbit);
+    let ranks = ranks.on_nodes(nodes).network_gbit(gbit.round() as u32);
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_header([
@@ -62,19 +63,20 @@ pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
         table.add_row(row);
         Ok(())
     };
-    if let Some(file) = &options.cases {
-        for shape in gpu_bench::read(device.backend, Some(file), None)? {
-            if shape.op != Op::Matmul {
-                add(shape.op, "auto", &shape.options)?;
-            }
-        }
-    } else if let Some(op) = options.op {
+    if let Some(op) = options.op {
         let variant = options.variant.as_deref().unwrap_or("auto");
         known_variant("--variant", op, variant)?;
         let rows = options.rows.unwrap_or((1, options.m.unwrap_or(4096)));
         let nk = [options.n, options.k].map(|it| it.unwrap_or(4096));
         for m in sizes(op, rows) {
             add(op, variant, &options.call(m, nk, device))?;
+        }
+    } else {
+        let file = options.cases.as_deref();
+        for shape in gpu_bench::read(device.backend, file, None)? {
+            if shape.op != Op::Matmul {
+                add(shape.op, "auto", &shape.options)?;
+            }
         }
     }
     say!(

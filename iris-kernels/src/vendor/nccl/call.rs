@@ -1,0 +1,68 @@
+//! Calls of NCCL, as data.
+
+/// Collective over the ranks of a communicator. `count` is the number of elements of one rank's
+/// part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NcclCall {
+    /// Sum over the ranks; input and output have `count` elements.
+    AllReduce,
+    /// Sum over the ranks; rank r gets part r of the input of `ranks * count` elements.
+    ReduceScatter,
+    /// Concatenation of the inputs of all ranks, of `count` elements each.
+    AllGather,
+    /// Exchange of parts: part r of each rank's input goes to rank r.
+    AllToAll,
+    /// Copy of `count` elements of the root's input to the output of all ranks.
+    Broadcast {
+        /// Rank whose input is copied.
+        root: usize,
+    },
+    /// Part of an all-gather: the input of `count` elements goes to the ranks that are `first` to
+    /// `first + shifts - 1` after this rank, modulo the number of ranks. Part r of the output gets
+    /// the input of rank r, for each rank r from which this rank receives; other parts are left.
+    Shifts {
+        /// Smallest distance between sender and receiver, at least 1.
+        first: usize,
+        /// Number of distances.
+        shifts: usize,
+    },
+}
+
+impl NcclCall {
+    /// Number of parts, of `count` elements each, that the input and the output of a rank have.
+    pub fn parts(self, ranks: usize) -> (usize, usize) {
+        match self {
+            NcclCall::AllReduce | NcclCall::Broadcast { .. } => (1, 1),
+            NcclCall::ReduceScatter => (ranks, 1),
+            NcclCall::AllGather | NcclCall::Shifts { .. } => (1, ranks),
+            NcclCall::AllToAll => (ranks, ranks),
+        }
+    }
+
+    /// Messages of rank `rank` of `ranks`, for a call that consists of sends and receives; none for
+    /// other calls.
+    pub(super) fn messages(self, rank: usize, ranks: usize) -> Vec<Message> {
+        match self {
+            NcclCall::AllToAll => {
+                (0..ranks).map(|peer| Message { peers: [peer; 2], parts: [peer; 2] }).collect()
+            }
+            NcclCall::Shifts { first, shifts } => {
+                let message = |distance: usize| {
+                    let (receiver, sender) = (rank + distance, rank + ranks - distance);
+                    let peers = [receiver % ranks, sender % ranks];
+                    Message { peers, parts: [0, peers[1]] }
+                };
+                (first..first + shifts).map(message).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Message that a rank sends, and one that it receives at the same time.
+pub(super) struct Message {
+    /// Receiver of the rank's own message, and sender of the other.
+    pub(super) peers: [usize; 2],
+    /// Parts of the rank's input and output, `count` elements each.
+    pub(super) parts: [usize; 2],
+}
