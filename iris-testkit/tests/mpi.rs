@@ -1,5 +1,5 @@
 //! Test of every operator over several nodes whose steps between nodes run over MPI. The program
-//! starts itself under mpirun, with another host name for each simulated node.
+//! starts itself under mpirun, with another `IRIS_NODE` for each simulated node.
 
 mod common;
 

@@ -95,8 +95,8 @@ impl World {
     /// wrapper such as `timeout` is a parent of its own). `IRIS_RENDEZVOUS`, a private folder of the
     /// job, replaces both.
     ///
-    /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Operators
-    /// over several hosts need the CPU backend; GPUs must be on one host.
+    /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Each host
+    /// then has a heap of its own.
     ///
     /// A process may make several worlds, one after another, if all ranks make them in the same
     /// order.

@@ -5,7 +5,7 @@
 //! rows of a node's ranks are contiguous, and a split of these rows over the node's ranks gives the
 //! same parts as the split over all ranks. So a call is first split by node, an operator of the
 //! node does the rest, and each rank owns the same rows as if all ranks were on one node. Sums
-//! between nodes are f32.
+//! between nodes travel in the wire type.
 //!
 //! This file is long because it lists the parts of every operator, each with the memory that the
 //! part needs.

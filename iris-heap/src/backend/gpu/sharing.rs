@@ -76,7 +76,8 @@ pub(super) fn join(
         if !device.can_access(peer)? {
             return Err(unsupported(
                 &format!("a heap over devices {ordinal} and {peer}"),
-                "they cannot access each other's memory",
+                "they cannot access each other's memory; set another IRIS_NODE for each group of ranks \
+                 whose devices can, and MASTER_ADDR, so that each group is a node of its own",
             ));
         }
     }
