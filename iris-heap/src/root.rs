@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use iris_sync::FaultKind;
 
+use crate::abi::abort;
 use crate::error::Error;
 use crate::util::lock;
 
@@ -43,11 +44,17 @@ impl Distance {
     }
 }
 
-/// Whether the loss of a peer explains the `fault` that a kernel left: the kernel waited for that
-/// peer, or another rank gave up. A difference between ranks, or the silence of a third rank, has
-/// another cause.
+/// Whether the host's error `lost` explains the `fault` that a kernel left. The loss of a peer does
+/// if the kernel waited for that peer, or another rank gave up. A difference between ranks, or the
+/// silence of a third rank, has another cause. An error of a step between nodes, or of another
+/// node, explains that the host told the kernel to leave for that reason.
 pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     match (lost, fault, Distance::of(fault)) {
+        (_, Error::Fault { fault, .. }, _)
+            if fault.kind == FaultKind::HostAbort && fault.seen == abort::ELSEWHERE =>
+        {
+            true
+        }
         (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
             fault.rank == *rank as i32
         }
@@ -79,6 +86,19 @@ impl ReturnedErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_elsewhere_explains_only_the_abort_that_it_caused() {
+        let step = Error::other(std::io::Error::other("a step did not end"));
+        let fault = |kind: FaultKind, seen: i32| {
+            let words = [kind as i32, 0, 1, -1, 0, seen, 0, -1];
+            let fault = iris_sync::Fault::from_words(words).expect("a fault");
+            Error::Fault { op: "barrier".into(), fault, standing: Vec::new() }
+        };
+        assert!(explains(&step, &fault(FaultKind::HostAbort, abort::ELSEWHERE)));
+        assert!(!explains(&step, &fault(FaultKind::HostAbort, abort::USER)));
+        assert!(!explains(&step, &fault(FaultKind::Mismatch, abort::ELSEWHERE)));
+    }
 
     #[test]
     fn the_nearest_error_counts() {

@@ -55,8 +55,10 @@ fn main() -> ExitCode {
             a_heap_that_is_closed_before_its_graph_says_so,
             calls_that_differ_between_nodes_are_named,
             a_killed_rank_of_another_node_is_named,
+            a_killed_node_of_two_ranks_is_named,
             a_killed_rank_ends_a_wait_in_the_driver,
             a_rank_that_makes_no_call_is_named,
+            a_rank_that_makes_no_call_is_named_and_not_a_healthy_peer,
             a_rank_that_has_failed_tells_the_other_node,
             heaps_that_are_dropped_do_not_wait_and_free_their_communicators,
             the_fake_refuses_wrong_calls,
@@ -309,13 +311,25 @@ fn a_killed_rank_of_another_node_is_named() {
     assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
 }
 
+/// Tests that both ranks of node 0 name a rank of node 1 if all ranks of node 1 are killed.
+fn a_killed_node_of_two_ranks_is_named() {
+    let (outcome, _) = job("killed", (2, 2), &[]);
+    let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
+    let expected = [End::Exited(0), End::Exited(0), End::Signalled(9), End::Signalled(9)];
+    assert_eq!(ends, expected, "{}", outcome.report());
+}
+
+/// Kills all ranks of node 1 between two calls.
 fn killed(world: &World) -> Result<()> {
     let sum = Sum::new(world)?;
     (0..3).try_for_each(|_| sum.call())?;
-    if world.rank() == 1 {
+    // A call may end on one rank while others are still in it.
+    world.barrier()?;
+    if world.node() == 1 {
         launch::kill_myself();
     }
-    fails_with(sum.call(), &["rank 1", "is lost"])
+    // The lost rank's host has a name that ends with the node.
+    fails_with(sum.call(), &["rank", " on host ", "(node 1) is lost"])
 }
 
 fn a_killed_rank_ends_a_wait_in_the_driver() {
@@ -349,11 +363,38 @@ fn a_rank_that_makes_no_call_is_named() {
     two_ranks_succeed("absent", &[("IRIS_DEADLINE", "0.01")]);
 }
 
+/// Tests two nodes of two ranks, of which the last makes no call. A rank of node 0 names its
+/// counterpart on node 1, which is late or has given up, unless it gave up because the other rank
+/// of node 0 did. None blames that other rank, which itself waits for node 1.
+fn a_rank_that_makes_no_call_is_named_and_not_a_healthy_peer() {
+    let (outcome, _) = job("absent", (2, 2), &[("IRIS_DEADLINE", "0.01")]);
+    assert!(outcome.ok(), "{}", outcome.report());
+    let named = [0, 1].map(|rank: usize| {
+        let text = &outcome.ranks[rank].stdout;
+        let named = text.contains(&format!("rank {} on host", rank + 2));
+        let followed = text.contains(&format!("the error of rank {} says why", 1 - rank));
+        assert!(named || followed, "rank {rank}: {text}");
+        named
+    });
+    assert_ne!(named, [false; 2], "{}", outcome.report());
+}
+
+/// Makes a call on all ranks except the last.
 fn absent(world: &World) -> Result<()> {
     let sum = Sum::new(world)?;
-    if world.rank() == 0 {
-        fails_with(sum.call(), &["all_reduce", "did not end within 6 s", "rank 1"])?;
+    if world.rank() == world.size() - 1 {
+        // Calls are given up after 6 s, and barriers after 7.2 s. The last rank sleeps, so that the
+        // others arrive at the barrier in time.
+        std::thread::sleep(Duration::from_secs(6));
+        return stay(world);
     }
+    let parts: &[&str] = match (world.node(), world.local_size()) {
+        (0, 1) => &["all_reduce", "did not end within 6 s", "rank 1"],
+        (0, _) => &[],
+        // The last rank has the local number 1.
+        _ => &["rank 1 has not entered"],
+    };
+    fails_with(sum.call(), parts)?;
     stay(world)
 }
 

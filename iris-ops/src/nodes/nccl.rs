@@ -60,8 +60,9 @@ pub(super) struct Link {
     deadline: Duration,
     /// Steps whose end has not been seen yet, in the order of the stream.
     running: Mutex<VecDeque<Running>>,
-    /// Event before the exchange of records of the step that is being enqueued; `None` in captures.
-    begin: Mutex<Option<Event>>,
+    /// Events before and after the exchange of records of the step that is being enqueued; `None`
+    /// in captures.
+    begin: Mutex<Option<[Event; 2]>>,
     device: DeviceHandle,
     /// End of the abort, if it has not been seen yet.
     aborting: Mutex<Option<mpsc::Receiver<vendor::Result<()>>>>,
@@ -71,10 +72,22 @@ pub(super) struct Link {
 struct Running {
     record: CallRecord,
     awaited: AwaitedNode,
-    begin: Event,
-    end: Event,
-    /// Time at which the step was first seen to have begun.
-    begun: Option<Instant>,
+    /// Events before and after the exchange of records.
+    records: [Event; 2],
+    /// Events before and after the exchange of data. Kernels of this node run between the two
+    /// exchanges.
+    data: [Event; 2],
+    /// Times at which the exchange of records, and that of data, were first seen to have begun.
+    begun: [Option<Instant>; 2],
+}
+
+impl Running {
+    /// Exchange in which the step waits for the other nodes: 0 for its records, 1 for its data;
+    /// `None` if it waits for kernels of this node, which have deadlines of their own.
+    fn exchange(&self) -> Option<usize> {
+        let exchange = usize::from(self.records[1].is_done());
+        [&self.records, &self.data][exchange][0].is_done().then_some(exchange)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -324,7 +337,7 @@ impl Fabric for Link {
         let (own, all) = parts(&heap, records)?;
         // A step begins with the exchange of its records, which waits for the other nodes.
         let captured = stream.capture()?.is_some();
-        *lock(&self.begin) = if captured { None } else { Some(stream.record()?) };
+        let begin = if captured { None } else { Some(stream.record()?) };
         let view = heap.view();
         let values = record.fields().map(|(_, value)| value);
         let data = view.data[heap.rank()];
@@ -339,6 +352,8 @@ impl Fabric for Link {
             self.announce.launch_in_stream(stream, 1, &args)?;
         }
         self.collective(&heap, stream, Exchange::AllGather, (own, all))?;
+        let end = if captured { None } else { Some(stream.record()?) };
+        *lock(&self.begin) = begin.zip(end).map(Into::into);
         // SAFETY: the conditions are the same as for the launch of `announce` above.
         unsafe {
             let args = [view, values, bytemuck::bytes_of(&gathered), bytemuck::bytes_of(&nodes)];
@@ -348,11 +363,13 @@ impl Fabric for Link {
 
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
         let Some(heap) = self.heap.upgrade() else { return Ok(()) };
-        let begin = lock(&self.begin).take();
+        let records = lock(&self.begin).take();
+        let begin = if records.is_some() { Some(stream.record()?) } else { None };
         self.collective(&heap, stream, step.exchange, (step.from, step.to))?;
-        if let Some(begin) = begin {
-            let (end, awaited) = (stream.record()?, awaited_first(step.exchange, &self.across));
-            let step = Running { record, awaited, begin, end, begun: None };
+        if let (Some(records), Some(begin)) = (records, begin) {
+            let (data, awaited) =
+                ([begin, stream.record()?], awaited_first(step.exchange, &self.across));
+            let step = Running { record, awaited, records, data, begun: [None; 2] };
             lock(&self.running).push_back(step);
         }
         Ok(())
@@ -380,15 +397,16 @@ impl NodeEngine for Link {
             return;
         }
         let mut running = lock(&self.running);
-        while running.front().is_some_and(|step| step.end.is_done()) {
+        while running.front().is_some_and(|step| step.data[1].is_done()) {
             running.pop_front();
         }
-        let Some(step) = running.front_mut().filter(|step| step.begin.is_done()) else {
+        let step = running.front_mut().and_then(|step| Some((step.exchange()?, step)));
+        let Some((exchange, step)) = step else {
             self.publish(None);
             return;
         };
         self.publish(Some(step.awaited));
-        let waited = step.begun.get_or_insert_with(Instant::now).elapsed();
+        let waited = step.begun[exchange].get_or_insert_with(Instant::now).elapsed();
         if waited > self.deadline {
             let CallRecord { op, call, step, .. } = step.record;
             let seconds = self.deadline.as_secs();
