@@ -42,8 +42,9 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// Error of another node, or of a step between nodes, that ended this node's calls.
     elsewhere: OnceLock<Error>,
-    /// Names of the nodes for errors, set if the heap's world has several.
-    nodes: OnceLock<Vec<String>>,
+    /// Names of the nodes for errors, and the index of this rank's node; set if the heap's world has
+    /// several.
+    nodes: OnceLock<(Vec<String>, usize)>,
     /// Name of the node that the blamed rank waited for when this rank's fault record was first
     /// read; `None` if the blamed rank was in no step between nodes.
     awaited_node: OnceLock<Option<String>>,
@@ -370,9 +371,7 @@ impl Control {
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
             abort::HUB_LOST => Some(Error::HubLost),
             abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
-            _ => {
-                Some(lost_rank(code).map_or_else(|| aborted(code), |rank| Error::PeerLost { rank }))
-            }
+            _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
         match (found, told) {
             (Some(found), Some(lost)) if root::explains(&lost, &found) => Err(lost),

@@ -1,6 +1,9 @@
 //! Progress that each rank of this node publishes on its board: its current call, the collective
 //! step of its host, and the node that it waits for in a step between nodes.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use iris_sync::FaultKind;
 
 use super::Control;
@@ -8,9 +11,27 @@ use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut};
 use crate::error::Error;
 
 impl Control {
-    /// Sets the names of the nodes, by index.
-    pub(crate) fn set_nodes(&self, names: Vec<String>) {
-        let _ = self.nodes.set(names);
+    /// Sets the names of the nodes, by index, and the index of this rank's node.
+    pub(crate) fn set_nodes(&self, names: Vec<String>, own: usize) {
+        let _ = self.nodes.set((names, own));
+    }
+
+    /// Error for the loss of the rank `rank` of this node. In a world of several nodes, the
+    /// connection of all ranks tells which rank was lost first, with its number in the whole world.
+    /// The node's own connection may learn of a loss a little earlier, even of a rank that ended
+    /// because of the first loss, so this function waits for the other connection.
+    pub(super) fn loss(&self, rank: usize) -> Error {
+        const GRACE: Duration = Duration::from_secs(2);
+        let Some((names, node)) = self.nodes.get() else { return Error::PeerLost { rank } };
+        let begun = Instant::now();
+        while self.elsewhere.get().is_none() && begun.elapsed() < GRACE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let in_world = || {
+            let size = self.boards().map_or(1, Boards::ranks);
+            Error::RankLost { rank: node * size + rank, host: names[*node].clone() }
+        };
+        self.elsewhere.get_or_init(in_world).clone()
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
@@ -88,7 +109,7 @@ impl Control {
         Some(match boards.step(rank).ok()?? {
             AwaitedNode::Unknown => "another node".into(),
             AwaitedNode::Node(node) => {
-                let name = self.nodes.get().and_then(|names| names.get(node));
+                let name = self.nodes.get().and_then(|(names, _)| names.get(node));
                 name.map_or(format!("node {node}"), |name| format!("node {node} (host {name})"))
             }
         })

@@ -42,8 +42,8 @@ impl SymmetricHeap {
         let options = choose_device(world, options)?;
         let heap = SymmetricHeap::open(&local, options);
         let heap = world.all_ok("open on all nodes", heap)?;
+        heap.control().set_nodes(world.node_names(), world.node());
         world.watch_for(heap.control());
-        heap.control().set_nodes(world.node_names());
         let stream = world.all_ok("open on all nodes", heap.stream())?;
         let lane = Mutex::new(Lane { stream, call: 0, last: None });
         let _ = heap.nodes.set(Nodes { all: world.clone(), across, lane });
