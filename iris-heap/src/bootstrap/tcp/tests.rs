@@ -1,8 +1,8 @@
 //! Tests of ranks that meet over loopback, and of hostile connections to their port.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
 
 use super::seal::GREETING;
@@ -59,6 +59,31 @@ fn ranks_meet_over_ipv4_and_ipv6() {
 }
 
 #[test]
+fn late_ranks_are_waited_for() {
+    // Rank 0 comes last in the second world, so that the first attempts of the others are refused.
+    for late in [2, 0] {
+        let wait = |rank: usize| {
+            if rank == late {
+                thread::sleep(Duration::from_millis(500));
+            }
+        };
+        meet(&meeting("127.0.0.1", 3), wait);
+    }
+}
+
+#[test]
+fn rank_0_listens_only_at_its_address() {
+    let meeting = meeting("127.0.0.1", 2);
+    let _listener = meeting.listen().unwrap();
+    let mut address = meeting.addresses().unwrap()[0];
+    TcpStream::connect(address).unwrap();
+    // The whole network 127.0.0.0/8 reaches this host, as another interface of it would.
+    address.set_ip([127, 0, 0, 2].into());
+    let error = TcpStream::connect(address).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+#[test]
 fn another_secret_or_job_is_refused_and_told_so() {
     let right = meeting("127.0.0.1", 2);
     let other = |terms| Meeting { terms, ..right.clone() };
@@ -94,6 +119,64 @@ fn a_rank_that_does_not_come_is_named() {
     let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
     assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
+}
+
+/// Answers each connection with noise, `piece` bytes at a time, until `over`.
+fn be_a_false_rank_0(listener: &TcpListener, piece: usize, over: &AtomicBool) {
+    while let (Ok((mut stream, _)), false) = (listener.accept(), over.load(Ordering::Relaxed)) {
+        for bytes in [7; REPLY].chunks(piece) {
+            if stream.write_all(bytes).is_err() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(if piece < REPLY { 500 } else { 0 }));
+        }
+    }
+}
+
+#[test]
+fn a_false_rank_0_holds_a_rank_no_longer_than_its_deadline() {
+    for piece in [REPLY, 1] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let meeting = Meeting { address: address.to_string(), ..meeting("127.0.0.1", 2) };
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| be_a_false_rank_0(&listener, piece, &over));
+            let result = meeting.rendezvous(1, Duration::from_millis(700));
+            over.store(true, Ordering::Relaxed);
+            // The connection ends the accept of the false rank.
+            TcpStream::connect(address).unwrap();
+            let Err(error) = result else { panic!("noise was taken for an answer") };
+            let Error::Absent { ranks, waited, .. } = &error else { panic!("{error}") };
+            // The answer in single bytes takes 24 s.
+            assert!(*ranks == [0] && *waited < Duration::from_secs(12), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
+    let meeting = meeting("127.0.0.1", 2);
+    let (greeting, _) = meeting.terms.greet(1).unwrap();
+    let plenty = Duration::from_secs(15);
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| meeting.rendezvous(0, plenty));
+        let address = meeting.addresses().unwrap()[0];
+        let mut stranger = loop {
+            match TcpStream::connect(address) {
+                Ok(stream) => break stream,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        // The last byte never comes: rank 0 must not wait for it.
+        for byte in &greeting[..GREETING - 1] {
+            stranger.write_all(&[*byte]).unwrap();
+            thread::sleep(Duration::from_millis(5));
+        }
+        let rank_1 = meeting.rendezvous(1, plenty).unwrap();
+        rank_0.join().unwrap().unwrap().leave(true);
+        rank_1.leave(true);
+    });
 }
 
 #[test]
