@@ -78,7 +78,7 @@ pub(crate) struct Launch {
 }
 
 /// Function that looks up an environment variable.
-pub(super) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
+pub(crate) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
 /// Names of one launcher's variables; in a list, the first variable that is set is used.
 struct Names {
@@ -156,7 +156,7 @@ impl Launch {
     /// Finds the launcher that started this process. An inner launcher precedes an outer one:
     /// torchrun under Slurm sets its own variables. Contradicting variables of two launchers are an
     /// error, because a world of the wrong size would otherwise go unnoticed.
-    pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
+    pub(crate) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();
         let mut found = Vec::new();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{World, check_size};
-use crate::bootstrap::launcher_env::{Launch, UniqueId};
+use crate::bootstrap::launcher_env::{Get, Launch, UniqueId};
 use crate::bootstrap::nodes::Nodes;
 use crate::bootstrap::tcp::Meeting;
 use crate::bootstrap::tcp::seal::Terms;
@@ -178,13 +178,18 @@ impl Network {
 
 /// Network that the environment describes; `None` if all ranks are on one host.
 pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>> {
-    let node = read("IRIS_NODE")?;
+    detect(&read, launch, number)
+}
+
+/// Network that the variables of `get` describe; `None` if all ranks are on one host.
+fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network>> {
+    let node = get("IRIS_NODE")?;
     if launch.size == 1 || (launch.several_hosts.is_none() && node.is_none()) {
         return Ok(None);
     }
     let (host, port) = launch.master()?;
-    let secret = read("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
-    let trusted = match read("IRIS_TRUST_NETWORK")?.as_deref() {
+    let secret = get("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
+    let trusted = match get("IRIS_TRUST_NETWORK")?.as_deref() {
         None | Some("0") => false,
         Some("1") => true,
         Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
@@ -308,15 +313,44 @@ mod tests {
         assert!(error.contains("64 hexadecimal") && !error.contains(&text[..8]), "{error}");
     }
 
+    /// Text of the error by which a network is refused; `None` if it is trusted.
+    fn refused(network: Network) -> Option<String> {
+        let terms = Terms { key: [0; 32], job: "job".into(), size: 2 };
+        let silence = Settings::default().silence();
+        let meeting = Meeting { address: network.address.clone(), terms, silence };
+        network.check_trust(&meeting).err().map(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_network_is_trusted_by_a_variable_of_0_or_1() {
+        let detected = |trust: Option<&str>| {
+            let vars = [
+                ("RANK", Some("1")),
+                ("WORLD_SIZE", Some("2")),
+                ("LOCAL_RANK", Some("0")),
+                ("LOCAL_WORLD_SIZE", Some("1")),
+                ("MASTER_ADDR", Some("192.0.2.1")),
+                ("MASTER_PORT", Some("29500")),
+                ("IRIS_TRUST_NETWORK", trust),
+            ];
+            let get = |name: &str| {
+                Ok(vars.iter().find(|v| v.0 == name).and_then(|v| v.1).map(String::from))
+            };
+            detect(&get, &Launch::detect(&get)?, 0)
+        };
+        let network = |trust| detected(trust).unwrap().expect("two hosts");
+        assert_eq!(refused(network(Some("1"))), None);
+        for trust in [None, Some("0")] {
+            let text = refused(network(trust)).expect("no trust");
+            assert!(text.contains("IRIS_TRUST_NETWORK=1"), "{text}");
+        }
+        let text = detected(Some("yes")).unwrap_err().to_string();
+        assert!(text.contains("IRIS_TRUST_NETWORK=yes") && text.contains("0 or 1"), "{text}");
+    }
+
     #[test]
     fn without_a_secret_only_loopback_is_taken() {
         let network = |address: &str| Network::new(address, &UniqueId::new().unwrap());
-        let refused = |network: Network| {
-            let terms = Terms { key: [0; 32], job: "job".into(), size: 2 };
-            let silence = Settings::default().silence();
-            let meeting = Meeting { address: network.address.clone(), terms, silence };
-            network.check_trust(&meeting).err().map(|e| e.to_string())
-        };
         assert_eq!(refused(network("127.0.0.1:1")).or(refused(network("[::1]:1"))), None);
         let text = refused(network("192.0.2.1:1")).unwrap();
         assert!(
