@@ -227,10 +227,14 @@ fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
     );
 }
 
-/// Tests operators over two simulated nodes: a run of the barrier, which is checked by the ranks'
-/// times, and the suite.
+/// Tests jobs over two simulated nodes: a run of the barrier, which is checked by the ranks' times,
+/// the main job with its transformer layer, and the suite.
 #[test]
 fn nodes_are_simulated_by_runs_and_the_suite() {
+    let out = good(&["run", "--ranks", "4", "--nodes", "2", "--iters", "2"]);
+    assert!(out.contains("4 ranks as processes on 2 nodes"), "{out}");
+    let rows = out.lines().filter(|line| line.ends_with("ok ")).count();
+    assert!(rows > 0 && out.contains("matmul_all_reduce"), "{out}");
     for ranks in [&["--threads-as-ranks"][..], &[]] {
         good(
             &[&["run", "barrier", "--nodes", "2", "--ranks", "4", "--iters", "2"], ranks].concat(),
@@ -244,6 +248,22 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
     );
     let error = refused(&[&suite[..], &["--ranks", "3"]].concat());
     assert!(error.contains("--nodes is 2") && error.contains("divisor of the 3 ranks"), "{error}");
+}
+
+#[test]
+fn a_secret_is_written_once_and_for_its_user_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secret");
+    let arguments = ["secret", path.to_str().unwrap()];
+    let out = good(&arguments);
+    assert!(out.contains("IRIS_SECRET_FILE"), "{out}");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let secret = std::fs::read_to_string(&path).unwrap();
+    assert!(!out.contains(&secret[..8]), "the secret is printed: {out}");
+    let again = iris(&arguments);
+    let error = text(&again.stderr);
+    assert!(!again.status.success() && error.contains("exists"), "{}: {error}", again.status);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), secret, "a second secret locks ranks out");
 }
 
 /// Tests a run whose data between nodes travel over MPI. With MPI a rank fails if MPI does not
