@@ -16,8 +16,12 @@ pub(crate) fn hip_headers() -> Option<PathBuf> {
     let told = ["HIP_PATH", "ROCM_PATH"].into_iter().filter_map(std::env::var_os);
     let mut places = told.map(PathBuf::from).chain(["/opt/rocm".into(), "/usr".into()]);
     let found = places.find(|place| place.join(HEADER).is_file());
-    let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
-    found.or_else(|| ci.then(|| "/usr".into()))
+    found.or_else(|| is_ci().then(|| "/usr".into()))
+}
+
+/// Whether this process runs in CI, where missing requirements are errors.
+fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| value == "true")
 }
 
 /// Enables the optional features whose requirements are installed, for a cargo command on the whole
@@ -43,10 +47,11 @@ pub(crate) fn mpicc() -> Command {
 }
 
 /// Enables the feature for a cargo command if MPI's compiler and libclang, from which the bindings
-/// of MPI are made, are installed.
+/// of MPI are made, are installed. In CI the feature is always enabled, so that the build fails
+/// if one of them is missing.
 fn with_mpi(mut command: Command) -> Command {
-    let compiles = mpicc().output().is_ok_and(|output| output.status.success());
-    if compiles && has_libclang() {
+    let compiles = || mpicc().output().is_ok_and(|output| output.status.success());
+    if is_ci() || (compiles() && has_libclang()) {
         command.args(["--features", MPI]);
     }
     command
