@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     let report = outcome.report();
     assert!(kernel.contains("because rank 0 waits for node 1 (host"), "{report}");
     assert!(!kernel.contains("rank 0 has not entered"), "{report}");
-    assert!(step.contains("rank 1 is on host") && step.contains("(node 1)"), "{report}");
+    assert!(step.contains("rank 2 is on host") && step.contains("(node 1)"), "{report}");
     println!("a stopped node is named ... ok");
     ExitCode::SUCCESS
 }

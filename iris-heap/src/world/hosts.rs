@@ -10,12 +10,14 @@ use crate::util::unsupported;
 pub(crate) struct Hosts {
     node_of: Vec<usize>,
     names: Vec<String>,
+    /// Number by which errors name each rank; `None` if it is the rank's own.
+    numbers: Option<Vec<usize>>,
 }
 
 impl Hosts {
     /// Makes a single node with `size` ranks.
     pub(crate) fn one(size: usize) -> Hosts {
-        Hosts { node_of: vec![0; size], names: vec!["this host".into()] }
+        Hosts { node_of: vec![0; size], names: vec!["this host".into()], numbers: None }
     }
 
     /// Groups ranks into nodes; `ranks` has (identity of the node, name of its host) for each rank.
@@ -31,7 +33,17 @@ impl Hosts {
                 identities.len() - 1
             }));
         }
-        Hosts { node_of, names }
+        Hosts { node_of, names, numbers: None }
+    }
+
+    /// Sets the numbers by which errors name the ranks.
+    pub(crate) fn numbered(self, numbers: Vec<usize>) -> Hosts {
+        Hosts { numbers: Some(numbers), ..self }
+    }
+
+    /// Number by which errors name `rank`.
+    fn number(&self, rank: usize) -> usize {
+        self.numbers.as_ref().and_then(|all| all.get(rank)).copied().unwrap_or(rank)
     }
 
     /// Nodes of the ranks in `members`, renumbered from 0.
@@ -115,20 +127,22 @@ impl Hosts {
         ))
     }
 
-    /// Adds host names to an error about ranks, if there are several nodes.
+    /// Adds host names to an error about ranks, if there are several nodes or this is one of them.
     pub(crate) fn describe(&self, error: Error) -> Error {
-        if self.nodes() <= 1 {
+        if self.nodes() <= 1 && self.numbers.is_none() {
             return error;
         }
         match error {
             Error::PeerLost { rank } if rank < self.node_of.len() => {
-                Error::RankLost { rank, host: self.name(rank).into() }
+                Error::RankLost { rank: self.number(rank), host: self.name(rank).into() }
             }
             Error::Absent { ranks, what, waited } => {
                 let known = ranks.iter().filter(|&&rank| rank < self.node_of.len());
-                let places =
-                    known.map(|&rank| format!("rank {rank} is on host {}", self.name(rank)));
-                let places = places.collect::<Vec<_>>().join(", ");
+                let place = |rank: usize| {
+                    format!("rank {} is on host {}", self.number(rank), self.name(rank))
+                };
+                let places = known.map(|&rank| place(rank)).collect::<Vec<_>>().join(", ");
+                let ranks = ranks.into_iter().map(|rank| self.number(rank)).collect();
                 Error::Absent { ranks, what: format!("{what} ({places})"), waited }
             }
             error => error,
@@ -179,7 +193,17 @@ mod tests {
         assert!(matches!(Hosts::one(3).describe(lost()), Error::PeerLost { rank: 2 }));
         let waited = Duration::from_secs(1);
         let absent = Error::Absent { ranks: vec![2], what: "barrier".into(), waited };
-        let text = hosts(&["a", "a", "b"]).describe(absent).to_string();
+        let text = hosts(&["a", "a", "b"]).describe(absent.clone()).to_string();
         assert!(text.contains("rank 2 is on host b"), "{text}");
+        // World of ranks 1, 3 and 5 of three nodes, and of ranks 3 to 5 of one node.
+        let across = hosts(&["a", "b", "c"]).numbered(vec![1, 3, 5]);
+        let local = hosts(&["b", "b", "b"]).numbered(vec![3, 4, 5]);
+        for (hosts, host) in [(across, "c"), (local, "b")] {
+            let text = hosts.describe(lost()).to_string();
+            assert!(text.contains(&format!("rank 5 on host {host} is lost")), "{text}");
+            let text = hosts.describe(absent.clone()).to_string();
+            assert!(text.contains(&format!("rank 5 is on host {host}")), "{text}");
+            assert!(!text.contains("rank 2"), "{text}");
+        }
     }
 }

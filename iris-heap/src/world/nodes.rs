@@ -33,7 +33,7 @@ impl World {
     }
 
     /// Returns the world of the ranks on this rank's node, which can have a symmetric heap:
-    /// collective. Close it before this world.
+    /// collective. Close it before this world. Its errors name ranks by their numbers in this world.
     ///
     /// # Errors
     /// The errors of [`World::split`].
@@ -43,7 +43,8 @@ impl World {
     }
 
     /// Returns the world of the ranks with this rank's local rank, one per node, in the order of
-    /// nodes: collective. Close it before this world.
+    /// nodes: collective. Close it before this world. Its errors name ranks by their numbers in this
+    /// world.
     ///
     /// # Errors
     /// The errors of [`World::split`]; [`Error::Unsupported`], on all ranks, if ranks are not
@@ -57,7 +58,7 @@ impl World {
     /// Splits the world by `color`, and returns the part to which this rank belongs.
     #[track_caller]
     fn part(&self, color: usize) -> Result<World> {
-        let part = self.split(Some(color as u32), self.rank() as i64)?;
+        let part = self.split_by(Some(color as u32), self.rank() as i64, self.nodes() > 1)?;
         let with_rank = || format!("one with rank {}", self.rank());
         part.ok_or_else(|| Error::invalid("part of the world", color, with_rank()))
     }

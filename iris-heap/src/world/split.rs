@@ -30,6 +30,18 @@ impl World {
     /// Errors of [`World::barrier`].
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<World>> {
+        self.split_by(color, key, false)
+    }
+
+    /// Splits the world like [`World::split`]. If `numbered`, errors name ranks of the new world by
+    /// their numbers in this one.
+    #[track_caller]
+    pub(super) fn split_by(
+        &self,
+        color: Option<u32>,
+        key: i64,
+        numbered: bool,
+    ) -> Result<Option<World>> {
         let at = Location::caller();
         let mut m = Writer::default();
         m.u64(color.map_or(u64::MAX, u64::from)).u64(key as u64);
@@ -61,6 +73,7 @@ impl World {
         drop(sequence);
         let settings = self.inner.settings.clone();
         let hosts = self.hosts().part(&members);
+        let hosts = if numbered { hosts.numbered(members) } else { hosts };
         Ok(Some(World::on_nodes(bootstrap, settings, hosts, Some(self.clone()))))
     }
 }
