@@ -1,5 +1,5 @@
-//! Tests of every operator over several nodes against a reference: threads that simulate nodes, and
-//! ranks that connect over loopback.
+//! Tests of every operator over several nodes against a reference. The ranks are threads that
+//! simulate nodes; those of the shapes and types connect over loopback.
 
 mod common;
 
@@ -23,13 +23,26 @@ use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_n
 /// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
 
+/// Runs all cases on ranks that are threads and connect over TCP, authenticated by a secret.
 fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let size = nodes * per_node;
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
     let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
     let room = rooms.fold(Room::default(), Room::or);
     let options = HeapOptions::new().threads(2);
-    World::run_nodes(nodes, per_node, |world| run_cases(&world, (&options, room), &cases)).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
+    let network = network.secret(Secret::new().unwrap());
+    let run = |rank: usize| -> anyhow::Result<()> {
+        let network = network.clone().node(format!("node {}", rank / per_node));
+        run_cases(&World::over_network(&network, rank, size)?, (&options, room), &cases)
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        results.into_iter().for_each(|result| result.unwrap());
+    });
 }
 
 /// Runs `test` on each rank of a world with a heap, and closes both at the end.
@@ -244,34 +257,6 @@ fn a_barrier_holds_all_nodes() {
             }
             barrier.free()?;
             Ok(())
-        });
-    }
-}
-
-/// Tests operators whose ranks connect over TCP, authenticated by a secret.
-#[test]
-fn operators_over_sockets() {
-    for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {
-        let (size, nodes) = (names.len(), if names.len() == 4 { 2 } else { 3 });
-        let mut cases = Vec::new();
-        for dtype in TYPES {
-            cases.extend(each(&Options::new(37, 21, 13).dtype(dtype)));
-        }
-        let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
-        let room = rooms.fold(Room::default(), Room::or);
-        let options = HeapOptions::new().threads(1);
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
-        let network = network.secret(Secret::new().unwrap());
-        let cases: Vec<_> = cases.iter().collect();
-        std::thread::scope(|scope| {
-            let run = |rank: usize| -> anyhow::Result<()> {
-                let network = network.clone().node(names[rank]);
-                run_cases(&World::over_network(&network, rank, size)?, (&options, room), &cases)
-            };
-            let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
-            let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-            results.into_iter().for_each(|result| result.unwrap());
         });
     }
 }
