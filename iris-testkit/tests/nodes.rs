@@ -11,7 +11,8 @@ use std::time::Duration;
 use common::nodes::{TYPES, each, run_cases, shape_cases};
 use common::{Change, changed, taken};
 use iris_heap::{
-    DType, HeapOptions, Network, Secret, Settings, Stream, SymSlice, SymmetricHeap, UniqueId, World,
+    DType, HeapOptions, MAX_RANKS, Network, Secret, Settings, Stream, SymSlice, SymmetricHeap,
+    UniqueId, World,
 };
 use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
@@ -259,6 +260,30 @@ fn a_barrier_holds_all_nodes() {
             Ok(())
         });
     }
+}
+
+/// Tests a sum in a world of more ranks than a heap can have.
+#[test]
+fn a_world_may_have_more_ranks_than_a_heap() {
+    const COUNT: usize = 100;
+    let (nodes, per_node) = (3, 22);
+    assert!(nodes * per_node > MAX_RANKS);
+    World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
+        let options = HeapOptions::new().data_bytes(1 << 18).threads(1);
+        let heap = SymmetricHeap::open(&world, options)?;
+        let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(COUNT).plan(&heap)?)?;
+        let x = heap.full::<f32>(COUNT, world.rank() as f32)?;
+        let stream = heap.stream()?;
+        let all = MatRef::sym(x, 1, COUNT);
+        op.run(&CollectiveArgs::new(all, all), &stream)?;
+        stream.sync()?;
+        let sum = (0..world.size()).sum::<usize>() as f32;
+        anyhow::ensure!(heap.read(x)? == [sum; COUNT], "the sum of rank {} is wrong", world.rank());
+        op.free()?;
+        heap.close()?;
+        Ok(world.close()?)
+    })
+    .unwrap();
 }
 
 /// Tests plans that differ between nodes: making the operator fails on all ranks, with an error
