@@ -57,6 +57,7 @@ fn main() -> ExitCode {
             a_killed_rank_of_another_node_is_named,
             a_killed_node_of_two_ranks_is_named,
             a_killed_rank_ends_a_wait_in_the_driver,
+            an_asynchronous_error_ends_a_wait_in_the_driver,
             a_rank_that_makes_no_call_is_named,
             a_rank_that_makes_no_call_is_named_and_not_a_healthy_peer,
             a_rank_that_has_failed_tells_the_other_node,
@@ -78,6 +79,7 @@ fn run_rank(which: &str) -> Result<()> {
         "differs" => differs(&world),
         "killed" => killed(&world),
         "in the driver" => in_the_driver(&world),
+        "asynchronous in the driver" => asynchronous_in_the_driver(&world),
         "absent" => absent(&world),
         "marked" => marked(&world),
         "dropped" => dropped(&world),
@@ -340,7 +342,6 @@ fn a_killed_rank_ends_a_wait_in_the_driver() {
 
 /// Waits by a function of the driver for a step with a rank that is killed.
 fn in_the_driver(world: &World) -> Result<()> {
-    type Synchronize = unsafe extern "C" fn(u64) -> u32;
     let sum = Sum::new(world)?;
     if world.rank() == 0 {
         sum.enqueue()?;
@@ -349,14 +350,37 @@ fn in_the_driver(world: &World) -> Result<()> {
     if world.rank() == 1 {
         launch::kill_myself();
     }
+    wait_in_the_driver(&sum.stream)?;
+    fails_with(sum.heap.check().map_err(Into::into), &["rank 1", "is lost"])
+}
+
+/// Waits for a stream by a function of the driver, without iris.
+fn wait_in_the_driver(stream: &Stream) -> Result<()> {
+    type Synchronize = unsafe extern "C" fn(u64) -> u32;
     // SAFETY: the library is the fake runtime that this process has loaded, and the function has
     // this type.
     unsafe {
         let driver = libloading::Library::new("libamdhip64.so.7")?;
         let synchronize = driver.get::<Synchronize>(b"hipStreamSynchronize\0")?;
-        ensure!(synchronize(sum.stream.raw_handle()) == 0, "the wait failed");
+        ensure!(synchronize(stream.raw_handle()) == 0, "the wait failed");
     }
-    fails_with(sum.heap.check().map_err(Into::into), &["rank 1", "is lost"])
+    Ok(())
+}
+
+fn an_asynchronous_error_ends_a_wait_in_the_driver() {
+    two_ranks_succeed("asynchronous in the driver", &[("FAKE_RCCL_FAILS", "1:12")]);
+}
+
+/// Waits by a function of the driver for calls of which the library fails on rank 1.
+fn asynchronous_in_the_driver(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    let all = (0..10).try_for_each(|_| {
+        sum.enqueue()?;
+        wait_in_the_driver(&sum.stream)?;
+        Ok(sum.heap.check()?)
+    });
+    fails_with(all, &["steps between nodes with", &other(world)])?;
+    stay(world)
 }
 
 fn a_rank_that_makes_no_call_is_named() {

@@ -9,9 +9,10 @@
 //! If they differ, the call ends with an error that names both ranks. The communicator is
 //! non-blocking, so that no call of the library can hang this process. Host threads that wait for
 //! the device also check the communicator: if the heap fails, they abort the communicator, and the
-//! streams continue. If a rank is lost, a thread of its own does so too.
+//! streams continue. Threads of their own do so too if a rank is lost, and if the library reports an
+//! error. In captures these threads may not ask the device about streams or events.
 //!
-//! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step
+//! **Limits.** So a program that waits by other means (such as `cudaStreamSynchronize`) for a step
 //! that a peer does not begin waits until another thread calls [`SymmetricHeap::check`]. A graph
 //! with steps must not be launched after its heap has failed, which
 //! [`SymmetricHeap::launch_graph`] ensures. NCCL's own ports are not authenticated. RCCL was never
@@ -49,7 +50,7 @@ pub(super) struct Link {
     heap: Weak<SymmetricHeap>,
     /// Control block of the heap, which owns this link.
     control: Weak<Control>,
-    communicator: Communicator,
+    communicator: Arc<Communicator>,
     across: World,
     /// Rank and host name of this rank's counterpart on each node: the rank with the same local
     /// rank.
@@ -170,6 +171,13 @@ impl Link {
             })
         };
         let communicator = world.all_ok(op.name(), join()).in_op(op)?;
+        let communicator = Arc::new(communicator);
+        let watcher = Watcher {
+            heap: Arc::downgrade(heap),
+            communicator: Arc::downgrade(&communicator),
+            others: others(&ranks, node),
+        };
+        watcher.start().in_op(op)?;
         Ok(Link {
             heap: Arc::downgrade(heap),
             control: Arc::downgrade(heap.control()),
@@ -239,19 +247,9 @@ impl Link {
         }
     }
 
-    /// Error to report for an error of the library, which names no rank. If a rank is lost, the
-    /// world learns the rank's number, but perhaps later than the library sees the rank's
-    /// connection close.
+    /// Error to report for an error of the library; see [`named`].
     fn named(&self, error: vendor::Error) -> iris_heap::Error {
-        const GRACE: Duration = Duration::from_secs(2);
-        let begun = Instant::now();
-        while begun.elapsed() < GRACE {
-            if let Err(known) = self.outcome() {
-                return known;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        iris_heap::Error::other(StepError::Engine { others: self.others(), error })
+        named(|| self.outcome(), self.others(), error)
     }
 
     /// Frees the communicator by a thread of its own. The call waits until graphs that captured
@@ -299,6 +297,59 @@ impl Link {
     fn fail(&self, error: iris_heap::Error) {
         if let Some(heap) = self.heap.upgrade() {
             fail(&heap, error);
+        }
+    }
+}
+
+/// Error to report for an error of the library, which names no rank of the steps with `others`. If a
+/// rank is lost, the world learns the rank's number, but perhaps later than the library sees the
+/// rank's connection close. So this function waits a while for an error of the heap, which
+/// `outcome` returns.
+fn named(
+    outcome: impl Fn() -> iris_heap::Result<()>,
+    others: String,
+    error: vendor::Error,
+) -> iris_heap::Error {
+    const GRACE: Duration = Duration::from_secs(2);
+    let begun = Instant::now();
+    while begun.elapsed() < GRACE {
+        if let Err(known) = outcome() {
+            return known;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    iris_heap::Error::other(StepError::Engine { others, error })
+}
+
+/// Thread that fails the heap if the library reports an error, because the program may wait in the
+/// driver. It keeps neither the heap nor the communicator, and ends soon after the communicator.
+struct Watcher {
+    heap: Weak<SymmetricHeap>,
+    communicator: Weak<Communicator>,
+    others: String,
+}
+
+impl Watcher {
+    const PERIOD: Duration = Duration::from_millis(100);
+
+    fn start(self) -> iris_heap::Result<()> {
+        let thread = std::thread::Builder::new().name("iris-nccl-watch".into());
+        let started = thread.spawn(move || self.watch());
+        started.map(drop).map_err(iris_heap::Error::other)
+    }
+
+    fn watch(self) {
+        while let Some(communicator) = self.communicator.upgrade() {
+            if let Err(error) = communicator.check() {
+                let Some(heap) = self.heap.upgrade() else { return };
+                let control = heap.control();
+                fail(&heap, named(|| control.outcome(), self.others, error));
+                // Aborts the communicator, as every check of a failed heap does.
+                let _ = heap.check();
+                return;
+            }
+            drop(communicator);
+            std::thread::sleep(Self::PERIOD);
         }
     }
 }
