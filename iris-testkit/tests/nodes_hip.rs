@@ -4,6 +4,8 @@
 //!
 //! The program starts itself as the ranks of pretended nodes. Each job compiles the kernels that the
 //! ones before it did not need.
+//!
+//! This file is long because it has each fault twice: the test, and the program of its ranks.
 
 #![allow(unsafe_code, reason = "the library gets addresses")]
 

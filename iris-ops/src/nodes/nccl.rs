@@ -18,6 +18,8 @@
 //! [`SymmetricHeap::launch_graph`] ensures. NCCL's own ports are not authenticated. RCCL was never
 //! called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
 
+mod watcher;
+
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
@@ -39,6 +41,7 @@ use super::fabric::{CallRecord, Fabric, Step, StepError, awaited_first, counterp
 use crate::error::{InOp, Result};
 use crate::kind::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
+use watcher::{Watcher, named};
 
 const RECORD: KernelSource<'static> =
     KernelSource { name: "record.cu", text: include_str!("record.cu") };
@@ -297,59 +300,6 @@ impl Link {
     fn fail(&self, error: iris_heap::Error) {
         if let Some(heap) = self.heap.upgrade() {
             fail(&heap, error);
-        }
-    }
-}
-
-/// Error to report for an error of the library, which names no rank of the steps with `others`. If a
-/// rank is lost, the world learns the rank's number, but perhaps later than the library sees the
-/// rank's connection close. So this function waits a while for an error of the heap, which
-/// `outcome` returns.
-fn named(
-    outcome: impl Fn() -> iris_heap::Result<()>,
-    others: String,
-    error: vendor::Error,
-) -> iris_heap::Error {
-    const GRACE: Duration = Duration::from_secs(2);
-    let begun = Instant::now();
-    while begun.elapsed() < GRACE {
-        if let Err(known) = outcome() {
-            return known;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    iris_heap::Error::other(StepError::Engine { others, error })
-}
-
-/// Thread that fails the heap if the library reports an error, because the program may wait in the
-/// driver. It keeps neither the heap nor the communicator, and ends soon after the communicator.
-struct Watcher {
-    heap: Weak<SymmetricHeap>,
-    communicator: Weak<Communicator>,
-    others: String,
-}
-
-impl Watcher {
-    const PERIOD: Duration = Duration::from_millis(100);
-
-    fn start(self) -> iris_heap::Result<()> {
-        let thread = std::thread::Builder::new().name("iris-nccl-watch".into());
-        let started = thread.spawn(move || self.watch());
-        started.map(drop).map_err(iris_heap::Error::other)
-    }
-
-    fn watch(self) {
-        while let Some(communicator) = self.communicator.upgrade() {
-            if let Err(error) = communicator.check() {
-                let Some(heap) = self.heap.upgrade() else { return };
-                let control = heap.control();
-                fail(&heap, named(|| control.outcome(), self.others, error));
-                // Aborts the communicator, as every check of a failed heap does.
-                let _ = heap.check();
-                return;
-            }
-            drop(communicator);
-            std::thread::sleep(Self::PERIOD);
         }
     }
 }
