@@ -12,7 +12,7 @@ use iris_kernels::UserKernel;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{
     AllGather, AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce,
-    MatmulArgs, all_gather, all_gather_matmul, all_reduce, matmul_all_reduce,
+    MatmulArgs, Op, all_gather, all_reduce, matmul_all_reduce,
 };
 use iris_testkit::launch::{self, End};
 
@@ -157,15 +157,19 @@ fn replayed(world: &World) -> Result<()> {
     Ok(world.close()?)
 }
 
-/// Makes calls of all-gather-matmul and all-gather that are large enough for a step between nodes
-/// for each other node, and then replays a graph of them.
+/// Makes calls of all-gather-matmul and all-gather with a step between nodes for each other node,
+/// and replays a graph of them.
 fn in_blocks(world: &World) -> Result<()> {
     let heap = open(world)?;
     let (rank, size) = (world.rank(), world.size());
     let (own, n, k) = (4096, 8, 64);
-    let product_of = all_gather_matmul::Options::new(own * size, n, k).plan(&heap)?;
-    let matmul = AllGatherMatmul::new(&heap, &product_of)?;
-    let gather = AllGather::new(&heap, &all_gather::Options::rows(own * size, k).plan(&heap)?)?;
+    let plan = |op: Op, n: usize, k: usize| {
+        let mut request = op.request(own * size, n, k);
+        request.blocks = Some(size - 1);
+        request.plan(&heap)
+    };
+    let matmul = AllGatherMatmul::new(&heap, &plan(Op::AllGatherMatmul, n, k)?)?;
+    let gather = AllGather::new(&heap, &plan(Op::AllGather, k, 0)?)?;
     let (a, b) = (heap.alloc::<f32>(own * k)?, heap.alloc::<f32>(k * n)?);
     let (c, all) = (heap.alloc::<f32>(own * size * n)?, heap.alloc::<f32>(own * size * k)?);
     let (theirs, stream) = callers(&heap)?;
