@@ -309,10 +309,15 @@ fn differs(world: &World) -> Result<()> {
     stay(world)
 }
 
-fn a_killed_rank_of_another_node_is_named() {
-    let (outcome, _) = job("killed", (2, 1), &[]);
+/// Runs one rank on each of two nodes; rank 1 is killed and rank 0 expects an error.
+fn rank_1_is_killed(which: &str) {
+    let (outcome, _) = job(which, (2, 1), &[]);
     let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
     assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
+}
+
+fn a_killed_rank_of_another_node_is_named() {
+    rank_1_is_killed("killed");
 }
 
 /// Tests that both ranks of node 0 name a rank of node 1 if all ranks of node 1 are killed.
@@ -337,9 +342,7 @@ fn killed(world: &World) -> Result<()> {
 }
 
 fn a_killed_rank_ends_a_wait_in_the_driver() {
-    let (outcome, _) = job("in the driver", (2, 1), &[]);
-    let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
-    assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
+    rank_1_is_killed("in the driver");
 }
 
 /// Waits by a function of the driver for a step with a rank that is killed.

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::features::is_ci;
 use crate::program;
 use crate::steps::Step;
 
@@ -37,7 +38,6 @@ pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
     let mut command = program::cargo(root, &run);
     command.args(["--", "--json"]).args(full.then_some("--full"));
-    let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
-    command.args((!ci).then_some("--allow-skips"));
+    command.args((!is_ci()).then_some("--allow-skips"));
     Step::beside("models", command, root.join("target/models.log"))
 }

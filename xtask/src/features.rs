@@ -20,7 +20,7 @@ pub(crate) fn hip_headers() -> Option<PathBuf> {
 }
 
 /// Whether this process runs in CI, where missing requirements are errors.
-fn is_ci() -> bool {
+pub(crate) fn is_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")
 }
 

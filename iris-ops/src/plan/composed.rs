@@ -313,6 +313,8 @@ impl Maker<'_> {
         let own = if elements { 1 } else { m.div_ceil(size) };
         let of_node = if elements { local } else { local * own };
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
+        // Sums of the node go to other nodes in the wire type.
+        let to_wire = |r: &mut Request| (r.output, r.wire) = (Some(wire), Some(wire));
         match request.op() {
             Op::Matmul => unreachable!("planned for a rank by itself"),
             op @ (Op::MatmulAllReduce | Op::AllReduce) => {
@@ -326,9 +328,7 @@ impl Maker<'_> {
                     _ if elements => 1,
                     Some(blocks) => blocks.clamp(1, m.max(1)),
                     None => {
-                        self.main(scatter, (m, n, k), |r| {
-                            (r.output, r.wire) = (Some(wire), Some(wire));
-                        })?;
+                        self.main(scatter, (m, n, k), to_wire)?;
                         let step = |blocks| self.step_us(Kind::AllReduce, bytes / blocks as f64);
                         let work = |blocks| self.work_us(m.div_ceil(blocks));
                         blocks_of(MOST_BLOCKS.min(m.max(1)), step, work)
@@ -339,9 +339,7 @@ impl Maker<'_> {
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
-                self.main(scatter, (rows, n, k), |r| {
-                    (r.output, r.wire) = (Some(wire), Some(wire));
-                })?;
+                self.main(scatter, (rows, n, k), to_wire)?;
                 self.finish((own, n))?;
                 self.part(Role::Gather, all_gather, (rows, n, 0), |r| r.dtype = output)?;
                 let blocks = blocks as u64;
@@ -359,9 +357,7 @@ impl Maker<'_> {
                 Ok(())
             }
             Op::MatmulReduceScatter | Op::ReduceScatter => {
-                self.main(request.row, (of_node, n, k), |r| {
-                    (r.output, r.wire) = (Some(wire), Some(wire));
-                })?;
+                self.main(request.row, (of_node, n, k), to_wire)?;
                 self.finish((own, n))?;
                 self.area(Area::Send, slots(own, n, wire));
                 self.area(Area::Receive, slot_bytes(own, n, wire));

@@ -369,7 +369,11 @@ fn launched_on(
 }
 
 fn all_end_well(which: &str, deadline: &str) {
-    let outcome = launched(which, deadline);
+    all_ended_well(&launched(which, deadline));
+}
+
+#[track_caller]
+fn all_ended_well(outcome: &launch::Outcome) {
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
@@ -379,21 +383,18 @@ pub(crate) fn operators_over_nodes_are_captured_and_replayed() {
 
 /// Tests graphs on two nodes of two ranks, which share the GPUs of the other node.
 pub(crate) fn operators_over_nodes_of_two_ranks_are_captured_and_replayed() {
-    let outcome = launched_on((2, 2), REPLAYED, launch::Options::default());
-    assert!(outcome.ok(), "{}", outcome.report());
+    all_ended_well(&launched_on((2, 2), REPLAYED, launch::Options::default()));
 }
 
 pub(crate) fn operators_over_two_nodes_on_one_gpu_are_captured_and_replayed() {
     const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
     let all = std::env::var(VISIBLE).unwrap_or_else(|_| "0".into());
     let first = all.split(',').next().unwrap_or_default();
-    let outcome = launched_on((2, 1), REPLAYED, launch::Options::default().env(VISIBLE, first));
-    assert!(outcome.ok(), "{}", outcome.report());
+    all_ended_well(&launched_on((2, 1), REPLAYED, launch::Options::default().env(VISIBLE, first)));
 }
 
 pub(crate) fn gathers_between_three_nodes_arrive_in_blocks() {
-    let outcome = launched_on((3, 1), IN_BLOCKS, launch::Options::default());
-    assert!(outcome.ok(), "{}", outcome.report());
+    all_ended_well(&launched_on((3, 1), IN_BLOCKS, launch::Options::default()));
 }
 
 pub(crate) fn calls_that_differ_between_nodes_are_named() {
