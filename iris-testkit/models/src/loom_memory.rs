@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Instant;
 
 use iris_sync::{LINE_WORDS, Order};
@@ -111,6 +111,13 @@ fn check_with(
     }
 }
 
+/// Lock under which one search at a time runs in a process.
+///
+/// loom maps and unmaps a stack for each thread of each execution. Two searches at once would wait
+/// for each other in the kernel, and each unmapping would interrupt the core of the other: on two
+/// cores, that took longer than one search after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
 enum Stop {
     /// Location for which this run has no loom object; the run is repeated with an object for it.
     Undeclared(Place, bool),
@@ -151,7 +158,10 @@ fn explore(
             });
         }))
     };
-    let result = std::thread::spawn(run).join().unwrap_or_else(Err);
+    let result = {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        std::thread::spawn(run).join().unwrap_or_else(Err)
+    };
     result.err().map(|payload| classify(payload, &trace))
 }
 
