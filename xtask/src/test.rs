@@ -16,8 +16,8 @@ use crate::tidy;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Extent of the tests: normal is what CI runs; quick is a sample of the long suites (under 4
-    /// minutes on two cores after the build); full is everything, including ignored tests and long
+    /// Extent of the tests: normal is what CI runs; quick is a sample of the long suites, without
+    /// check-protocols and package; full is everything, including ignored tests and long
     /// searches; smoke is the operators' suite only.
     #[arg(long, default_value_t)]
     level: Level,
@@ -45,6 +45,10 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(build_step(root));
+    if level == Level::Quick {
+        steps.extend([test_step(root, level), hip::step(root), doc_step(root), deny_step(root)]);
+        return steps::run(steps);
+    }
     // The models run at the same time as the tests, many of which wait or use one thread only and
     // leave cores idle.
     let [begin, end] = check_protocols::steps(root, level == Level::Full);

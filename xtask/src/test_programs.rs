@@ -70,12 +70,12 @@ pub(crate) fn run(root: &Path, mut build: Command, doc: Command, level: Level) -
 }
 
 /// Number of programs that run at once, in addition to one that only computes. It is 1 on a machine
-/// with a GPU, because tests there compare the free memory of the device; elsewhere it is the
-/// number of cores.
+/// with a GPU, because tests there compare the free memory of the device; elsewhere it is one more
+/// than the number of cores, because programs that wait for deadlines leave their core idle.
 fn at_once() -> usize {
     let has_gpu = GPUS.iter().any(|file| Path::new(file).exists());
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    if has_gpu { 1 } else { cores }
+    if has_gpu { 1 } else { cores + 1 }
 }
 
 /// Jobs for the test programs that cargo names in `messages`, one JSON message per line.
