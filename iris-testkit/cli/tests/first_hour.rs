@@ -117,7 +117,8 @@ fn a_long_run_shows_its_progress_on_a_terminal() {
     const CALLS: usize = 1_000_000;
     let program = env!("CARGO_BIN_EXE_iris");
     let run = "run all-reduce --ranks 2 --m 1024 --n 1024 --threads-as-ranks";
-    let command = format!("exec '{program}' {run} --iters {CALLS}");
+    // Shells start background jobs with SIGINT ignored, and processes inherit that.
+    let command = format!("exec env --default-signal=INT '{program}' {run} --iters {CALLS}");
     let mut script = Command::new("script")
         .args(["-qefc", &command, "/dev/null"])
         .env("TERM", "xterm-256color")
