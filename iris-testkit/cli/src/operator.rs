@@ -35,9 +35,9 @@ pub(crate) struct Options {
     /// Operator; without one, a transformer layer is run.
     #[arg(value_parser = op)]
     op: Option<Op>,
-    /// Number of ranks, 1 to 64.
-    #[arg(long, default_value_t = 4)]
-    ranks: usize,
+    /// Number of ranks, 1 to 64 [default: 4, or the next multiple of the number of nodes].
+    #[arg(long)]
+    ranks: Option<usize>,
     /// Number of nodes that this host simulates; the ranks are split evenly over them. On the CPU each
     /// node has a network namespace and a host name of its own, where this process may make them.
     #[arg(long, default_value_t = 1)]
@@ -145,7 +145,8 @@ const MOST_CALLS: usize = 1_000_000;
 
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {
-    let place = Place::new(options.ranks, options.threads_as_ranks)?
+    let ranks = options.ranks.unwrap_or_else(|| 4_usize.next_multiple_of(options.nodes.max(1)));
+    let place = Place::new(ranks, options.threads_as_ranks)?
         .on_nodes(options.nodes, options.backend)?
         .over_mpi(options.mpi, options.backend)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {

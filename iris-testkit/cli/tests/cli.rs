@@ -240,6 +240,9 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
             &[&["run", "barrier", "--nodes", "2", "--ranks", "4", "--iters", "2"], ranks].concat(),
         );
     }
+    // Without --ranks each node has the same number of them.
+    let out = good(&["run", "--nodes", "3", "--iters", "2"]);
+    assert!(out.contains("6 ranks as processes on 3 nodes"), "{out}");
     let suite = ["test", "--quick", "--nodes", "2", "--op", "all-reduce"];
     let out = good(&suite);
     assert!(
