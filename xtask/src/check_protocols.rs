@@ -33,11 +33,14 @@ fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()>
 
 /// Steps that start `check-protocols` and wait for its end; it runs at the same time as other steps
 /// of `cargo xtask test`. If a compiler is missing, a developer's machine skips the checks that
-/// need it, but in CI this is an error.
-pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
-    let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
-    let mut command = program::cargo(root, &run);
-    command.args(["--", "--json"]).args(full.then_some("--full"));
+/// need it, but in CI this is an error. The program must have been built with the tests: cargo
+/// would build it and its dependencies once more without them, because the tests need other features.
+///
+/// # Errors
+/// The path of this process is not known.
+pub(crate) fn steps(root: &Path, full: bool) -> Result<[Step; 2]> {
+    let mut command = Command::new(program::built(PROGRAM)?);
+    command.current_dir(root).arg("--json").args(full.then_some("--full"));
     command.args((!is_ci()).then_some("--allow-skips"));
-    Step::beside("models", command, root.join("target/models.log"))
+    Ok(Step::beside("models", command, root.join("target/models.log")))
 }

@@ -29,14 +29,18 @@ pub(crate) fn build(root: &Path, package: &str, name: &str, features: &[&str]) -
     if !status.success() {
         bail!("cargo {} ended with {status}", arguments.join(" "));
     }
-    // Cargo puts all programs of a profile into one folder, so the built program lies in the folder
-    // of xtask itself.
-    let own = std::env::current_exe().context("where xtask lies is not known")?;
-    let program = own.with_file_name(name);
+    let program = built(name)?;
     if !program.is_file() {
         bail!("cargo built no {}: is CARGO_BUILD_TARGET set?", program.display());
     }
     Ok(program)
+}
+
+/// Path of the workspace's program `name`, which may not have been built yet. Cargo puts all programs
+/// of a profile into one folder, so the program lies in the folder of xtask itself.
+pub(crate) fn built(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("where xtask lies is not known")?;
+    Ok(own.with_file_name(name))
 }
 
 /// Builds `iris` and replaces this process by it: output, signals and exit code are those of

@@ -51,7 +51,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     // The models run at the same time as the tests, many of which wait or use one thread only and
     // leave cores idle.
-    let [begin, end] = check_protocols::steps(root, level == Level::Full);
+    let [begin, end] = check_protocols::steps(root, level == Level::Full)?;
     steps.push(begin);
     steps.push(test_step(root, level));
     steps.push(hip::step(root));
