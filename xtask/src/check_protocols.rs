@@ -39,8 +39,10 @@ fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()>
 /// # Errors
 /// The path of this process is not known.
 pub(crate) fn steps(root: &Path, full: bool) -> Result<[Step; 2]> {
+    let options = ["--json"].into_iter().chain(full.then_some("--full"));
+    let options: Vec<_> = options.chain((!is_ci()).then_some("--allow-skips")).collect();
+    let rerun = format!("cargo xtask {PROGRAM} {}", options.join(" "));
     let mut command = Command::new(program::built(PROGRAM)?);
-    command.current_dir(root).arg("--json").args(full.then_some("--full"));
-    command.args((!is_ci()).then_some("--allow-skips"));
-    Ok(Step::beside("models", command, root.join("target/models.log")))
+    command.current_dir(root).args(options);
+    Ok(Step::beside("models", &rerun, command, root.join("target/models.log")))
 }

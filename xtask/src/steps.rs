@@ -66,9 +66,14 @@ impl Step {
 
     /// Makes two steps from a program: the first starts it at the lowest priority, so that it runs
     /// at the same time as the steps in between; the second, with the name `name`, waits for its
-    /// end and prints its output. If a step in between fails, the program is killed.
-    pub(crate) fn beside(name: &'static str, command: Command, log: PathBuf) -> [Step; 2] {
-        let rerun = shown(&command);
+    /// end and prints its output. If a step in between fails, the program is killed. `rerun` is the
+    /// shell command that runs the program alone.
+    pub(crate) fn beside(
+        name: &'static str,
+        rerun: &str,
+        command: Command,
+        log: PathBuf,
+    ) -> [Step; 2] {
         let running: Rc<RefCell<Option<Running>>> = Rc::default();
         let begun = running.clone();
         let begin = move || {
@@ -94,7 +99,7 @@ impl Step {
             }
             Ok(())
         };
-        [Step::function("beside", &rerun, begin), Step::function(name, &rerun, end)]
+        [Step::function("beside", rerun, begin), Step::function(name, rerun, end)]
     }
 
     /// Skips the step, with a notice, if `program` is not installed, that is, if `probe` fails.
@@ -211,7 +216,7 @@ mod tests {
         let (log, told) = (folder.path().join("log"), folder.path().join("told"));
         let waits =
             format!("while [ ! -e {} ]; do sleep 0.01; done; echo seen; exit 4", told.display());
-        let [begin, end] = Step::beside("slow", shell(&waits), log.clone());
+        let [begin, end] = Step::beside("slow", "", shell(&waits), log.clone());
         let tell = move || Ok(fs::write(told, "")?);
         let error =
             run(vec![begin, Step::function("tell", "tell", tell), end]).expect_err("exit 4");
@@ -223,7 +228,8 @@ mod tests {
     fn a_program_beside_a_step_that_fails_is_ended() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = folder.path().join("log");
-        let [begin, end] = Step::beside("endless", shell("echo $$; exec sleep 600"), log.clone());
+        let [begin, end] =
+            Step::beside("endless", "", shell("echo $$; exec sleep 600"), log.clone());
         let fails = format!("while [ ! -s {} ]; do sleep 0.01; done; exit 3", log.display());
         let error = run(vec![begin, Step::command("bad", shell(&fails)), end]);
         assert!(error.expect_err("exit 3").to_string().contains("bad: "));
