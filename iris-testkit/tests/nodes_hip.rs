@@ -124,8 +124,7 @@ fn operators_on(world: (usize, usize), set: &[(&str, &str)]) {
     assert!(outcome.ok(), "{}", outcome.report());
     assert_eq!(failed(&calls), [""; 0]);
     // Each rank makes one call of each kind, except broadcasts, when it connects to the others.
-    let each =
-        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclGroupEnd", "ncclBroadcast"];
+    let each = ["ncclAllReduce", "ncclAllGather", "ncclGroupEnd", "ncclBroadcast"];
     let at_least = if Level::from_env() >= Level::Normal { 10 } else { 5 };
     for name in each {
         let count = calls.lines().filter(|call| *call == format!("{name} = 0")).count();

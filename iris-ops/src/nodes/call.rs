@@ -11,7 +11,7 @@ use iris_heap::abi::abort;
 use iris_heap::{DType, Event, Lane, RawSlice, Stream};
 
 use super::Composite;
-use super::exchange::{Exchange, gather_steps};
+use super::exchange::{Exchange, Sent, shift_steps};
 use super::fabric::{CallRecord, Step};
 use crate::args::{Matrices, NormArgs};
 use crate::check::{self, Call};
@@ -322,20 +322,31 @@ impl Calling<'_> {
 
     fn reduce_scatter(&mut self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
+        let (node, nodes) = (self.op.plan.ranks().node(), self.nodes());
         let own = self.op.plan.rows_of(0, self.call.m).len();
         let wire = self.op.plan.request().wire_dtype();
         let slot = slot_bytes(own, n, wire);
-        for node in self.others_first() {
-            let (all, rows) = self.rows(node);
-            let to = self.slot(Area::Send, (node, slot), wire, (rows.len(), n))?;
-            self.scatter(a.some_rows(all), to)?;
+        let bytes = nodes as u64 * slot;
+        let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
+        // Sums of the node's ranks for the rows of node `other`, each rank its own rows.
+        let scatter = |calling: &Self, area: Area, other: usize| {
+            let (all, rows) = calling.rows(other);
+            let to = calling.slot(area, (other, slot), wire, (rows.len(), n))?;
+            calling.scatter(a.some_rows(all), to)
+        };
+        let mut last = None;
+        for (exchange, shifts) in shift_steps(self.blocks(), nodes, Sent::Slot) {
+            for other in Exchange::receivers(shifts, (node, nodes)) {
+                scatter(self, Area::Send, other)?;
+            }
+            last = Some(self.step(exchange, from, to)?);
         }
-        let from = self.area(Area::Send, 0..self.nodes() as u64 * slot)?;
-        let to = self.area(Area::Receive, 0..slot)?;
-        let end = self.step(Exchange::ReduceScatter(wire), from, to)?;
-        self.wait(&end)?;
-        let rows = self.rows(self.op.plan.ranks().node()).1;
-        let sum = MatRef::in_block(to, wire, (rows.len(), n));
+        // The last step between nodes runs while the node computes its own rows.
+        scatter(self, Area::Receive, node)?;
+        // Steps run one after the other, so the last one ends last.
+        last.iter().try_for_each(|end| self.wait(end))?;
+        self.op.fabric.sum(self.stream, to, wire).in_op(self.record.op)?;
+        let sum = MatRef::in_block(to, wire, (self.rows(node).1.len(), n));
         let bias = self.call.matrices.bias;
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
@@ -348,7 +359,7 @@ impl Calling<'_> {
         let shape = (own.rows(), own.cols());
         self.copy(Role::Copy, own, MatRef::in_block(from, own.dtype(), shape))?;
         let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
-        let steps = gather_steps(self.blocks(), self.nodes());
+        let steps = shift_steps(self.blocks(), self.nodes(), Sent::Block);
         let ends = steps.map(|(exchange, shifts)| Ok((self.step(exchange, from, to)?, shifts)));
         Ok((slot, ends.collect::<Result<_>>()?))
     }
@@ -410,29 +421,44 @@ impl Calling<'_> {
         })
     }
 
-    /// Columns of A are sent as rows of the transpose of A. The leading dimension of the transpose
-    /// is the number of rows in the plan.
+    /// Columns of A are sent as rows of the transpose of A, in blocks of the rows of A: the node
+    /// multiplies a block while the next one is sent. The leading dimension of a block's transpose
+    /// is the number of rows of a whole block.
     fn gather_columns(&mut self) -> Result<()> {
-        let a = self.input()?;
+        let (a, c) = (self.input()?, self.output()?);
+        let Some(composed) = self.op.plan.composed().cloned() else { return Ok(()) };
         let plan = &self.op.plan;
-        let (m, k, ranks) = (plan.request().m, plan.request().k, plan.ranks());
+        let (k, nodes, ranks) = (plan.request().k, self.nodes(), plan.ranks());
         let (local, dtype) = (ranks.local().size, a.dtype());
-        let slot = slot_bytes(k.div_ceil(ranks.size), m, dtype);
-        let from = self.area(Area::Send, 0..slot)?;
-        let own = MatRef::in_block(from, dtype, (a.cols(), m));
-        self.copy(Role::Copy, a, own.transposed().some_rows(0..self.call.m))?;
-        let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
-        let end = self.step(Exchange::AllGather, from, to)?;
-        let whole = self.area(Area::Whole, 0..slot_bytes(k, m, dtype))?;
-        let whole = MatRef::in_block(whole, dtype, (k, m));
-        self.wait(&end)?;
-        for node in self.others_first() {
-            let columns = split(k, ranks.size, node * local + self.op.heap.rank()).len();
-            let from = self.slot(Area::Receive, (node, slot), dtype, (columns, m))?;
-            self.copy(Role::Main, from, whole.some_rows(plan.rows_of_node(node, k)))?;
+        let most = composed.rows_of_block(plan.request().m);
+        let blocks = || composed.row_blocks(plan.request().m, self.call.m);
+        let slot = slot_bytes(k.div_ceil(ranks.size), most, dtype);
+        let mut ends = Vec::new();
+        for (block, rows) in blocks().enumerate() {
+            let bytes =
+                |slots: usize| (block * slots) as u64 * slot..((block + 1) * slots) as u64 * slot;
+            let (from, to) =
+                (self.area(Area::Send, bytes(1))?, self.area(Area::Receive, bytes(nodes))?);
+            let own = MatRef::in_block(from, dtype, (a.cols(), most));
+            let to_send = own.transposed().some_rows(0..rows.len());
+            self.copy(Role::Copy, a.some_rows(rows), to_send)?;
+            ends.push(self.step(Exchange::AllGather, from, to)?);
         }
-        let a = Some(whole.transposed().some_rows(0..self.call.m));
-        self.part(Role::Product, Matrices { a, ..self.call.matrices })
+        let whole = self.area(Area::Whole, 0..slot_bytes(k, most, dtype))?;
+        let whole = MatRef::in_block(whole, dtype, (k, most));
+        for ((block, rows), end) in blocks().enumerate().zip(&ends) {
+            self.wait(end)?;
+            for node in self.others_first() {
+                let columns = split(k, ranks.size, node * local + self.op.heap.rank()).len();
+                let at = block * nodes + node;
+                let from = self.slot(Area::Receive, (at, slot), dtype, (columns, most))?;
+                self.copy(Role::Main, from, whole.some_rows(self.op.plan.rows_of_node(node, k)))?;
+            }
+            let a = Some(whole.transposed().some_rows(0..rows.len()));
+            let c = Some(c.some_rows(rows));
+            self.part(Role::Product, Matrices { a, c, ..self.call.matrices })?;
+        }
+        Ok(())
     }
 
     fn all_to_all(&mut self) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Exchanges between nodes: collectives over the ranks with the same local rank, as data.
 
+use std::ops::Range;
+
 use iris_heap::DType;
 
 use crate::cost::network::Collective;
@@ -13,8 +15,6 @@ pub(crate) enum Exchange {
     AllReduce(DType),
     /// Stores in slot d of `to` the block `from` of node d.
     AllGather,
-    /// Stores in `to` the sum over nodes of their slots for this node in `from`.
-    ReduceScatter(DType),
     /// Stores in slot d of `to` the slot for this node in `from` of node d.
     AllToAll,
     /// Stores in `to` the block `from` of the root's node; `from` of the other nodes is ignored.
@@ -22,15 +22,36 @@ pub(crate) enum Exchange {
         /// Index of the root's node.
         root: usize,
     },
-    /// Stores in slot d of `to` the block `from` of node d, for each node d that is `first` to
-    /// `first + shifts - 1` nodes before this one, modulo the number of nodes; the other slots are
-    /// left. These are parts of a gather.
+    /// Stores in slot d of `to` the data that node d sends to this node, for each node d that is
+    /// `first` to `first + shifts - 1` nodes before this one, modulo the number of nodes; the other
+    /// slots are left.
     Shifts {
         /// Smallest distance between sender and receiver, at least 1.
         first: usize,
         /// Number of distances.
         shifts: usize,
+        /// Part of the block `from` that a node sends.
+        sent: Sent,
     },
+}
+
+/// Part of its input that a node sends to another node in a shift.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sent {
+    /// The whole input, which goes to all receivers: shifts are parts of an all-gather.
+    Block,
+    /// The receiver's slot of the input: shifts are parts of an all-to-all.
+    Slot,
+}
+
+impl Sent {
+    /// Range of the bytes of an input of `len` bytes that are sent to node `receiver` of `nodes`.
+    pub(crate) fn bytes(self, len: usize, (receiver, nodes): (usize, usize)) -> Range<usize> {
+        match self {
+            Sent::Block => 0..len,
+            Sent::Slot => split(len, nodes, receiver),
+        }
+    }
 }
 
 impl Exchange {
@@ -43,15 +64,23 @@ impl Exchange {
         (first..first + shifts).map(move |distance| (node + nodes - distance) % nodes)
     }
 
+    /// Nodes to which node `node` of `nodes` sends, in order of the distance, for shifts by `first`
+    /// to `first + shifts - 1` nodes.
+    pub(crate) fn receivers(
+        (first, shifts): (usize, usize),
+        (node, nodes): (usize, usize),
+    ) -> impl Iterator<Item = usize> {
+        (first..first + shifts).map(move |distance| (node + distance) % nodes)
+    }
+
     /// Kind of the exchange. The kind of a broadcast does not contain the root.
     pub(crate) fn kind(self) -> Kind {
         match self {
             Exchange::AllReduce(_) => Kind::AllReduce,
             Exchange::AllGather => Kind::AllGather,
-            Exchange::ReduceScatter(_) => Kind::ReduceScatter,
             Exchange::AllToAll => Kind::AllToAll,
             Exchange::Broadcast { .. } => Kind::Broadcast,
-            Exchange::Shifts { shifts, .. } => Kind::Shifts(shifts),
+            Exchange::Shifts { shifts, sent, .. } => Kind::Shifts { shifts, sent },
         }
     }
 }
@@ -61,11 +90,13 @@ impl Exchange {
 pub(crate) enum Kind {
     AllReduce,
     AllGather,
-    ReduceScatter,
     AllToAll,
     Broadcast,
-    /// Part of a gather that brings the blocks of this many other nodes.
-    Shifts(usize),
+    /// Messages from this many other nodes, and to as many.
+    Shifts {
+        shifts: usize,
+        sent: Sent,
+    },
 }
 
 impl Kind {
@@ -75,34 +106,38 @@ impl Kind {
         match self {
             Kind::AllReduce => Collective::AllReduce { bytes },
             Kind::AllGather => Collective::AllGather { bytes: bytes * nodes as f64 },
-            Kind::ReduceScatter => Collective::ReduceScatter { bytes },
             Kind::AllToAll => Collective::AllToAll { bytes },
             Kind::Broadcast => Collective::Broadcast { bytes },
             // Messages to several nodes at once, as in an all-to-all, which also counts the part
             // that stays on the node.
-            Kind::Shifts(shifts) => {
+            Kind::Shifts { shifts, sent } => {
                 let parts = shifts as f64 / (nodes as f64 - 1.0).max(1.0);
-                Collective::AllToAll { bytes: bytes * nodes as f64 * parts }
+                let slots = match sent {
+                    Sent::Block => nodes as f64,
+                    Sent::Slot => 1.0,
+                };
+                Collective::AllToAll { bytes: bytes * slots * parts }
             }
         }
     }
 }
 
-/// Exchanges of a gather between `nodes` nodes that is cut into `blocks` steps: an all-gather, or
-/// shifts, each with the first distance between nodes and the number of distances. With several
-/// steps, a node works on the rows of some nodes while those of others arrive.
-pub(crate) fn gather_steps(
+/// Exchanges between `nodes` nodes that are cut into `blocks` steps, each with the first distance
+/// between nodes and the number of distances. A node works on the rows of some nodes while those of
+/// others are on their way.
+pub(crate) fn shift_steps(
     blocks: usize,
     nodes: usize,
+    sent: Sent,
 ) -> impl Iterator<Item = (Exchange, (usize, usize))> {
     let others = nodes - 1;
     let blocks = blocks.clamp(1, others.max(1));
     (0..blocks).map(move |block| {
         let part = split(others, blocks, block);
         let (first, shifts) = (1 + part.start, part.len());
-        let exchange = match blocks {
-            1 => Exchange::AllGather,
-            _ => Exchange::Shifts { first, shifts },
+        let exchange = match (blocks, sent) {
+            (1, Sent::Block) => Exchange::AllGather,
+            _ => Exchange::Shifts { first, shifts, sent },
         };
         (exchange, (first, shifts))
     })

@@ -62,6 +62,10 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
     /// order. If a step fails later, [`Control::check`] of this rank returns the reason, and the
     /// kernels of this node abort.
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
+
+    /// Enqueues the sum of `slots`, one slot of elements of type `dtype` for each node. Adds the
+    /// slots in the order of nodes, in f32, and rounds once; the first slot receives the sum.
+    fn sum(&self, stream: &Stream, slots: RawSlice, dtype: DType) -> iris_heap::Result<()>;
 }
 
 /// Engine that moves the data of steps between nodes, among the ranks with the same local rank.
@@ -128,6 +132,18 @@ impl Fabric for Sockets {
                 fail(&heap, error);
             }
             Ok(())
+        })
+    }
+
+    fn sum(&self, stream: &Stream, slots: RawSlice, dtype: DType) -> iris_heap::Result<()> {
+        let (heap, nodes) = (self.heap.clone(), self.across.size());
+        stream.call_cpu("sum over nodes", move || {
+            let Some(heap) = heap.upgrade() else { return Ok(()) };
+            let len = slots.len() / nodes;
+            let slot = |node: usize| slots.slice(node * len..(node + 1) * len);
+            let parts = (0..nodes).map(|node| heap.read(slot(node)?));
+            let parts = parts.collect::<iris_heap::Result<Vec<_>>>()?;
+            heap.write(slot(0)?, &sum(dtype, parts.into_iter()))
         })
     }
 }
@@ -307,7 +323,6 @@ fn exchange(
         let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
         return store(heap, (exchange, node, data.len()), to, &result);
     }
-    let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
         bytes if bytes == expected => Ok(()),
         bytes => {
@@ -327,18 +342,16 @@ fn exchange(
     let nodes = data.len();
     let result: Vec<u8> = match exchange {
         Exchange::AllReduce(dtype) => sum(dtype, data.iter().map(|(bytes, ..)| bytes.to_vec())),
-        Exchange::ReduceScatter(dtype) => {
-            sum(dtype, data.iter().map(|(bytes, ..)| slot(bytes, node)))
-        }
         Exchange::AllGather => data.iter().flat_map(|(bytes, ..)| bytes.iter().copied()).collect(),
         Exchange::AllToAll => {
             let len = from.len() / nodes;
             data.iter().flat_map(|(bytes, ..)| bytes[node * len..][..len].iter().copied()).collect()
         }
         Exchange::Broadcast { root } => data[root].0.to_vec(),
-        Exchange::Shifts { first, shifts } => {
+        Exchange::Shifts { first, shifts, sent } => {
             let senders = Exchange::senders((first, shifts), (node, nodes));
-            senders.flat_map(|sender| data[sender].0.iter().copied()).collect()
+            let bytes = sent.bytes(from.len(), (node, nodes));
+            senders.flat_map(|sender| data[sender].0[bytes.clone()].iter().copied()).collect()
         }
     };
     store(heap, (exchange, node, nodes), to, &result)
@@ -351,7 +364,7 @@ fn store(
     to: RawSlice,
     result: &[u8],
 ) -> iris_heap::Result<()> {
-    let Exchange::Shifts { first, shifts } = exchange else { return heap.write(to, result) };
+    let Exchange::Shifts { first, shifts, .. } = exchange else { return heap.write(to, result) };
     let slot = to.len() / nodes;
     let senders = Exchange::senders((first, shifts), (node, nodes));
     senders.zip(result.chunks(slot)).try_for_each(|(sender, bytes)| {

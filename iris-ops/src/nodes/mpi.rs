@@ -159,20 +159,21 @@ impl Engine for Communicator {
                 all
             }
             Exchange::AllGather => self.all_gather(&from, nodes),
-            Exchange::ReduceScatter(dtype) => self.reduce_scatter(dtype, &from, nodes),
             Exchange::AllToAll => self.all_to_all(&from),
             Exchange::Broadcast { root } => {
                 self.0.process_at_rank(root as i32).broadcast_into(&mut from[..]);
                 from
             }
-            Exchange::Shifts { first, shifts } => {
-                let mut got = vec![0; shifts * from.len()];
+            Exchange::Shifts { first, shifts, sent } => {
+                let len = sent.bytes(from.len(), (node, nodes)).len();
+                let mut got = vec![0; shifts * len];
                 let senders = Exchange::senders((first, shifts), (node, nodes));
-                for (index, (sender, to)) in senders.zip(got.chunks_mut(from.len())).enumerate() {
-                    let receiver = (node + first + index) % nodes;
+                let receivers = Exchange::receivers((first, shifts), (node, nodes));
+                for ((receiver, sender), to) in receivers.zip(senders).zip(got.chunks_mut(len)) {
+                    let bytes = &from[sent.bytes(from.len(), (receiver, nodes))];
                     let [receiver, sender] =
                         [receiver, sender].map(|peer| self.0.process_at_rank(peer as i32));
-                    send_receive_into(&from[..], &receiver, to, &sender);
+                    send_receive_into(bytes, &receiver, to, &sender);
                 }
                 got
             }

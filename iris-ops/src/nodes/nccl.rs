@@ -32,21 +32,26 @@ use iris_heap::{
     World,
 };
 use iris_kernels::UserKernel;
+use iris_kernels::args::dtype_code;
 use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_sync::Fault;
 
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Sent};
 use super::fabric::{CallRecord, Fabric, Step, StepError, awaited_first, counterparts, fail};
 use crate::error::{InOp, Result};
 use crate::kind::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
 use watcher::{Watcher, named};
 
-const RECORD: KernelSource<'static> =
-    KernelSource { name: "record.cu", text: include_str!("record.cu") };
-/// Number of threads of the kernels for records.
+const SOURCE: KernelSource<'static> =
+    KernelSource { name: "steps.cu", text: include_str!("steps.cu") };
+/// Number of threads in a workgroup of the kernels for records.
 const THREADS: u32 = 64;
+/// Number of threads in a workgroup of the kernel that adds slots.
+const SUM_THREADS: u32 = 256;
+/// Number of adjacent elements that a thread adds at once: a divisor of the elements of any slot.
+const SUM_WIDTH: usize = 8;
 
 /// Communicator of a heap, with the data that steps on the communicator need.
 pub(super) struct Link {
@@ -60,6 +65,7 @@ pub(super) struct Link {
     ranks: Vec<(usize, String)>,
     announce: UserKernel,
     compare: UserKernel,
+    sum: UserKernel,
     /// Maximum duration of a step; a step that takes longer is treated as hanging.
     deadline: Duration,
     /// Steps whose end has not been seen yet, in the order of the stream.
@@ -132,10 +138,8 @@ impl Link {
     fn connect(&self, heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<()> {
         let (own, all) = parts(heap, records)?;
         let stream = heap.stream()?;
-        let slot = all.slice(0..all.len() / self.across.size())?;
         self.collective(heap, &stream, Exchange::AllGather, (own, all))?;
         self.collective(heap, &stream, Exchange::AllToAll, (all, all))?;
-        self.collective(heap, &stream, Exchange::ReduceScatter(DType::F32), (all, slot))?;
         self.collective(heap, &stream, Exchange::AllReduce(DType::F32), (own, own))?;
         stream.sync()
     }
@@ -150,11 +154,18 @@ impl Link {
             let nccl = Nccl::get(kind).map_err(iris_heap::Error::other)?;
             let make = || nccl.new_id().map_err(iris_heap::Error::other);
             let id = if node == 0 { gpu.with_relaxed_capture(make)?.to_vec() } else { Vec::new() };
-            let kernel = |name| UserKernel::new(heap, RECORD, &Options::new(), name, (THREADS, 0));
-            Ok((nccl, id, kernel("iris_step_announce")?, kernel("iris_step_compare")?))
+            let kernel =
+                |name, threads| UserKernel::new(heap, SOURCE, &Options::new(), name, (threads, 0));
+            let kernels = [
+                kernel("iris_step_announce", THREADS)?,
+                kernel("iris_step_compare", THREADS)?,
+                kernel("iris_step_sum", SUM_THREADS)?,
+            ];
+            Ok((nccl, id, kernels))
         };
         // All ranks learn of a failure before any rank waits for the others in the library.
-        let (nccl, id, announce, compare) = world.all_ok(op.name(), start()).in_op(op)?;
+        let (nccl, id, kernels) = world.all_ok(op.name(), start()).in_op(op)?;
+        let [announce, compare, sum] = kernels;
         let ids = across.allgather(&id).in_op(op)?;
         let deadline = world.settings().host_deadline();
         let options =
@@ -189,6 +200,7 @@ impl Link {
             ranks,
             announce,
             compare,
+            sum,
             deadline: world.settings().entry_deadline(),
             running: Mutex::default(),
             begin: Mutex::default(),
@@ -210,12 +222,13 @@ impl Link {
         let elements = |slice: RawSlice, dtype: DType| (slice.len() / dtype.size(), Some(dtype));
         let (call, size) = match exchange {
             Exchange::AllReduce(dtype) => (NcclCall::AllReduce, elements(to, dtype)),
-            Exchange::ReduceScatter(dtype) => (NcclCall::ReduceScatter, elements(to, dtype)),
             Exchange::AllGather => (NcclCall::AllGather, (from.len(), None)),
             Exchange::AllToAll => (NcclCall::AllToAll, (from.len() / nodes, None)),
             Exchange::Broadcast { root } => (NcclCall::Broadcast { root }, (to.len(), None)),
-            Exchange::Shifts { first, shifts } => {
-                (NcclCall::Shifts { first, shifts }, (from.len(), None))
+            Exchange::Shifts { first, shifts, sent } => {
+                let bytes = sent.bytes(from.len(), (0, nodes)).len();
+                let by_parts = sent == Sent::Slot;
+                (NcclCall::Shifts { first, shifts, by_parts }, (bytes, None))
             }
         };
         if size.0 == 0 {
@@ -374,6 +387,26 @@ impl Fabric for Link {
             lock(&self.running).push_back(step);
         }
         Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "kernels get addresses")]
+    fn sum(&self, stream: &Stream, slots: RawSlice, dtype: DType) -> iris_heap::Result<()> {
+        let Some(heap) = self.heap.upgrade() else { return Ok(()) };
+        heap.check()?;
+        let nodes = self.across.size();
+        let (address, stride) =
+            (heap.view().data[heap.rank()] + slots.offset(), slots.len() / nodes);
+        let vectors = (stride / dtype.size() / SUM_WIDTH) as u64;
+        let groups = vectors.div_ceil(SUM_THREADS.into()).clamp(1, self.sum.resident().into());
+        let code = dtype_code(dtype).unwrap_or_default();
+        let [nodes, stride] = [nodes, stride].map(|it| it as u64);
+        let args = [&address, &stride, &vectors, &nodes].map(|value| bytemuck::bytes_of(value));
+        // SAFETY: the parameters are those of the kernel, and the slots are allocated until the
+        // heap is closed, which waits for the stream. The kernel waits for no other kernel.
+        unsafe {
+            let args = [&args[..], &[bytemuck::bytes_of(&code)]].concat();
+            self.sum.launch_in_stream(stream, groups as u32, &args)
+        }
     }
 
     fn uses_host(&self) -> bool {

@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::exchange::Kind;
+use super::exchange::{Kind, Sent};
 use super::steps::{NodeStep, steps};
 use crate::cost::network::{ALGORITHMS, Algorithm, Network};
 use crate::device::Device;
@@ -131,11 +131,10 @@ impl Simulation<'_> {
                     }
                 }
             }
-            Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter => {
+            Kind::AllReduce | Kind::AllGather => {
                 let (rounds, part) = match kind {
                     Kind::AllReduce => (2 * (nodes - 1), bytes / nodes as f64),
-                    Kind::AllGather => (nodes - 1, bytes),
-                    _ => (nodes - 1, bytes / nodes as f64),
+                    _ => (nodes - 1, bytes),
                 };
                 let mut last = begun.clone();
                 for _ in 0..rounds {
@@ -162,12 +161,16 @@ impl Simulation<'_> {
                     }
                 }
             }
-            Kind::Shifts(shifts) => {
+            Kind::Shifts { shifts, sent } => {
+                let part = match sent {
+                    Sent::Block => bytes,
+                    Sent::Slot => bytes / nodes as f64,
+                };
                 // The model takes the rows of a plan as equally many on each node, so that it does
                 // not matter which distances these are.
                 for distance in 1..=shifts {
                     for node in 0..nodes {
-                        let sent = self.message(port(node), bytes / rate, hop, vec![begun[node]]);
+                        let sent = self.message(port(node), part / rate, hop, vec![begun[node]]);
                         seen[(node + distance) % nodes].push(sent);
                     }
                 }

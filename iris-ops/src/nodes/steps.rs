@@ -1,7 +1,7 @@
 //! Steps of a call over several nodes, as data: the order of node operators, exchanges and waits
 //! that a rank enqueues. The time of a call is predicted from these steps.
 
-use super::exchange::{self, Kind, gather_steps};
+use super::exchange::{self, Kind, Sent, shift_steps};
 use crate::kind::Op;
 use crate::options::Shard;
 use crate::plan::Plan;
@@ -41,11 +41,12 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     // Exchanges of a gather, and the waits for them, each before the parts `role` of the nodes
     // whose rows it brings.
     let exchanges = |bytes: u64| {
-        gather_steps(composed.blocks, nodes)
+        shift_steps(composed.blocks, nodes, Sent::Block)
             .map(move |(exchange, _)| Exchange { kind: exchange.kind(), bytes })
     };
     let arrivals = |role: Role| {
-        gather_steps(composed.blocks, nodes).enumerate().flat_map(move |(index, (_, shifts))| {
+        let steps = shift_steps(composed.blocks, nodes, Sent::Block).enumerate();
+        steps.flat_map(move |(index, (_, shifts))| {
             let senders = exchange::Exchange::senders(shifts, (0, nodes));
             let rows = senders.map(move |node| part(role, plan.rows_of_node(node, m).len()));
             std::iter::once(Wait(index)).chain(rows)
@@ -72,11 +73,18 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             }
         }
         Op::MatmulReduceScatter | Op::ReduceScatter => {
-            let rows = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
-            steps.extend(rows.map(|rows| part(Role::Main, rows)));
             let bytes = slots(slot_bytes(own, n, wire));
-            steps.push(Exchange { kind: Kind::ReduceScatter, bytes });
-            steps.extend([Wait(0), part(Role::Finish, own)]);
+            let mut last = 0;
+            for (index, (exchange, shifts)) in
+                shift_steps(composed.blocks, nodes, Sent::Slot).enumerate()
+            {
+                let receivers = exchange::Exchange::receivers(shifts, (0, nodes));
+                let rows = receivers.map(|node| plan.rows_of_node(node, m).len());
+                steps.extend(rows.map(|rows| part(Role::Main, rows)));
+                steps.push(Exchange { kind: exchange.kind(), bytes });
+                last = index;
+            }
+            steps.extend([part(Role::Main, here), Wait(last), part(Role::Finish, own)]);
         }
         Op::AllGather => {
             steps.push(copy(own));
@@ -96,11 +104,18 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             steps.extend(arrivals(Role::Main));
         }
         Op::AllGatherMatmul => {
-            let bytes = slot_bytes(k.div_ceil(ranks.size), request.m, dtype);
-            steps.extend([copy(m), Exchange { kind: Kind::AllGather, bytes }, Wait(0)]);
-            let columns = |node: usize| plan.rows_of_node(node % nodes, k).len();
-            steps.extend((1..=nodes).map(|node| part(Role::Main, columns(node))));
-            steps.push(part(Role::Product, m));
+            let most = composed.rows_of_block(request.m);
+            let bytes = slot_bytes(k.div_ceil(ranks.size), most, dtype);
+            let blocks = || composed.row_blocks(request.m, m);
+            for rows in blocks() {
+                steps.extend([copy(rows.len()), Exchange { kind: Kind::AllGather, bytes }]);
+            }
+            for (block, rows) in blocks().enumerate() {
+                steps.push(Wait(block));
+                let columns = |node: usize| plan.rows_of_node(node % nodes, k).len();
+                steps.extend((1..=nodes).map(|node| part(Role::Main, columns(node))));
+                steps.push(part(Role::Product, rows.len()));
+            }
         }
         Op::AllToAll => {
             let slot = slot_bytes(here, n, dtype);

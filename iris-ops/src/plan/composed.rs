@@ -19,7 +19,7 @@ use iris_heap::{ALIGNMENT, DType, RawSlice, Request as Block, Segment, Symmetric
 use super::Plan;
 use crate::error::{Error, InOp, Result};
 use crate::kind::{Op, Variant};
-use crate::nodes::exchange::Kind;
+use crate::nodes::exchange::{Kind, Sent, shift_steps};
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::programs::LOCAL;
 use crate::ranks::Ranks;
@@ -86,7 +86,8 @@ pub(crate) struct Composed {
     /// Size of each area in bytes.
     pub(crate) areas: BTreeMap<Area, u64>,
     /// Number of blocks into which the rows of a call are split; each has a step between nodes. The
-    /// rows of a sum are split evenly. Of a gather, a block has the rows of some of the nodes.
+    /// rows of an all-reduce are split evenly. With columns of A, a block has as many rows as in the
+    /// largest call. Otherwise a block has the rows of some of the nodes.
     pub(crate) blocks: usize,
 }
 
@@ -150,6 +151,18 @@ impl Composed {
     /// data bytes.
     pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
+    }
+
+    /// Number of rows of a block, if each has as many as in a call of `most` rows.
+    pub(crate) fn rows_of_block(&self, most: usize) -> usize {
+        most.div_ceil(self.blocks).max(1)
+    }
+
+    /// Rows of each block of a call of `m` rows, if each block has as many as in a call of `most`
+    /// rows, except for the last one. A call without rows has one block.
+    pub(crate) fn row_blocks(&self, most: usize, m: usize) -> impl Iterator<Item = Range<usize>> {
+        let rows = self.rows_of_block(most);
+        (0..m.max(1)).step_by(rows).map(move |start| start..(start + rows).min(m))
     }
 
     pub(super) fn data_bytes(&self) -> u64 {
@@ -276,14 +289,17 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// Sets the number of blocks of a gather in which each node sends `slot` bytes, for `rows` rows of
-    /// the node's main operator. Over the sockets of the host each step would send them to all nodes,
-    /// so there is one block, unless the caller asks for more.
-    fn gather_blocks(&mut self, slot: u64, rows: usize) {
-        let others = (self.ranks.nodes() - 1).max(1);
-        let step = |blocks: usize| match blocks {
-            1 => self.step_us(Kind::AllGather, slot as f64),
-            _ => self.step_us(Kind::Shifts(others.div_ceil(blocks)), slot as f64),
+    /// Sets the number of blocks of a call in which a node exchanges the rows of some nodes while it
+    /// works on those of others. The input of each step has `bytes` bytes, and the node's main
+    /// operator works on `rows` rows for each node. Over the sockets of the host each step would
+    /// send its input to all nodes, so there is one block, unless the caller asks for more.
+    fn shift_blocks(&mut self, sent: Sent, bytes: u64, rows: usize) {
+        let nodes = self.ranks.nodes();
+        let others = (nodes - 1).max(1);
+        // The first step has the most distances.
+        let step = |blocks: usize| {
+            let first = shift_steps(blocks, nodes, sent).next();
+            first.map_or(0.0, |(exchange, _)| self.step_us(exchange.kind(), bytes as f64))
         };
         let of_node = self.work_us(rows);
         let work = |blocks: usize| Some(of_node? * others.div_ceil(blocks) as f64);
@@ -358,14 +374,15 @@ impl Maker<'_> {
             }
             Op::MatmulReduceScatter | Op::ReduceScatter => {
                 self.main(request.row, (of_node, n, k), to_wire)?;
+                self.shift_blocks(Sent::Slot, slots(own, n, wire), of_node);
                 self.finish((own, n))?;
                 self.area(Area::Send, slots(own, n, wire));
-                self.area(Area::Receive, slot_bytes(own, n, wire));
+                self.area(Area::Receive, slots(own, n, wire));
                 Ok(())
             }
             Op::AllGather => {
                 self.main(request.row, (of_node, n, 0), |_| ())?;
-                self.gather_blocks(slot_bytes(own, n, dtype), of_node);
+                self.shift_blocks(Sent::Block, slot_bytes(own, n, dtype), of_node);
                 self.copy((own, n), dtype, dtype)?;
                 self.area(Area::Send, slot_bytes(own, n, dtype));
                 self.area(Area::Receive, slots(own, n, dtype));
@@ -376,7 +393,7 @@ impl Maker<'_> {
                 self.main(request.row, (of_node, n, k), |r| {
                     (r.output, r.epilogue) = (Some(output), epilogue);
                 })?;
-                self.gather_blocks(slot_bytes(own, n, output), of_node);
+                self.shift_blocks(Sent::Block, slot_bytes(own, n, output), of_node);
                 self.part(Role::Gather, all_gather, (of_node, n, 0), |r| r.dtype = output)?;
                 self.copy((own, n), output, output)?;
                 self.area(Area::Send, slot_bytes(own, n, output));
@@ -388,7 +405,7 @@ impl Maker<'_> {
                 self.main(request.row, (of_node, n, k), |r| {
                     (r.output, r.epilogue) = (Some(output), epilogue);
                 })?;
-                self.gather_blocks(slot_bytes(own, k, dtype), of_node);
+                self.shift_blocks(Sent::Block, slot_bytes(own, k, dtype), of_node);
                 self.copy((own, k), dtype, dtype)?;
                 self.area(Area::Send, slot_bytes(own, k, dtype));
                 self.area(Area::Receive, slots(own, k, dtype));
@@ -405,17 +422,43 @@ impl Maker<'_> {
                 // Ranks have different numbers of columns of C, but must use tiles of the same
                 // shape.
                 let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
-                self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
-                    (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
-                })?;
-                self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
+                let product = |maker: &mut Self, rows: usize| {
+                    maker.part(Role::Product, crate::ops::row(Op::Matmul), (rows, n, k), |r| {
+                        (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
+                    })
+                };
+                let gather = |maker: &mut Self, rows: usize| {
+                    maker.part(Role::Main, all_gather, (local * own, rows, 0), |_| ())
+                };
+                product(self, m)?;
+                gather(self, m)?;
+                let parts = &self.composed.parts;
+                let work = |blocks: usize| {
+                    let product = parts[&Role::Product].predicted_us(m.div_ceil(blocks))?;
+                    // Fewer rows of A are fewer columns of its transpose. A gather of fewer rows of
+                    // the transpose moves as many bytes.
+                    let gather = parts[&Role::Main].predicted_us((local * own).div_ceil(blocks))?;
+                    Some(product + nodes as f64 * gather)
+                };
+                let bytes = slot_bytes(own, m, dtype) as f64;
+                let step = |blocks| self.step_us(Kind::AllGather, bytes / blocks as f64);
+                let chosen = request
+                    .blocks
+                    .unwrap_or_else(|| blocks_of(MOST_BLOCKS.min(m.max(1)), step, work));
+                self.composed.blocks = chosen.clamp(1, m.max(1));
+                let rows = self.composed.rows_of_block(m);
+                // Fewer blocks of this size may be enough for all rows.
+                self.composed.blocks = m.div_ceil(rows).max(1);
+                let blocks = self.composed.blocks as u64;
+                product(self, rows)?;
+                gather(self, rows)?;
                 // Ranks have different numbers of columns of A, but must use tiles of the same
                 // shape.
-                let tile = TileShape { m: m.clamp(1, 64), n: own.clamp(1, 256) };
-                self.part(Role::Copy, &COPY, (m, columns, 0), |r| r.tile = Some(tile))?;
-                self.area(Area::Send, slot_bytes(own, m, dtype));
-                self.area(Area::Receive, slots(own, m, dtype));
-                self.area(Area::Whole, slot_bytes(k, m, dtype));
+                let tile = TileShape { m: rows.clamp(1, 64), n: own.clamp(1, 256) };
+                self.part(Role::Copy, &COPY, (rows, columns, 0), |r| r.tile = Some(tile))?;
+                self.area(Area::Send, blocks * slot_bytes(own, rows, dtype));
+                self.area(Area::Receive, blocks * slots(own, rows, dtype));
+                self.area(Area::Whole, slot_bytes(k, rows, dtype));
                 Ok(())
             }
             Op::AllToAll => {
@@ -457,9 +500,13 @@ impl Maker<'_> {
         }
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
-        // Only a sum has a part of the area for each block.
-        let sums = matches!(self.request.op(), Op::AllReduce | Op::MatmulAllReduce);
-        let parts = if sums { *blocks as u64 } else { 1 };
+        // The area has a part for each block.
+        let by_rows = match self.request.op() {
+            Op::AllReduce | Op::MatmulAllReduce => true,
+            Op::AllGatherMatmul => self.request.shard == Shard::Columns,
+            _ => false,
+        };
+        let parts = if by_rows { *blocks as u64 } else { 1 };
         let of_all = (sent / parts).saturating_mul(self.ranks.nodes() as u64);
         match of_all <= MOST_BYTES {
             true => Ok(()),

@@ -106,7 +106,7 @@ fn tests() -> ExitCode {
                 ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
                 operators_over_nodes_are_captured_and_replayed,
                 operators_over_nodes_of_two_ranks_are_captured_and_replayed,
-                gathers_between_three_nodes_arrive_in_blocks,
+                exchanges_between_three_nodes_go_in_blocks,
                 a_barrier_holds_the_ranks_of_all_nodes,
                 a_heap_that_is_dropped_in_a_step_does_not_wait,
                 a_communicator_over_nodes_takes_memory_and_streams_of_cudarc,

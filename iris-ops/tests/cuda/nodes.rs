@@ -12,7 +12,7 @@ use iris_kernels::UserKernel;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{
     AllGather, AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce,
-    MatmulArgs, Op, all_gather, all_reduce, matmul_all_reduce,
+    MatmulArgs, Op, ReduceScatter, all_gather, all_reduce, matmul_all_reduce,
 };
 use iris_testkit::launch::{self, End};
 
@@ -49,7 +49,7 @@ const COMM: &str = "comm";
 const CALLS: usize = 50;
 
 pub(crate) fn the_kernels_of_steps_between_nodes_compile() {
-    for source in [include_str!("../../src/nodes/record.cu"), SOURCE] {
+    for source in [include_str!("../../src/nodes/steps.cu"), SOURCE] {
         let code = Compiler::nvrtc().unwrap().compile(source.into(), &Options::new(), "sm_90a");
         assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
     }
@@ -157,8 +157,8 @@ fn replayed(world: &World) -> Result<()> {
     Ok(world.close()?)
 }
 
-/// Makes calls of all-gather-matmul and all-gather with a step between nodes for each other node,
-/// and replays a graph of them.
+/// Makes calls of all-gather-matmul, all-gather and reduce-scatter with a step between nodes for each
+/// other node, and replays a graph of them.
 fn in_blocks(world: &World) -> Result<()> {
     let heap = open(world)?;
     let (rank, size) = (world.rank(), world.size());
@@ -170,17 +170,23 @@ fn in_blocks(world: &World) -> Result<()> {
     };
     let matmul = AllGatherMatmul::new(&heap, &plan(Op::AllGatherMatmul, n, k)?)?;
     let gather = AllGather::new(&heap, &plan(Op::AllGather, k, 0)?)?;
+    let scatter = ReduceScatter::new(&heap, &plan(Op::ReduceScatter, k, 0)?)?;
+    let (parts, sums) = (heap.alloc::<f32>(own * size * k)?, heap.alloc::<f32>(own * k)?);
     let (a, b) = (heap.alloc::<f32>(own * k)?, heap.alloc::<f32>(k * n)?);
     let (c, all) = (heap.alloc::<f32>(own * size * n)?, heap.alloc::<f32>(own * size * k)?);
     let (theirs, stream) = callers(&heap)?;
     let step = || -> Result<()> {
         let (a, b) = (MatRef::sym(a, own, k), MatRef::sym(b, k, n));
         matmul.run(&MatmulArgs::new(a, b, MatRef::sym(c, own * size, n)), &stream)?;
-        Ok(gather.run(&CollectiveArgs::new(a, MatRef::sym(all, own * size, k)), &stream)?)
+        gather.run(&CollectiveArgs::new(a, MatRef::sym(all, own * size, k)), &stream)?;
+        let (parts, sums) = (MatRef::sym(parts, own * size, k), MatRef::sym(sums, own, k));
+        Ok(scatter.run(&CollectiveArgs::new(parts, sums), &stream)?)
     };
     let graph = captured(&theirs, step)?;
     for call in 0..10 {
         heap.write(a, &numbers(own * k, rank, call))?;
+        heap.write(parts, &numbers(own * size * k, rank, call))?;
+        heap.write(sums, &vec![f32::NAN; own * k])?;
         heap.write(b, &numbers(k * n, 1, call))?;
         heap.write(c, &vec![f32::NAN; own * size * n])?;
         heap.write(all, &vec![f32::NAN; own * size * k])?;
@@ -194,10 +200,17 @@ fn in_blocks(world: &World) -> Result<()> {
         let whole: Vec<f32> = (0..size).flat_map(|rank| numbers(own * k, rank, call)).collect();
         let expected = product(&whole, &numbers(k * n, 1, call), (own * size, n, k));
         ensure!(heap.read(all)? == whole, "call {call} of rank {rank}: the gather is wrong");
+        let of_all = (0..size).map(|rank| numbers(own * size * k, rank, call));
+        let of_all = of_all.map(|part| part[rank * own * k..][..own * k].to_vec());
+        let added = |sums: Vec<f32>, part: Vec<f32>| {
+            sums.into_iter().zip(part).map(|(sum, value)| sum + value).collect()
+        };
+        let sum = of_all.reduce(added).unwrap_or_default();
+        ensure!(heap.read(sums)? == sum, "call {call} of rank {rank}: the sums are wrong");
         ensure!(heap.read(c)? == expected, "call {call} of rank {rank}: the product is wrong");
     }
     drop_graph(graph);
-    drop((matmul, gather));
+    drop((matmul, gather, scatter));
     drop(stream);
     heap.close()?;
     Ok(world.close()?)
@@ -393,7 +406,7 @@ pub(crate) fn operators_over_two_nodes_on_one_gpu_are_captured_and_replayed() {
     all_ended_well(&launched_on((2, 1), REPLAYED, launch::Options::default().env(VISIBLE, first)));
 }
 
-pub(crate) fn gathers_between_three_nodes_arrive_in_blocks() {
+pub(crate) fn exchanges_between_three_nodes_go_in_blocks() {
     all_ended_well(&launched_on((3, 1), IN_BLOCKS, launch::Options::default()));
 }
 

@@ -276,8 +276,8 @@ int ncclCommAbort(const void* handle) {
     std::unique_lock guard(of->own);
     of->progress = nullptr;
     guard.unlock();
-    // A collective that runs may still write its output.
-    std::lock_guard ended(of->running);
+    // Waits for the collective that runs, which may still write its output.
+    std::unique_lock(of->running).unlock();
     forget(handle);
     wait_for_graphs(of->rank);
     return outcome(SUCCESS, "ncclCommAbort");

@@ -17,14 +17,18 @@ pub enum NcclCall {
         /// Rank whose input is copied.
         root: usize,
     },
-    /// Part of an all-gather: the input of `count` elements goes to the ranks that are `first` to
-    /// `first + shifts - 1` after this rank, modulo the number of ranks. Part r of the output gets
-    /// the input of rank r, for each rank r from which this rank receives; other parts are left.
+    /// Part of an all-gather or of an all-to-all: `count` elements go to each of the ranks that are
+    /// `first` to `first + shifts - 1` after this rank, modulo the number of ranks. Part r of the
+    /// output gets the elements of rank r, for each rank r from which this rank receives; other
+    /// parts are left.
     Shifts {
         /// Smallest distance between sender and receiver, at least 1.
         first: usize,
         /// Number of distances.
         shifts: usize,
+        /// Whether each receiver gets its own part of the input, as in an all-to-all; otherwise all
+        /// receivers get the whole input.
+        by_parts: bool,
     },
 }
 
@@ -34,8 +38,8 @@ impl NcclCall {
         match self {
             NcclCall::AllReduce | NcclCall::Broadcast { .. } => (1, 1),
             NcclCall::ReduceScatter => (ranks, 1),
+            NcclCall::AllToAll | NcclCall::Shifts { by_parts: true, .. } => (ranks, ranks),
             NcclCall::AllGather | NcclCall::Shifts { .. } => (1, ranks),
-            NcclCall::AllToAll => (ranks, ranks),
         }
     }
 
@@ -46,11 +50,12 @@ impl NcclCall {
             NcclCall::AllToAll => {
                 (0..ranks).map(|peer| Message { peers: [peer; 2], parts: [peer; 2] }).collect()
             }
-            NcclCall::Shifts { first, shifts } => {
+            NcclCall::Shifts { first, shifts, by_parts } => {
                 let message = |distance: usize| {
                     let (receiver, sender) = (rank + distance, rank + ranks - distance);
                     let peers = [receiver % ranks, sender % ranks];
-                    Message { peers, parts: [0, peers[1]] }
+                    let part = if by_parts { peers[0] } else { 0 };
+                    Message { peers, parts: [part, peers[1]] }
                 };
                 (first..first + shifts).map(message).collect()
             }

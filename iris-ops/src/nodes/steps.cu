@@ -1,6 +1,8 @@
-// Comparison of the records of a step between nodes. Each rank announces its record, an engine such
-// as NCCL gathers the records of all nodes, and each rank compares them before the step moves data.
+// Kernels of the steps between nodes. Each rank announces its record of a step, an engine such as
+// NCCL gathers the records of all nodes, and each rank compares them before the step moves data. If
+// the data are parts of a sum over nodes, each rank adds the parts that it has received.
 #include "iris/sync.h"
+#include "iris/view.h"
 
 using namespace iris;
 
@@ -58,5 +60,22 @@ IRIS_KERNEL iris_step_compare(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own,
                              static_cast<i32>(node), static_cast<i32>(seen[field]),
                              static_cast<i32>(wanted), static_cast<i32>(field)});
         }
+    }
+}
+
+/// Adds `nodes` slots of `vectors` vectors of elements each, in the order of nodes, in f32. The first
+/// slot is at `slots`, the next one `stride` bytes after it; the first slot receives the sum.
+IRIS_KERNEL iris_step_sum(u64 slots, u64 stride, u64 vectors, u64 nodes, u32 dtype) {
+    const u64 bytes = u64(WIDTH) * element_bytes(dtype);
+    const u64 step = u64(port::workgroups()) * port::threads();
+    for (u64 at = u64(port::workgroup()) * port::threads() + port::thread(); at < vectors; at += step) {
+        const u64 first = slots + at * bytes;
+        Values sum = values_of(load_raw(first, dtype), dtype);
+        for (u64 node = 1; node < nodes; ++node) {
+            const Values part = values_of(load_raw(first + node * stride, dtype), dtype);
+            IRIS_UNROLL
+            for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
+        }
+        store_whole(first, dtype, sum);
     }
 }
