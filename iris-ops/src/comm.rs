@@ -64,7 +64,7 @@ mod stream;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use iris_heap::{DType, Element, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{DType, Element, HeapOptions, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -210,6 +210,9 @@ impl Comm {
     ) -> Result<Self> {
         let stream = stream.into();
         let (backend, index) = stream.device()?;
+        let mut on = HeapOptions::new().backend(backend);
+        on.device = index;
+        let world = &world.for_heap(&on).map_err(Error::comm)?;
         let ranks = match index {
             Some(index) => {
                 let device = Device::of_rank(backend, index).map_err(Error::comm)?;

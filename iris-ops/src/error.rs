@@ -134,6 +134,19 @@ pub enum Error {
         /// Number of ranks of the heap.
         size: usize,
     },
+    /// The plan was made for another number of nodes than the heap has.
+    #[error(
+        "{op}: planned for {planned} nodes, expected {nodes}, those of the heap, whose nodes are smaller than its world's \
+         if GPUs cannot access each other's memory: plan from the heap, or from the world that World::for_heap returns"
+    )]
+    OtherNodes {
+        /// Operator of the plan.
+        op: OpLabel,
+        /// Number of nodes for which the plan was made.
+        planned: usize,
+        /// Number of nodes of the heap.
+        nodes: usize,
+    },
     /// An earlier call on the heap failed; close the heap and open a new one.
     #[error(
         "{op}: the heap takes no calls after a fault, expected one without: close the heap and its world on all ranks, \
@@ -212,6 +225,7 @@ impl Error {
             | Error::TooManyRows { op, .. }
             | Error::TooManyElements { op, .. }
             | Error::OtherWorld { op, .. }
+            | Error::OtherNodes { op, .. }
             | Error::Poisoned { op, .. }
             | Error::Step { op, .. }
             | Error::Heap { op, .. } => op.set(label),

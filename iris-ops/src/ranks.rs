@@ -120,7 +120,8 @@ impl Ranks {
 
 impl From<&World> for Ranks {
     /// Ranks of a world. They are on the CPU, because a world has no devices; [`Ranks::on`] moves
-    /// them to a GPU.
+    /// them to a GPU. For GPUs that may not have access to each other's memory, pass the world that
+    /// [`World::for_heap`] returns, whose nodes are those of a heap.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
         let (nodes, network_gbit) = (world.nodes(), world.settings().network_gbit);

@@ -9,7 +9,7 @@ use iris_sync::LINE_WORDS;
 use crate::error::{Error, InOp, Result};
 use crate::plan::Plan;
 use crate::spec::Part;
-use crate::workspace::outcome;
+use crate::workspace::{check_nodes, outcome};
 
 /// Memory that a program allocates from a heap, in addition to the memory of its operators. It is
 /// an argument of [`Plan::open_heap`].
@@ -143,8 +143,9 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the
-    /// world's; [`Error::NoPlan`]; errors of [`SymmetricHeap::open`], which name the differences
-    /// between the plans of two ranks.
+    /// world's; [`Error::OtherNodes`] if GPUs of the world cannot access each other's memory, and
+    /// `world` and its plans are not from [`World::for_heap`]; [`Error::NoPlan`]; errors of
+    /// [`SymmetricHeap::open`], which name the differences between the plans of two ranks.
     #[track_caller]
     pub fn open_heap(
         world: &World,
@@ -169,7 +170,13 @@ impl Plan {
             sizes.max().unwrap_or(mine[index])
         };
         let options = options.data_bytes(most(0)).signal_bytes(most(1)).device_words(most(2));
-        SymmetricHeap::open(world, options).in_op(op)
+        let heap = SymmetricHeap::open(world, options).in_op(op)?;
+        // The sizes of the heap follow from the plans, so plans for other nodes are an error here.
+        if let Err(error) = plans.iter().try_for_each(|plan| check_nodes(&heap, plan)) {
+            heap.close().in_op(op)?;
+            return Err(error);
+        }
+        Ok(heap)
     }
 
     /// Room for the matrices of the largest call. Each matrix is a separate allocation, with the

@@ -83,6 +83,7 @@ impl Workspace {
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
         let areas = composed::largest_areas(plans);
+        let of_nodes = plans.iter().try_for_each(|plan| check_nodes(heap, plan));
         // An operator over several nodes consists of several operators of this node, each with a
         // separate plan.
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
@@ -91,9 +92,11 @@ impl Workspace {
         let world = heap.world();
         let items: Vec<_> = plans.iter().flat_map(|plan| plan.fingerprint()).collect();
         world.agree("workspace", &items).in_op(first.op())?;
-        let checked = plans.iter().try_for_each(|plan| {
-            check_plan(heap, plan)?;
-            can_share(plan, first.request().first_call)
+        let checked = of_nodes.and_then(|()| {
+            plans.iter().try_for_each(|plan| {
+                check_plan(heap, plan)?;
+                can_share(plan, first.request().first_call)
+            })
         });
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
@@ -332,10 +335,22 @@ fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     Ok(())
 }
 
+/// Checks that a plan for all ranks of the heap's whole world was made for the heap's number of
+/// nodes. Plans for another world pass.
+pub(crate) fn check_nodes(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
+    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    let (planned, nodes) = (ranks.nodes(), world.nodes());
+    if (ranks.rank, ranks.size) != (world.rank(), world.size()) || planned == nodes {
+        return Ok(());
+    }
+    Err(Error::OtherNodes { op: plan.op().into(), planned, nodes })
+}
+
 /// Checks that a plan was made for this rank and backend, and that the heap's device can run it.
 pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (op, ranks) = (plan.op(), plan.ranks());
     if (ranks.rank, ranks.size) != (heap.rank(), heap.size()) {
+        check_nodes(heap, plan)?;
         return Err(Error::OtherWorld {
             op: op.into(),
             planned_rank: ranks.rank,

@@ -16,10 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use common::nodes::{each, fabric_of, run_on_nodes, shape_cases, type_cases};
+use common::nodes::{each, fabric_of, run_in_heap_on_nodes, run_on_nodes, shape_cases, type_cases};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World, abi};
 use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
-use iris_ops::{AllGather, AllReduce, CollectiveArgs, MatRef, all_gather, all_reduce};
+use iris_ops::comm::{self, Comm, ReduceOp};
+use iris_ops::{
+    AllGather, AllReduce, CollectiveArgs, MatRef, Plan, Ranks, Room, Workspace, all_gather,
+    all_reduce,
+};
 use iris_testkit::Level;
 use iris_testkit::fake_hip::{Fake, failed};
 use iris_testkit::harness::{self, Group, named};
@@ -50,6 +54,9 @@ fn main() -> ExitCode {
             operators_on_2_nodes_of_2_ranks,
             operators_on_3_nodes_of_1_rank,
             operators_on_2_nodes_of_3_ranks,
+            processes_on_gpus_without_peer_access_are_grouped,
+            threads_on_gpus_without_peer_access_are_grouped,
+            nodes_with_gpus_without_peer_access_are_divided,
             data_that_arrives_late_is_waited_for,
             a_communicator_that_is_never_ready_names_the_ranks,
             an_asynchronous_error_fails_all_ranks,
@@ -57,6 +64,7 @@ fn main() -> ExitCode {
             a_heap_that_is_closed_before_its_graph_says_so,
             calls_that_differ_between_nodes_are_named,
             a_killed_rank_of_another_node_is_named,
+            a_killed_rank_without_peer_access_is_named,
             a_killed_node_of_two_ranks_is_named,
             a_killed_rank_ends_a_wait_in_the_driver,
             an_asynchronous_error_ends_a_wait_in_the_driver,
@@ -71,7 +79,15 @@ fn main() -> ExitCode {
 
 /// Runs this process's rank of the job `which`.
 fn run_rank(which: &str) -> Result<()> {
+    if let Some(nodes) = which.strip_prefix("grouped threads ") {
+        let nodes = nodes.parse()?;
+        World::run_threads(GROUPED, |world| grouped(&world, nodes))?;
+        return Ok(());
+    }
     let world = World::from_env()?;
+    if let Some(nodes) = which.strip_prefix("grouped ") {
+        return grouped(&world, nodes.parse()?);
+    }
     match which {
         "operators" => operators(&world),
         "late" => run_on_nodes(&world, BACKEND, bursts()),
@@ -100,7 +116,7 @@ fn job(
     let (log, size) = (NamedTempFile::new().unwrap(), nodes * per_node);
     let options = launch::Options::default().nodes(nodes).deadline(Duration::from_secs(300));
     let options = options.grace(Duration::from_secs(60));
-    let options = options.env("FAKE_HIP_DEVICES", size.to_string());
+    let options = options.env("FAKE_HIP_DEVICES", size.max(GROUPED).to_string());
     // A step between nodes may take eight compute units.
     let options = options.env("FAKE_HIP_UNITS", "10").env("HSA_NO_SCRATCH_RECLAIM", "1");
     let environment = Fake::with_libraries().environment(log.path());
@@ -134,7 +150,7 @@ fn operators_on(world: (usize, usize), set: &[(&str, &str)]) {
 
 /// Tests that devices that cannot access each other's memory work as nodes of their own.
 fn operators_on_2_nodes_of_1_rank() {
-    operators_on((2, 1), &[("FAKE_HIP_NO_PEERS", "1")]);
+    operators_on((2, 1), &[("FAKE_HIP_NO_PEERS", "all")]);
 }
 
 fn operators_on_2_nodes_of_2_ranks() {
@@ -147,6 +163,103 @@ fn operators_on_3_nodes_of_1_rank() {
 
 fn operators_on_2_nodes_of_3_ranks() {
     operators_on((2, 3), &[]);
+}
+
+/// Number of ranks that are grouped into nodes by the access of their devices.
+const GROUPED: usize = 4;
+
+/// Values of FAKE_HIP_NO_PEERS for [`GROUPED`] devices, and the number of nodes that the heap must
+/// have. A missing direction is enough, and groups are consecutive ranks with access.
+const ACCESS: [(&str, usize); 5] = [
+    ("0-2,0-3,1-2,3-1", 2),
+    ("all", 4),
+    // Devices 0 and 1, and 1 and 2, have access.
+    ("0-2,3-0,3-1,3-2", 4),
+    // Devices 0 and 2, and 1 and 3, have access: not consecutive.
+    ("0-1,1-2,2-3,3-0", 4),
+    ("", 1),
+];
+
+/// Checks that no driver call of a grouped job failed, and that it used RCCL if it has several
+/// nodes.
+fn check_grouped(outcome: &launch::Outcome, calls: &str, (access, nodes): (&str, usize)) {
+    assert!(outcome.ok(), "{access:?}: {}", outcome.report());
+    assert_eq!(failed(calls), [""; 0], "{access:?}");
+    let uses = calls.contains("ncclAllReduce = 0");
+    assert_eq!(uses, nodes > 1, "{access:?}: {calls}");
+}
+
+fn processes_on_gpus_without_peer_access_are_grouped() {
+    for (access, nodes) in ACCESS {
+        let which = format!("grouped {nodes}");
+        let (outcome, calls) = job(&which, (1, GROUPED), &[("FAKE_HIP_NO_PEERS", access)]);
+        check_grouped(&outcome, &calls, (access, nodes));
+    }
+}
+
+fn threads_on_gpus_without_peer_access_are_grouped() {
+    for (access, nodes) in ACCESS {
+        let which = format!("grouped threads {nodes}");
+        let (outcome, calls) = job(&which, (1, 1), &[("FAKE_HIP_NO_PEERS", access)]);
+        check_grouped(&outcome, &calls, (access, nodes));
+    }
+}
+
+/// Tests two nodes of two ranks; devices of node 1 have no access, so both nodes are divided. The
+/// devices of different nodes need none.
+fn nodes_with_gpus_without_peer_access_are_divided() {
+    for (access, nodes) in [("0-2,2-3", 4), ("0-2,0-3,1-2,1-3", 2)] {
+        let which = format!("grouped {nodes}");
+        let (outcome, calls) = job(&which, (2, 2), &[("FAKE_HIP_NO_PEERS", access)]);
+        check_grouped(&outcome, &calls, (access, nodes));
+    }
+}
+
+/// Opens a heap, which must have `nodes` nodes of consecutive ranks; tries plans for this and for
+/// the caller's number of nodes, and a communicator; and runs a case of each operator.
+fn grouped(world: &World, nodes: usize) -> Result<()> {
+    let (rank, size, before) = (world.rank(), world.size(), world.nodes());
+    let per_node = size / nodes;
+    let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).backend(BACKEND))?;
+    let all = heap.whole_world();
+    let seen = (all.nodes(), all.node(), all.rank(), all.size(), heap.rank(), heap.size());
+    let expected = (nodes, rank / per_node, rank, size, rank % per_node, per_node);
+    ensure!(seen == expected, "{seen:?}, expected {expected:?}");
+    ensure!(heap.device().index == rank, "rank {rank} has device {}", heap.device().index);
+    ensure!(world.nodes() == before, "the nodes of the caller's world changed");
+    let host = all.host_of(rank)?;
+    let named = host.contains(&format!("(node {})", rank / per_node));
+    ensure!(nodes == 1 || named, "rank {rank} is on host {host}");
+    ensure!(world.for_heap(heap.options())?.nodes() == nodes, "for_heap finds other nodes");
+    let request = all_reduce::Options::new(COUNT);
+    if nodes > before {
+        // Plans from the caller's world are for its nodes.
+        let plan = request.plan(Ranks::from(world).on(BACKEND))?;
+        let parts = format!("planned for {before} nodes, expected {nodes}");
+        let parts = [parts.as_str(), "World::for_heap"];
+        fails_with(AllReduce::new(&heap, &plan).map_err(Into::into), &parts)?;
+        fails_with(Workspace::for_plans(&heap, &[&plan]).map_err(Into::into), &parts)?;
+        fails_with(Plan::open_heap(world, &[&plan], Room::none()).map_err(Into::into), &parts)?;
+    }
+    heap.close()?;
+    if nodes == 1 {
+        return Ok(world.close()?);
+    }
+    let within = world.for_heap(&HeapOptions::new().backend(BACKEND))?;
+    let plan = request.plan(Ranks::from(&within).on(BACKEND))?;
+    let heap = Plan::open_heap(&within, &[&plan], Room::none())?;
+    AllReduce::new(&heap, &plan)?.free()?;
+    heap.close()?;
+    // A communicator plans before it opens its heap.
+    let comm =
+        Comm::from_world(BACKEND, world, &comm::Options::new().max_bytes(1 << 12).room(1 << 14))?;
+    let (x, y) = (comm.heap().full::<f32>(COUNT, 1.0)?, comm.heap().zeros::<f32>(COUNT)?);
+    comm.all_reduce(&x, &mut y.clone(), &ReduceOp::Sum)?;
+    comm.stream().sync()?;
+    let sums = comm.heap().read(y)?;
+    ensure!(sums.iter().all(|sum| *sum == size as f32), "sums are {:?}", &sums[..4]);
+    comm.close()?;
+    run_in_heap_on_nodes(world, nodes, BACKEND, each(&Options::new(37, 21, 13)))
 }
 
 /// Runs all shapes and types on up to two nodes of two ranks, and a fifth of them on larger worlds.
@@ -310,13 +423,26 @@ fn differs(world: &World) -> Result<()> {
 
 /// Runs one rank on each of two nodes; rank 1 is killed and rank 0 expects an error.
 fn rank_1_is_killed(which: &str) {
-    let (outcome, _) = job(which, (2, 1), &[]);
+    rank_1_of_two_is_killed(which, (2, 1), &[]);
+}
+
+/// Runs two ranks with the environment variables `set`; rank 1 is killed and rank 0 expects an
+/// error.
+fn rank_1_of_two_is_killed(which: &str, world: (usize, usize), set: &[(&str, &str)]) {
+    let (outcome, _) = job(which, world, set);
     let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
     assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
 }
 
 fn a_killed_rank_of_another_node_is_named() {
     rank_1_is_killed("killed");
+}
+
+/// Tests that ranks of one host, whose devices have no access, name each other with their nodes.
+fn a_killed_rank_without_peer_access_is_named() {
+    let set = [("FAKE_HIP_NO_PEERS", "all")];
+    rank_1_of_two_is_killed("killed", (1, 2), &set);
+    rank_1_of_two_is_killed("in the driver", (1, 2), &set);
 }
 
 /// Tests that both ranks of node 0 name a rank of node 1 if all ranks of node 1 are killed.
@@ -333,7 +459,7 @@ fn killed(world: &World) -> Result<()> {
     (0..3).try_for_each(|_| sum.call())?;
     // A call may end on one rank while others are still in it.
     world.barrier()?;
-    if world.node() == 1 {
+    if sum.heap.whole_world().node() == 1 {
         launch::kill_myself();
     }
     // The lost rank's host has a name that ends with the node.

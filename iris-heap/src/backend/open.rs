@@ -7,7 +7,7 @@ use super::gpu::{Gpu, Vendor};
 use super::{Backend, BackendKind, DeviceInfo, cuda, hip};
 use crate::error::Result;
 use crate::util::unsupported;
-use crate::world::World;
+use crate::world::{PeerAccess, World};
 
 impl BackendKind {
     /// Driver of the vendor of this kind of GPU; an error for the CPU.
@@ -67,6 +67,15 @@ impl BackendKind {
     /// such device.
     pub fn memory_info(self, index: usize) -> Result<(u64, u64)> {
         self.vendor()?.memory_info(index)
+    }
+
+    /// Returns which of the visible devices the device `index` cannot access; for the CPU the
+    /// default, because its ranks share memory.
+    pub(crate) fn peer_access(self, index: usize) -> Result<PeerAccess> {
+        match self.traits().host_threads {
+            true => Ok(PeerAccess::default()),
+            false => self.vendor()?.peer_access(index),
+        }
     }
 
     /// Opens the device of a rank: for the CPU with `threads` workgroup threads; for a GPU the

@@ -42,7 +42,7 @@ use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
 use crate::util::{check_may_wait, lock, unsupported};
 use crate::wire::{Reader, Writer, hash};
-use crate::world::{Registration, World};
+use crate::world::{PeerAccess, Registration, World};
 
 use order::Watch;
 
@@ -77,6 +77,23 @@ pub struct SymmetricHeap {
     /// World of the ranks of all nodes, and world of this rank's counterparts on the other nodes; set
     /// only if the heap's world has several nodes.
     nodes: OnceLock<nodes::Nodes>,
+}
+
+/// Outcome of opening the heap of one node.
+enum Opening {
+    Heap(Arc<SymmetricHeap>),
+    /// Devices of the node cannot access each other's memory: the world with smaller nodes, and
+    /// the options for a heap in it.
+    Grouped(World, HeapOptions),
+}
+
+/// Device and memory of a rank that opens a heap, before any exchange with other ranks.
+struct Made {
+    backend: Arc<dyn Backend>,
+    /// Memory of the data segment, of the signal segment and of the device words.
+    memory: [Arc<dyn Mapping>; 3],
+    boards: Option<JointMemory>,
+    access: PeerAccess,
 }
 
 struct State {
@@ -114,6 +131,15 @@ impl fmt::Debug for SymmetricHeap {
 impl SymmetricHeap {
     /// Opens a heap. Collective: all ranks call it.
     ///
+    /// If GPUs of one node cannot access each other's memory, the heap divides every node of the
+    /// world into nodes of equal size: the largest groups of consecutive ranks whose GPUs all have
+    /// access to each other, in the worst case groups of one rank. The heap is then a heap over
+    /// several nodes, whose operators move data between nodes over NCCL or RCCL.
+    /// [`SymmetricHeap::whole_world`] has the nodes of the heap; `world` keeps its own. So make
+    /// plans from the heap, or from the world that [`World::for_heap`] returns. Rank 0 logs a
+    /// warning that names the GPUs. A GPU that a process does not see (`CUDA_VISIBLE_DEVICES`)
+    /// counts as accessible, because the driver says nothing about it.
+    ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
     /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
@@ -125,8 +151,18 @@ impl SymmetricHeap {
         if world.nodes() > 1 {
             return SymmetricHeap::open_on_nodes(world, options);
         }
+        match SymmetricHeap::open_node(world, options)? {
+            Opening::Heap(heap) => Ok(heap),
+            Opening::Grouped(world, options) => SymmetricHeap::open_on_nodes(&world, options),
+        }
+    }
+
+    /// Opens the heap of a world of one node, unless devices of the ranks cannot access each
+    /// other's memory.
+    #[track_caller]
+    fn open_node(world: &World, options: HeapOptions) -> Result<Opening> {
         let made = SymmetricHeap::make_local(world, &options);
-        let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
+        let device = made.as_ref().map_or(String::new(), |made| made.backend.device().name);
         let mut items = vec![
             ("iris-heap version", env!("CARGO_PKG_VERSION").into()),
             ("protocol version", PROTOCOL_VERSION.to_string()),
@@ -143,8 +179,14 @@ impl SymmetricHeap {
         items.extend(env::agreed());
         let ids = world.agree_with("open", &items, &fresh_id().to_le_bytes())?;
         let id = ids[0].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
+        let (made, access) = world.all_ok_with("open", made, |made| made.access.encode())?;
         world.agree("open", &[("device", device)])?;
+        if let Some(grouped) = world.grouped_by_access(&access)? {
+            // The device stays the one whose access was compared.
+            let options = HeapOptions { device: Some(made.access.index), ..options };
+            return Ok(Opening::Grouped(grouped, options));
+        }
+        let Made { backend, memory: [data, signal, device_words], boards, .. } = made;
 
         // This rank takes part in each exchange even if its part of the previous exchange failed,
         // because its peers wait for this rank.
@@ -166,7 +208,7 @@ impl SymmetricHeap {
         let registration = world.register(&memory.control);
         let words = memory.device_words.bytes();
         tracing::debug!(rank = world.rank(), id, "heap open");
-        Ok(Arc::new(SymmetricHeap {
+        Ok(Opening::Heap(Arc::new(SymmetricHeap {
             world: world.clone(),
             id,
             backend,
@@ -186,15 +228,11 @@ impl SymmetricHeap {
             registration: Mutex::new(Some(registration)),
             watch: Mutex::new(watch),
             nodes: OnceLock::new(),
-        }))
+        })))
     }
 
     /// Opens this rank's device and allocates its memory, before any exchange with other ranks.
-    #[allow(clippy::type_complexity, reason = "the parts of a heap, taken apart at once")]
-    fn make_local(
-        world: &World,
-        options: &HeapOptions,
-    ) -> Result<(Arc<dyn Backend>, [Arc<dyn Mapping>; 3], Option<JointMemory>)> {
+    fn make_local(world: &World, options: &HeapOptions) -> Result<Made> {
         options.check()?;
         nodes::check_size(world)?;
         let words = 4 * options.device_words;
@@ -204,7 +242,9 @@ impl SymmetricHeap {
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
         let signal = backend.allocate(Purpose::Signal, options.signal_bytes)?;
         let device_words = backend.allocate(Purpose::DeviceWords, words)?;
-        Ok((backend, [data, signal, device_words], order::make_boards(world)?))
+        let access = options.backend.peer_access(backend.device().index)?;
+        let boards = order::make_boards(world)?;
+        Ok(Made { backend, memory: [data, signal, device_words], boards, access })
     }
 
     /// Allocates `len` elements of data memory on every rank: collective. The contents are
@@ -637,7 +677,8 @@ impl SymmetricHeap {
         stream.check_of(Arc::as_ptr(&self.memory.control), what)
     }
 
-    /// World in which the heap was opened.
+    /// World of the ranks of this rank's node, which share the heap's memory; if there is one node,
+    /// the world in which the heap was opened.
     pub fn world(&self) -> &World {
         &self.world
     }

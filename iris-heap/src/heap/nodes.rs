@@ -3,18 +3,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{HeapOptions, SymmetricHeap};
+use super::{HeapOptions, Opening, SymmetricHeap};
 use crate::abi::MAX_RANKS;
 use crate::control::NodeEngine;
 use crate::error::{Error, Result};
 use crate::stream::{Event, Stream};
-use crate::util::lock;
-use crate::world::World;
+use crate::util::{lock, unsupported};
 use crate::world::network::machine;
+use crate::world::{PeerAccess, World};
 
 /// Worlds that connect the node of a heap with the other nodes.
 pub(super) struct Nodes {
-    /// World in which the heap was opened.
+    /// World in which the heap was opened, with the nodes of the heap.
     all: World,
     /// World of the ranks with this rank's local rank, one per node.
     across: World,
@@ -33,14 +33,54 @@ pub struct Lane {
     pub last: Option<(Event, Option<u64>)>,
 }
 
+impl World {
+    /// Returns this world with the nodes that a heap with `options` has in it: collective. These
+    /// nodes have fewer ranks than those of this world if GPUs cannot access each other's memory
+    /// (see [`SymmetricHeap::open`]). A program that makes plans before it opens a heap makes them
+    /// from the returned world. Only the backend and the device of `options` matter.
+    ///
+    /// The result is another handle of the same ranks, like a clone: closing one closes both.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, HeapOptions, World};
+    /// World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let world = world.for_heap(&HeapOptions::new())?;
+    ///     assert_eq!(world.nodes(), 1); // ranks on the CPU share memory
+    ///     world.close()
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of the device; [`Error::PeerFailed`] if another rank could not open its device;
+    /// [`Error::Unsupported`] for nodes with unequal numbers of ranks; errors of
+    /// [`World::barrier`].
+    #[track_caller]
+    pub fn for_heap(&self, options: &HeapOptions) -> Result<World> {
+        self.check_nodes("a heap")?;
+        let (_, access) = choose_device(self, options.clone())?;
+        Ok(self.grouped_by_access(&access)?.unwrap_or_else(|| self.clone()))
+    }
+}
+
 impl SymmetricHeap {
-    /// Opens one heap per node of a world.
+    /// Opens one heap per node of a world. If devices of a node cannot access each other's memory,
+    /// all nodes are divided into smaller ones first.
     #[track_caller]
     pub(super) fn open_on_nodes(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         world.check_nodes("a heap")?;
+        let (options, access) = choose_device(world, options)?;
+        let grouped = world.grouped_by_access(&access)?;
+        let world = grouped.as_ref().unwrap_or(world);
         let (local, across) = (world.local()?, world.across()?);
-        let options = choose_device(world, options)?;
-        let heap = SymmetricHeap::open(&local, options);
+        let heap = SymmetricHeap::open_node(&local, options).and_then(|opening| match opening {
+            Opening::Heap(heap) => Ok(heap),
+            Opening::Grouped(..) => Err(unsupported(
+                "a heap on this node",
+                "its devices have lost access to each other's memory since the ranks were grouped into \
+                 nodes: open the heap anew",
+            )),
+        });
         let heap = world.all_ok("open on all nodes", heap)?;
         heap.control().set_nodes(world.node_names(), world.node());
         world.watch_for(heap.control());
@@ -50,8 +90,9 @@ impl SymmetricHeap {
         Ok(heap)
     }
 
-    /// World in which the heap was opened, which may have several nodes. [`SymmetricHeap::world`]
-    /// is the world of this rank's node.
+    /// World of all ranks, with the nodes of the heap: the ranks of a node share memory. It is the
+    /// world in which the heap was opened, but may have more nodes (see [`SymmetricHeap::open`]).
+    /// [`SymmetricHeap::world`] is the world of this rank's node.
     pub fn whole_world(&self) -> &World {
         self.nodes.get().map_or(&self.world, |nodes| &nodes.all)
     }
@@ -126,19 +167,28 @@ impl SymmetricHeap {
 }
 
 /// Chooses the GPU of each rank by the rank's number on its machine. The rank's number on its node
-/// would not do: if one machine simulates several nodes, ranks of different nodes would get one
-/// GPU.
+/// would not do: if one machine has several nodes, ranks of different nodes would get one GPU. Also
+/// returns the encoded [`PeerAccess`] of each rank's device.
 #[track_caller]
-fn choose_device(world: &World, mut options: HeapOptions) -> Result<HeapOptions> {
+fn choose_device(world: &World, mut options: HeapOptions) -> Result<(HeapOptions, Vec<Vec<u8>>)> {
     if options.backend.traits().host_threads {
-        return Ok(options);
+        return Ok((options, vec![PeerAccess::default().encode(); world.size()]));
     }
-    let machine = machine();
-    let all = world.allgather(machine.as_bytes())?;
-    let before = all[..world.rank()].iter().filter(|&other| other == machine.as_bytes()).count();
-    let count = world.all_ok("open on all nodes", options.backend.device_count())?;
-    options.device.get_or_insert(before % count);
-    Ok(options)
+    let before = if world.nodes() == 1 {
+        world.local_rank()
+    } else {
+        let machine = machine();
+        let all = world.allgather(machine.as_bytes())?;
+        all[..world.rank()].iter().filter(|&other| other == machine.as_bytes()).count()
+    };
+    let backend = options.backend;
+    let chosen = backend.device_count().and_then(|count| {
+        let device = options.device.unwrap_or(before % count);
+        backend.peer_access(device)
+    });
+    let (access, all) = world.all_ok_with("open on all nodes", chosen, PeerAccess::encode)?;
+    options.device = Some(access.index);
+    Ok((options, all))
 }
 
 /// Checks that a world has at most as many ranks as a heap can have.

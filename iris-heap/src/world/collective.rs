@@ -139,23 +139,36 @@ impl World {
     /// [`Error::PeerFailed`]; this rank's own error; errors of [`World::barrier`].
     #[track_caller]
     pub fn all_ok<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
-        let message = match &mine {
-            Ok(_) => Vec::new(),
-            Err(e) => Writer::default().text(&e.to_string()).finish(),
+        self.all_ok_with(what, mine, |_| Vec::new()).map(|(value, _)| value)
+    }
+
+    /// Does [`World::all_ok`] and, if no rank failed, gathers the bytes that `told` makes of each
+    /// rank's value, in the same exchange.
+    #[track_caller]
+    pub(crate) fn all_ok_with<T>(
+        &self,
+        what: &str,
+        mine: Result<T>,
+        told: impl FnOnce(&T) -> Vec<u8>,
+    ) -> Result<(T, Vec<Vec<u8>>)> {
+        let mut message = Writer::default();
+        match &mine {
+            Ok(value) => message.u64(0).bytes(&told(value)),
+            Err(e) => message.u64(1).text(&e.to_string()),
         };
-        let all = self.collective(what, &message);
+        let all = self.collective(what, &message.finish());
         let value = mine?;
+        let mut gathered = Vec::with_capacity(self.size());
         for (rank, message) in all?.iter().enumerate() {
-            if !message.is_empty() {
-                let message = Reader::new("outcome", message).text()?;
-                return self.note_returned(Err(Error::PeerFailed {
-                    rank,
-                    what: what.into(),
-                    message,
-                }));
+            let mut r = Reader::new("outcome", message);
+            if r.u64()? == 0 {
+                gathered.push(r.bytes()?.to_vec());
+                continue;
             }
+            let (what, message) = (what.into(), r.text()?);
+            return self.note_returned(Err(Error::PeerFailed { rank, what, message }));
         }
-        Ok(value)
+        Ok((value, gathered))
     }
 
     /// Exchanges file descriptors: returns duplicates of the descriptors of every rank, indexed by

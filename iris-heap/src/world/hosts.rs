@@ -4,6 +4,9 @@ use super::Place;
 use crate::error::{Error, Result, list_ranks};
 use crate::util::unsupported;
 
+/// Name of the only host of a world that does not know its hosts' names.
+const THIS_HOST: &str = "this host";
+
 /// Node of each rank, and host name of each node. Nodes are numbered in the order of their first
 /// ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +20,7 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// Makes a single node with `size` ranks.
     pub(crate) fn one(size: usize) -> Hosts {
-        Hosts { node_of: vec![0; size], names: vec!["this host".into()], numbers: None }
+        Hosts { node_of: vec![0; size], names: vec![THIS_HOST.into()], numbers: None }
     }
 
     /// Groups ranks into nodes; `ranks` has (identity of the node, name of its host) for each rank.
@@ -42,7 +45,7 @@ impl Hosts {
     }
 
     /// Number by which errors name `rank`.
-    fn number(&self, rank: usize) -> usize {
+    pub(crate) fn number(&self, rank: usize) -> usize {
         self.numbers.as_ref().and_then(|all| all.get(rank)).copied().unwrap_or(rank)
     }
 
@@ -50,6 +53,24 @@ impl Hosts {
     pub(crate) fn part(&self, members: &[usize]) -> Hosts {
         let node = |&rank: &usize| (self.node_of[rank].to_string(), self.name(rank).to_string());
         Hosts::of(&members.iter().map(node).collect::<Vec<_>>())
+    }
+
+    /// Divides each node into nodes of `per_node` consecutive ranks; `per_node` must divide the
+    /// number of ranks of a node. The host's name of a divided node gets the node's number;
+    /// `this_host` is the name of a host that has none yet.
+    pub(crate) fn divided(&self, per_node: usize, this_host: &str) -> Hosts {
+        let node_of: Vec<usize> = (0..self.node_of.len()).map(|rank| rank / per_node).collect();
+        let nodes = node_of.last().map_or(0, |last| last + 1);
+        let name = |node: usize| {
+            let rank = node * per_node;
+            let whole = self.place(rank).local_size == per_node;
+            let name = match self.name(rank) {
+                THIS_HOST => this_host,
+                name => name,
+            };
+            if whole { name.to_owned() } else { format!("{name} (node {node})") }
+        };
+        Hosts { node_of, names: (0..nodes).map(name).collect(), numbers: self.numbers.clone() }
     }
 
     /// Number of nodes of the world.

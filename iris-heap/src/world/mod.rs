@@ -1,6 +1,7 @@
 //! Worlds of ranks, [`World`], and their collective calls on the host.
 
 mod collective;
+mod groups;
 pub(crate) mod hosts;
 pub(crate) mod network;
 mod nodes;
@@ -27,6 +28,7 @@ use hosts::Hosts;
 pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{lock, unsupported};
+pub(crate) use groups::PeerAccess;
 
 /// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and refer to the
 /// same rank.
@@ -45,13 +47,19 @@ use crate::util::{lock, unsupported};
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
+    nodes: Arc<Grouping>,
+}
+
+/// Nodes of the ranks, as one handle of a world sees them.
+struct Grouping {
+    /// Position of this rank.
+    place: Place,
+    hosts: Hosts,
 }
 
 struct Inner {
     bootstrap: Arc<dyn Bootstrap>,
     settings: Settings,
-    place: Place,
-    hosts: Hosts,
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
@@ -221,8 +229,6 @@ impl World {
         let inner = Inner {
             bootstrap,
             settings,
-            place,
-            hosts,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
             controls,
@@ -232,7 +238,14 @@ impl World {
             parent,
             process: std::process::id(),
         };
-        World { inner: Arc::new(inner) }
+        World { inner: Arc::new(inner), nodes: Arc::new(Grouping { place, hosts }) }
+    }
+
+    /// Returns this world with the nodes `hosts`: the same ranks and the same exchanges. Closing
+    /// either handle closes both.
+    pub(crate) fn with_nodes(&self, hosts: Hosts) -> World {
+        let place = hosts.place(self.rank());
+        World { inner: self.inner.clone(), nodes: Arc::new(Grouping { place, hosts }) }
     }
 
     /// This rank's number, from 0.
@@ -246,22 +259,22 @@ impl World {
     }
 
     pub(crate) fn hosts(&self) -> &Hosts {
-        &self.inner.hosts
+        &self.nodes.hosts
     }
 
     /// Number of the node (host) on which this rank runs.
     pub fn node(&self) -> usize {
-        self.inner.place.node
+        self.nodes.place.node
     }
 
     /// This rank's number among the ranks of its host.
     pub fn local_rank(&self) -> usize {
-        self.inner.place.local_rank
+        self.nodes.place.local_rank
     }
 
     /// Number of ranks on this host.
     pub fn local_size(&self) -> usize {
-        self.inner.place.local_size
+        self.nodes.place.local_size
     }
 
     /// Settings of the world: deadlines and number of threads.
@@ -325,7 +338,7 @@ impl World {
 
     /// Records the error of `outcome`, if there is one, as returned to the program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
-        let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
+        let outcome = outcome.map_err(|error| self.hosts().describe(error));
         outcome.inspect_err(|error| self.inner.returned_errors.note(error))
     }
 

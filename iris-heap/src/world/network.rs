@@ -251,7 +251,8 @@ impl World {
     }
 }
 
-fn host_name() -> String {
+/// Name by which the system knows this host.
+pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

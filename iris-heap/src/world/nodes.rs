@@ -16,7 +16,8 @@ impl World {
         self.hosts().nodes()
     }
 
-    /// Name of the host on which `rank` runs; `this host` in a world of one host.
+    /// Name of the host on which `rank` runs; `this host` in a world of one node. If a host counts
+    /// as several nodes, the name ends with the node.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rank that does not exist.

@@ -73,7 +73,8 @@ impl World {
         drop(sequence);
         let settings = self.inner.settings.clone();
         let hosts = self.hosts().part(&members);
-        let hosts = if numbered { hosts.numbered(members) } else { hosts };
+        let numbers = || members.iter().map(|&rank| self.hosts().number(rank)).collect();
+        let hosts = if numbered { hosts.numbered(numbers()) } else { hosts };
         Ok(Some(World::on_nodes(bootstrap, settings, hosts, Some(self.clone()))))
     }
 }

@@ -14,7 +14,7 @@ use crate::ranks::Ranks;
 const GUIDE: &str = include_str!("../../GUIDE.md");
 
 variants! { Error:
-    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Scope, Heap,
+    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, OtherNodes, Poisoned, Step, Comm, Scope, Heap,
 }
 
 /// Example of each error, with three pieces of its text: the value, the expectation, and the
@@ -67,6 +67,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::OtherWorld { op: op(), planned_rank: 1, planned_size: 4, rank: 1, size: 2 },
             ["rank 1 of 4", "expected rank 1 of 2", "plan on each rank"],
+        ),
+        (
+            Error::OtherNodes { op: op(), planned: 1, nodes: 2 },
+            ["planned for 1 nodes", "expected 2", "plan from the heap"],
         ),
         (
             Error::Poisoned { op: op(), cause: cause() },

@@ -31,7 +31,7 @@ use crate::operand::sealed::MatrixArg;
 use crate::operator;
 use crate::plan::Plan;
 use crate::plan::composed::{Area, Role, alloc_areas};
-use crate::workspace::{Workspace, outcome};
+use crate::workspace::{Workspace, check_nodes, outcome};
 use fabric::{Engine, Fabric, Sockets};
 
 /// Operator of a rank, whose world may have one node or several.
@@ -338,8 +338,12 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Error for a plan that was made for another rank, world or number of nodes than the heap's.
 fn other_world(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Error {
     let (ranks, world) = (plan.ranks(), heap.whole_world());
+    if let Err(error) = check_nodes(heap, plan) {
+        return error;
+    }
     Error::OtherWorld {
         op: op.into(),
         planned_rank: ranks.rank,

@@ -183,11 +183,10 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         trace: options.trace.is_some(),
         tile: None,
         untuned: false,
-        nodes: options.nodes,
     };
     // Plans the op for every rank. This needs no running rank, so errors of the options are
     // reported before any rank is started.
-    let room = problem.room(place.ranks)?;
+    let room = problem.room(place.ranks, place.nodes)?;
     let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
     memory::fits(place.ranks, host_bytes)?;
@@ -329,9 +328,11 @@ impl Job for OperatorJob {
     const NAME: &str = "operator";
 
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
+        let options = self.device.heap(world);
+        let world = &world.for_heap(&options)?;
         let (problem, ranks) = (&self.problem, Ranks::from(world));
         let op = problem.op()?;
-        let rig = Rig::open(world, self.device.heap(world), problem.room(ranks.size)?)?;
+        let rig = Rig::open(world, options, problem.room(ranks.size, ranks.nodes())?)?;
         let heap = &rig.heap;
         let plan = problem.plan(ranks)?;
         let made = AnyOp::new(heap, &plan)?;

@@ -46,8 +46,6 @@ pub(crate) struct Problem {
     pub(crate) tile: Option<[usize; 2]>,
     /// Whether plans ignore this machine's tuning file and use the built-in data.
     pub(crate) untuned: bool,
-    /// Number of nodes that the ranks are split over.
-    pub(crate) nodes: usize,
 }
 
 /// Shapes (rows, columns) of A (or the message), B and C of one rank; 0 x 0 if the rank has no such
@@ -88,7 +86,6 @@ impl Problem {
             trace: false,
             tile: None,
             untuned: false,
-            nodes: 1,
         }
     }
 
@@ -159,10 +156,10 @@ impl Problem {
         Ok(most)
     }
 
-    /// Room in the heap that every rank needs for its plan, its matrices and the word that tests a
-    /// barrier.
-    pub(crate) fn room(&self, size: usize) -> Result<Room> {
-        let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(self.nodes)))?;
+    /// Room in the heap that every rank of `size` ranks on `nodes` nodes needs for its plan, its
+    /// matrices and the word that tests a barrier.
+    pub(crate) fn room(&self, size: usize, nodes: usize) -> Result<Room> {
+        let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(nodes)))?;
         Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
     }
 

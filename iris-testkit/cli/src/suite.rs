@@ -310,7 +310,7 @@ impl Job for SuiteJob {
             // All kernels are compiled first, so that no case's time or deadline includes compiling.
             let begun = Instant::now();
             for case in &cases[self.first..] {
-                let plan = plan(case.op, &case.variant, world, &case.options_of(world.rank()))?;
+                let plan = plan(case.op, &case.variant, &heap, &case.options_of(world.rank()))?;
                 AnyOp::new(&heap, &plan)?.free()?;
             }
             self.say(world, Line::Ready(begun.elapsed().as_secs_f64()))?;

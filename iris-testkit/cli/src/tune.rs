@@ -224,12 +224,14 @@ impl Job for TuneJob {
     const NAME: &str = "tune";
 
     fn run_rank(&self, world: &World) -> Result<Option<Vec<f64>>> {
+        let options = self.device.heap(world);
+        let world = &world.for_heap(&options)?;
         let (problem, ranks) = (&self.problem, Ranks::from(world));
         let mut room = Room::default();
         for choice in &self.choices {
-            room = room.and(self.problem(choice).room(ranks.size)?);
+            room = room.and(self.problem(choice).room(ranks.size, ranks.nodes())?);
         }
-        let rig = Rig::open(world, self.device.heap(world), room)?;
+        let rig = Rig::open(world, options, room)?;
         let [a, b, c] = problem.matrices(&rig)?;
         let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
         let mut ops = Vec::new();

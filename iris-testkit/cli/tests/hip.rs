@@ -56,6 +56,7 @@ fn main() -> ExitCode {
                 a_release_before_6_has_other_numbers,
                 streams_without_a_queue_of_their_own_are_told_of,
                 a_plan_is_for_the_device_that_the_driver_describes,
+                devices_without_peer_access_are_nodes_of_their_own,
                 what_cannot_be_is_said,
                 the_callers_device_memory_and_streams_stay_his,
                 a_doctor_sees_the_devices,
@@ -324,6 +325,32 @@ fn a_plan_is_for_the_device_that_the_driver_describes() {
     assert!(!output.status.success() && said.contains(&refused), "{said}");
 }
 
+/// Tests four ranks on devices of which the first two and the last two have access: plans that are
+/// made before the heap are for two nodes, and only rank 0 warns, once. The launcher of ranks that
+/// are processes shows what they log only if they fail.
+fn devices_without_peer_access_are_nodes_of_their_own() {
+    let set = [
+        ("FAKE_HIP_DEVICES", "4"),
+        ("FAKE_HIP_UNITS", "10"),
+        ("FAKE_HIP_NO_PEERS", "0-2,0-3,1-2,1-3"),
+        ("HSA_NO_SCRATCH_RECLAIM", "1"),
+        ("IRIS_LOG", "warn"),
+    ];
+    for (line, warnings) in [
+        ("matmul-all-reduce --ranks 4 --m 33 --n 65 --threads-as-ranks", 1),
+        ("all-gather --ranks 4 --m 33 --n 65", 0),
+    ] {
+        let (calls, said) = right(Fake::with_libraries(), line, &set);
+        assert_eq!(failed(&calls), [""; 0]);
+        assert!(calls.contains("ncclCommInitRankConfig"), "{calls}");
+        let pairs =
+            "(GPU 0 (rank 0) and GPU 2 (rank 2)), (GPU 0 (rank 0) and GPU 3 (rank 3)), (GPU 1";
+        let warning = format!("no peer access between {pairs}");
+        assert_eq!(said.matches(&warning).count(), warnings, "{said}");
+        assert_eq!(said.matches("nodes=2 ranks_per_node=2").count(), warnings, "{said}");
+    }
+}
+
 fn what_cannot_be_is_said() {
     let refused = |set: &[(&str, &str)], expected: &str| {
         let words = "run all-gather --backend hip --ranks 2 --threads-as-ranks --m 33 --n 65";
@@ -335,7 +362,8 @@ fn what_cannot_be_is_said() {
     };
     refused(&[("FAKE_HIP_DEVICES", "0")], "hipGetDeviceCount: hipErrorNoDevice (code 100)");
     refused(&[("FAKE_HIP_WAVE", "32")], "its waves have 32 threads, and the kernels are for 64");
-    refused(&[("FAKE_HIP_NO_PEERS", "1")], "they cannot access each other's memory");
+    // Nodes of one rank need RCCL, which is not in the folder of this fake.
+    refused(&[("FAKE_HIP_NO_PEERS", "all")], "expected RCCL 2.18 or later");
     refused(&[("IRIS_HIP_SIGNAL", "cached")], "expected plain, fine or uncached");
 }
 

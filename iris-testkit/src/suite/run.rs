@@ -93,6 +93,7 @@ pub fn open<'a>(
     options: HeapOptions,
     cases: impl IntoIterator<Item = &'a Case>,
 ) -> anyhow::Result<Rig> {
+    let world = &world.for_heap(&options)?;
     let mut room = Room::default();
     for case in cases {
         room = room.or(room_for_nodes(case, world.size(), world.nodes())?);

@@ -57,12 +57,19 @@ pub fn run_cases(
 
 /// Runs all cases that operators take on `backend`, on this rank of a world of several nodes.
 /// Collective; closes the world.
-pub fn run_on_nodes(
+pub fn run_on_nodes(world: &World, backend: BackendKind, cases: Vec<Case>) -> anyhow::Result<()> {
+    run_in_heap_on_nodes(world, world.nodes(), backend, cases)
+}
+
+/// Runs cases as [`run_on_nodes`] does in a heap that has `nodes` nodes, of a world that may have
+/// fewer.
+pub fn run_in_heap_on_nodes(
     world: &World,
+    nodes: usize,
     backend: BackendKind,
     mut cases: Vec<Case>,
 ) -> anyhow::Result<()> {
-    let (size, nodes) = (world.size(), world.nodes());
+    let size = world.size();
     anyhow::ensure!(nodes > 1, "{nodes} node, expected several");
     cases.retain(|case| taken(case, size));
     cases.iter_mut().for_each(|case| case.options.backend = backend);

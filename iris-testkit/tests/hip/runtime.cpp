@@ -11,7 +11,7 @@
 // FAKE_HIP_UNITS (8, compute units of a device), FAKE_HIP_LOG (file to which calls are logged),
 // FAKE_HIP_NO_MASKS (streams get no hardware queue of their own), FAKE_HIP_HOOKS (folder of
 // launch.h), FAKE_HIP_CODE (folder in which processes share compiled programs), FAKE_HIP_DELAY (0;
-// milliseconds before each kernel).
+// milliseconds before each kernel), FAKE_HIP_NO_PEERS (devices without access to others' memory).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -56,6 +56,14 @@ std::string setting(const char* name, const char* otherwise) {
     return value != nullptr && *value != 0 ? value : otherwise;
 }
 int devices() { return std::stoi(setting("FAKE_HIP_DEVICES", "2")); }
+/// Whether kernels of `device` can access memory of `peer`. FAKE_HIP_NO_PEERS denies it: for all
+/// pairs of devices ("all"), or for pairs like "0-2,1-2", where device 0 cannot access memory of
+/// device 2.
+bool can_access(int device, int peer) {
+    const std::string denied = setting("FAKE_HIP_NO_PEERS", "");
+    const std::string pair = std::to_string(device) + "-" + std::to_string(peer);
+    return device == peer || (denied != "all" && ("," + denied + ",").find("," + pair + ",") == std::string::npos);
+}
 int units() { return std::stoi(setting("FAKE_HIP_UNITS", "8")); }
 
 std::mutex lock;
@@ -253,13 +261,13 @@ Error hipStreamGetDevice(Stream* stream, int* device) {
     return SUCCESS;
 }
 #endif
-Error hipDeviceCanAccessPeer(int* can, int, int) {
-    *can = setting("FAKE_HIP_NO_PEERS", "").empty();
+Error hipDeviceCanAccessPeer(int* can, int device, int peer) {
+    *can = device != peer && can_access(device, peer);
     return SUCCESS;
 }
 Error hipDeviceEnablePeerAccess(int peer, u32 flags) {
     std::lock_guard guard(lock);
-    if (flags != 0 || peer == current) return INVALID_DEVICE;
+    if (flags != 0 || peer == current || !can_access(current, peer)) return INVALID_DEVICE;
     const Error code = peers.insert({current, peer}).second ? SUCCESS : ALREADY_ENABLED;
     return outcome(code, "hipDeviceEnablePeerAccess", peer);
 }
@@ -454,21 +462,22 @@ Error hipPointerGetAttribute(void* data, u32 attribute, u64 address) {
 
 struct Handle {
     u64 bytes;
-    int process, file;
-    char rest[48];
+    int process, file, device;
+    char rest[44];
 };
 static_assert(sizeof(Handle) == 64, "as HIP's");
 Error hipIpcGetMemHandle(Handle* handle, u64 address) {
     std::lock_guard guard(lock);
     const auto found = memory.find(address);
     if (found == memory.end() || found->second.opened) return outcome(INVALID_VALUE, "hipIpcGetMemHandle");
-    *handle = {found->second.bytes, getpid(), found->second.file, {}};
+    *handle = {found->second.bytes, getpid(), found->second.file, found->second.device, {}};
     return outcome(SUCCESS, "hipIpcGetMemHandle");
 }
 Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
     // Like AMD's runtime, accepts only the flag LAZY_PEER, and refuses a handle in the process that
     // owns its memory.
     if (flags != LAZY_PEER || handle.process == getpid()) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", flags);
+    if (!can_access(current, handle.device)) return outcome(INVALID_DEVICE, "hipIpcOpenMemHandle", handle.device);
     const auto place = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
     FILE* opened = std::fopen(place.c_str(), "r+");
     if (opened == nullptr) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", place);

@@ -7,6 +7,7 @@ use super::memory::MemoryDriver;
 use crate::backend::{BackendKind, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
+use crate::world::PeerAccess;
 
 /// Driver of a vendor, loaded at its first use.
 pub(crate) struct Vendor {
@@ -37,6 +38,20 @@ impl Vendor {
             0 => Err(unsupported(&format!("backend {}", self.kind), "no device is visible")),
             count => Ok(count),
         }
+    }
+
+    /// Returns which of the visible devices the device `index` cannot access. A device about which
+    /// the driver returns an error counts as accessible: mapping its memory then reports the error.
+    pub(crate) fn peer_access(&self, index: usize) -> Result<PeerAccess> {
+        let device = (self.get)(index)?;
+        let mut denied = Vec::new();
+        for other in (0..(self.count)()?).filter(|&other| other != index) {
+            let Ok(peer) = (self.get)(other) else { continue };
+            if let Ok(false) = device.can_access(peer.ordinal()) {
+                denied.push(peer.uuid());
+            }
+        }
+        Ok(PeerAccess { device: device.uuid(), index, denied })
     }
 
     pub(crate) fn memory_info(&self, index: usize) -> Result<(u64, u64)> {

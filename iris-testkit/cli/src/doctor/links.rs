@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use iris_heap::{
     BackendKind, Bytes, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
 };
@@ -80,6 +80,15 @@ fn rank(
     let (me, size) = (world.rank(), world.size());
     let room = Bytes::of::<u32>(2 * size * WORDS) + Bytes::mib(256);
     let heap = SymmetricHeap::open(world, HeapOptions::new().backend(kind).data(room))?;
+    let (nodes, ranks) = (heap.whole_world().nodes(), heap.size());
+    if nodes > 1 {
+        heap.close()?;
+        world.close()?;
+        bail!(
+            "not all GPUs can access each other's memory: a heap groups them into {nodes} nodes of {ranks}, and data \
+             between nodes go over NCCL or RCCL"
+        );
+    }
     let stream = heap.stream()?;
     let mut row = Row::default();
     copies(&heap, &stream, &mut row, disturb)?;

@@ -211,7 +211,8 @@ struct Seen {
 
 /// Measures one shape on all ranks. Collective; rank 0 returns the result lines.
 pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
-    let (world, dtype) = (rank.world, shape.options.dtype);
+    let dtype = shape.options.dtype;
+    let world = &rank.world.for_heap(&HeapOptions::new().backend(shape.options.backend))?;
     let ranks = Ranks::from(world);
     let plans = Plans::new(shape, ranks)?;
     let matrices = Matrices::new(rank, shape, &plans)?;

@@ -65,15 +65,8 @@ pub(crate) fn main(
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
     // The file is read here so that errors in it are reported before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
-    let job = LayerJob {
-        weights,
-        prefix,
-        device,
-        iterations,
-        trace: trace_file.is_some(),
-        nodes: place.nodes,
-    };
-    let room = job.room(&block, place.ranks)?;
+    let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
+    let room = job.room(&block, place.ranks, place.nodes)?;
     if device.backend().traits().host_memory {
         memory::fits(place.ranks, room.data)?;
     }
@@ -153,8 +146,6 @@ pub(crate) struct LayerJob {
     device: Device,
     iterations: usize,
     trace: bool,
-    /// Number of nodes that the ranks are split over.
-    nodes: usize,
 }
 
 /// Row of the table: one product of the layer in one way and one element type, over all ranks.
@@ -232,13 +223,13 @@ impl LayerJob {
 
     /// Room in the heap for the matrices and the plans. The ways run one after the other, so the
     /// room for the way that needs more suffices.
-    fn room(&self, block: &Block, size: usize) -> Result<Room> {
+    fn room(&self, block: &Block, size: usize, nodes: usize) -> Result<Room> {
         let mut largest = Room::default();
         for dtype in Self::dtypes(block) {
             for (_, ops) in WAYS {
                 let step = |step: usize| {
                     Room::of(size, |ranks| {
-                        self.plan(block, ops[step], step, ranks.on_nodes(self.nodes), dtype)
+                        self.plan(block, ops[step], step, ranks.on_nodes(nodes), dtype)
                     })
                 };
                 largest = largest.or(step(0)?.and(step(1)?));
@@ -263,9 +254,12 @@ impl Job for LayerJob {
     const NAME: &str = "layer";
 
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
+        let options = self.device.heap(world);
+        let world = &world.for_heap(&options)?;
         let ranks = Ranks::from(world);
         let block = Block::read(self.weights.as_ref(), &self.prefix)?;
-        let rig = Rig::open(world, self.device.heap(world), self.room(&block, ranks.size)?)?;
+        let room = self.room(&block, ranks.size, ranks.nodes())?;
+        let rig = Rig::open(world, options, room)?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
         let progress = Progress::new("calls", ranks.rank, calls);
