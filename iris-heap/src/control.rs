@@ -228,8 +228,9 @@ impl Control {
     fn op_name(&self, id: i32) -> Arc<str> {
         let ops = lock(&self.ops);
         let name = usize::try_from(id).ok().and_then(|id| ops.get(id).cloned());
-        let rank =
-            self.boards().map_or("this rank".into(), |boards| format!("rank {}", boards.rank()));
+        let number = |boards: &Boards| self.in_whole_world(boards.rank()).0;
+        let rank = self.boards().map(|boards| format!("rank {}", number(boards)));
+        let rank = rank.unwrap_or_else(|| "this rank".into());
         name.unwrap_or_else(|| format!("an operator that {rank} has not made").into())
     }
 
@@ -343,16 +344,26 @@ impl Control {
             return Some(error);
         }
         let op = self.op_name(fault.op).to_string();
+        // The kernel counts the ranks of its node.
+        let (rank, host) = match usize::try_from(fault.rank) {
+            Ok(rank) if fault.kind != FaultKind::StepDiffers => self.in_whole_world(rank),
+            _ => (0, None),
+        };
         let awaited = self.awaited_node.get_or_init(|| {
             let is_silent = matches!(fault.kind, FaultKind::NotEntered | FaultKind::NoProgress);
             is_silent.then(|| self.node_awaited_by(usize::try_from(fault.rank).ok()?)).flatten()
         });
+        let standing = self.standing(&fault);
+        let fault = match &host {
+            Some(_) => iris_sync::Fault { rank: rank as i32, ..fault },
+            None => fault,
+        };
         let error = match awaited {
-            Some(node) => Error::NodeSilent { op, fault, node: node.clone() },
-            None => {
-                let standing = self.standing(&fault).unwrap_or_default();
-                Error::Fault { op, fault, standing }
+            Some(node) => {
+                let (host, node) = (host.unwrap_or_default(), node.clone());
+                Error::NodeSilent { op, fault, host, node }
             }
+            None => Error::Fault { op, fault, host, standing: standing.unwrap_or_default() },
         };
         Some(self.disorder().unwrap_or(error))
     }

@@ -279,40 +279,51 @@ pub enum Error {
         message: String,
     },
     /// A kernel left a fault record.
-    #[error("{op}: {fault}{}{}{}", about_hashes(.fault), list_standing(.standing), advice(.fault))]
+    #[error(
+        "{op}: {fault}{}{}{}{}", about_hashes(.fault), on_host(.fault, .host), list_standing(.standing), advice(.fault)
+    )]
     Fault {
         /// Label of the operator: its name, shape and place in the program.
         op: String,
-        /// Operator, call, tile, awaited rank, value seen and value expected.
+        /// Operator, call, tile, awaited rank (its number in the whole world), value seen and value
+        /// expected.
         fault: iris_sync::Fault,
-        /// Operator and call that each rank is in, as far as known; empty if the order of calls
-        /// cannot explain the fault.
-        standing: Vec<String>,
+        /// Name of the awaited rank's host; `None` if the world has one node.
+        host: Option<String>,
+        /// Number of each rank of this node in the whole world, and the operator and call that the
+        /// rank is in, as far as known; empty if the order of calls cannot explain the fault.
+        standing: Vec<(usize, String)>,
     },
     /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
     #[error(
-        "{op}, call {}: this rank gave up because rank {} waits for {node} in a step between nodes; expected every node to \
-         make the same calls: see what the ranks of that node printed, and open the heap and its world anew",
+        "{op}, call {}: this rank gave up because rank {} on host {host} waits for {node} in a step between nodes; expected \
+         every node to make the same calls: see what the ranks of that node printed, and open the heap and its world anew",
         .fault.call,
         .fault.rank
     )]
     NodeSilent {
         /// Label of the operator: its name, shape and place in the program.
         op: String,
-        /// Fault of the kernel; its rank is the one that waits for the other node.
+        /// Fault of the kernel; its rank is the number, in the whole world, of the rank that waits
+        /// for the other node.
         fault: iris_sync::Fault,
+        /// Name of that rank's host.
+        host: String,
         /// Awaited node with the name of its host, `node 1 (host b)`, or `another node` if the node
         /// is unknown.
         node: String,
     },
     /// Another rank gave up; the error on that rank has the reason.
     #[error(
-        "rank {rank} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
-         open them anew"
+        "rank {rank}{} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
+         open them anew",
+        host.as_ref().map_or(String::new(), |host| format!(" on host {host}"))
     )]
     GaveUp {
-        /// Number of the rank that gave up.
+        /// Number of the rank that gave up, in the whole world.
         rank: usize,
+        /// Name of that rank's host; `None` if the world has one node.
+        host: Option<String>,
     },
     /// A step of the host failed after a kernel of this rank had left a fault.
     #[error("{then}; before that a kernel of this rank failed: {fault}")]
@@ -439,13 +450,20 @@ fn driver_advice(code: u32) -> &'static str {
 
 /// Lists what each rank is in, `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that
 /// this may break; empty for an empty list.
-fn list_standing(standing: &[String]) -> String {
+fn list_standing(standing: &[(usize, String)]) -> String {
     if standing.is_empty() {
         return String::new();
     }
-    let ranks = standing.iter().enumerate();
-    let ranks = ranks.map(|(rank, place)| format!("; rank {rank} is {place}")).collect::<String>();
+    let ranks = standing
+        .iter()
+        .map(|(rank, place)| format!("; rank {rank} is {place}"))
+        .collect::<String>();
     format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
+}
+
+/// Text that names the host of the rank that a fault is about; empty if the world has one node.
+fn on_host(fault: &iris_sync::Fault, host: &Option<String>) -> String {
+    host.as_ref().map_or(String::new(), |host| format!("; rank {} is on host {host}", fault.rank))
 }
 
 /// Advice on how to continue after a fault, by its kind.

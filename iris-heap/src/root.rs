@@ -93,7 +93,7 @@ mod tests {
         let fault = |kind: FaultKind, seen: i32| {
             let words = [kind as i32, 0, 1, -1, 0, seen, 0, -1];
             let fault = iris_sync::Fault::from_words(words).expect("a fault");
-            Error::Fault { op: "barrier".into(), fault, standing: Vec::new() }
+            Error::Fault { op: "barrier".into(), fault, host: None, standing: Vec::new() }
         };
         assert!(explains(&step, &fault(FaultKind::HostAbort, abort::ELSEWHERE)));
         assert!(!explains(&step, &fault(FaultKind::HostAbort, abort::USER)));
@@ -108,12 +108,13 @@ mod tests {
         assert_eq!(told.distance(), Distance::Consequence);
         let absent = Error::Absent { ranks: vec![1], what: "a".into(), waited: Default::default() };
         told.note(&absent);
-        told.note(&Error::GaveUp { rank: 1 });
+        told.note(&Error::GaveUp { rank: 1, host: None });
         assert_eq!(told.distance(), Distance::Silence);
         let mut words = [0; 8];
         words[0] = FaultKind::Mismatch as i32;
         let fault = iris_sync::Fault::from_words(words).expect("a fault");
-        let fault = Box::new(Error::Fault { op: "barrier".into(), fault, standing: Vec::new() });
+        let (op, host) = ("barrier".into(), None);
+        let fault = Box::new(Error::Fault { op, fault, host, standing: Vec::new() });
         told.note(&Error::AfterFault { fault, then: Box::new(absent) });
         assert_eq!(told.distance(), Distance::Root);
     }

@@ -27,7 +27,7 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
             assert!(matches!(e, Error::Aborted { code: shown, .. } if shown == code), "{e}");
         }
         word.store(2, Ordering::Relaxed);
-        assert!(matches!(heap.check(), Err(Error::GaveUp { rank: 1 })));
+        assert!(matches!(heap.check(), Err(Error::GaveUp { rank: 1, .. })));
         word.store(0, Ordering::Relaxed);
         heap.control().set_host_abort(i32::MIN);
         let e = heap.check().unwrap_err();
@@ -49,7 +49,7 @@ fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
         let e = heap.check().unwrap_err();
         match w.rank() {
             1 => assert!(e.to_string().contains("enqueued only in part"), "{e}"),
-            _ => assert!(matches!(e, Error::GaveUp { rank: 1 }), "{e}"),
+            _ => assert!(matches!(e, Error::GaveUp { rank: 1, .. }), "{e}"),
         }
         close(&heap)
     })
@@ -105,16 +105,16 @@ fn closing_returns_what_nobody_was_told() {
         // returned.
         let heap = SymmetricHeap::open(&w, options())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
-        stream.call_cpu("first", || Err(Error::GaveUp { rank: 7 }))?;
+        stream.call_cpu("first", || Err(Error::GaveUp { rank: 7, host: None }))?;
         stream.sync().unwrap_err();
-        other.call_cpu("second", || Err(Error::GaveUp { rank: 8 }))?;
+        other.call_cpu("second", || Err(Error::GaveUp { rank: 8, host: None }))?;
         heap.finish()?;
-        stream.call_cpu("third", || Err(Error::GaveUp { rank: 9 }))?;
+        stream.call_cpu("third", || Err(Error::GaveUp { rank: 9, host: None }))?;
         drop(other);
         heap.finish()?;
         // The error of a dropped stream must remain when new streams are made.
         drop(heap.stream()?);
-        assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8 })));
+        assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8, .. })));
         w.close()
     })
     .unwrap();

@@ -261,7 +261,7 @@ fn the_first_error_comes_from_sync_once() {
         let stream = heap.stream()?;
         for word in [3, 4] {
             let fail = move |g: Group| match g.index {
-                1 => Err(Error::GaveUp { rank: word }),
+                1 => Err(Error::GaveUp { rank: word, host: None }),
                 _ => Ok(()),
             };
             stream.launch_cpu("fail", 2, Arc::new(fail))?;
@@ -272,7 +272,7 @@ fn the_first_error_comes_from_sync_once() {
             after.store(1, Ordering::Relaxed);
             Ok(())
         })?;
-        assert!(matches!(stream.sync(), Err(Error::GaveUp { rank: 3 })));
+        assert!(matches!(stream.sync(), Err(Error::GaveUp { rank: 3, .. })));
         assert_eq!(done.load(Ordering::Relaxed), 1, "what follows is still done");
         stream.sync()?;
         heap.close()
@@ -298,7 +298,7 @@ fn a_panicking_workgroup_releases_those_that_wait_for_it() {
             let outcome = stream.sync();
             let check = heap.check();
             let expected = match (rank, &check) {
-                (0, Err(Error::GaveUp { rank })) => *rank == 1,
+                (0, Err(Error::GaveUp { rank, .. })) => *rank == 1,
                 (1, Err(Error::Aborted { .. })) => true,
                 _ => false,
             };

@@ -373,10 +373,11 @@ fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
         Ok(outcome?)
     });
     let results = results.unwrap();
-    for rank in [1, 3] {
+    for (rank, named) in [(1, "rank 0 on host node 0"), (3, "rank 2 on host node 1")] {
         let text = format!("{:#}", results[rank].as_ref().unwrap_err());
-        let named = "rank 0 waits for node 2 (host node 2 of this process)";
-        assert!(text.contains(named), "rank {rank}: {text}");
+        let named =
+            format!("{named} of this process waits for node 2 (host node 2 of this process)");
+        assert!(text.contains(&named), "rank {rank}: {text}");
     }
     for rank in [0, 2] {
         let text = format!("{:#}", results[rank].as_ref().unwrap_err());

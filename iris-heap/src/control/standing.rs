@@ -16,22 +16,34 @@ impl Control {
         let _ = self.nodes.set((names, own));
     }
 
+    /// Number in the whole world of the rank `rank` of this node, and the name of its host; in a
+    /// world of one node, `rank` and `None`.
+    pub(super) fn in_whole_world(&self, rank: usize) -> (usize, Option<String>) {
+        let Some((names, node)) = self.nodes.get() else { return (rank, None) };
+        let size = self.boards().map_or(1, Boards::ranks);
+        (node * size + rank, Some(names[*node].clone()))
+    }
+
+    /// Error for the rank `rank` of this node, which has given up.
+    pub(crate) fn gave_up(&self, rank: usize) -> Error {
+        let (rank, host) = self.in_whole_world(rank);
+        Error::GaveUp { rank, host }
+    }
+
     /// Error for the loss of the rank `rank` of this node. In a world of several nodes, the
     /// connection of all ranks tells which rank was lost first, with its number in the whole world.
     /// The node's own connection may learn of a loss a little earlier, even of a rank that ended
     /// because of the first loss, so this function waits for the other connection.
     pub(super) fn loss(&self, rank: usize) -> Error {
         const GRACE: Duration = Duration::from_secs(2);
-        let Some((names, node)) = self.nodes.get() else { return Error::PeerLost { rank } };
+        let (number, Some(host)) = self.in_whole_world(rank) else {
+            return Error::PeerLost { rank };
+        };
         let begun = Instant::now();
         while self.elsewhere.get().is_none() && begun.elapsed() < GRACE {
             thread::sleep(Duration::from_millis(1));
         }
-        let in_world = || {
-            let size = self.boards().map_or(1, Boards::ranks);
-            Error::RankLost { rank: node * size + rank, host: names[*node].clone() }
-        };
-        self.elsewhere.get_or_init(in_world).clone()
+        self.elsewhere.get_or_init(|| Error::RankLost { rank: number, host }).clone()
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
@@ -76,7 +88,9 @@ impl Control {
     /// another text; empty if there are none.
     pub(crate) fn host_steps(&self, ranks: &[usize]) -> String {
         let steps = ranks.iter().filter_map(|&rank| Some((rank, self.host_step(rank)?)));
-        steps.map(|(rank, step)| format!("; rank {rank} waits for all ranks in {step}")).collect()
+        let number = |rank| self.in_whole_world(rank).0;
+        let text = |(rank, step)| format!("; rank {} waits for all ranks in {step}", number(rank));
+        steps.map(text).collect()
     }
 
     /// Error about the first call that some rank has issued and that another rank can no longer
@@ -120,14 +134,17 @@ impl Control {
     pub(crate) fn steps(&self) -> String {
         let ranks = 0..self.boards().map_or(0, Boards::ranks);
         let steps = ranks.filter_map(|rank| Some((rank, self.node_awaited_by(rank)?)));
-        let text = |(rank, node)| format!("; rank {rank} waits for {node} in a step between nodes");
+        let number = |rank| self.in_whole_world(rank).0;
+        let text = |(rank, node)| {
+            format!("; rank {} waits for {node} in a step between nodes", number(rank))
+        };
         steps.map(text).collect()
     }
 
-    /// For each rank, the operator and call that the rank is in and the collective step of its
-    /// host, as far as the issue boards show them. `None` unless `fault` may come from a wrong
-    /// order of calls.
-    pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
+    /// For each rank of this node, its number in the whole world, and a text with the operator and
+    /// call that the rank is in and the collective step of its host, as far as the issue boards
+    /// show them. `None` unless `fault` may come from a wrong order of calls.
+    pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {
             FaultKind::NotEntered | FaultKind::NoProgress => true,
@@ -145,13 +162,14 @@ impl Control {
                 None if call == 0 => "in no operator: it has issued no call".into(),
                 None => format!("{state} call {call} of the heap"),
             };
-            match (self.node_awaited_by(rank), self.host_step(rank)) {
+            let place = match (self.node_awaited_by(rank), self.host_step(rank)) {
                 (Some(node), _) => {
                     format!("{place}, in a step between nodes, waiting for {node}")
                 }
                 (None, Some(step)) => format!("{place}, and waits for all ranks in {step}"),
                 (None, None) => place,
-            }
+            };
+            (self.in_whole_world(rank).0, place)
         };
         Some(all.into_iter().enumerate().map(text).collect())
     }
@@ -164,29 +182,88 @@ mod tests {
     use super::*;
     use crate::board;
 
-    #[test]
-    fn a_fault_tells_where_each_rank_stands() {
+    /// Control blocks of two ranks, of which rank 0 waits in its second call for rank 1.
+    fn waits_for_rank_1() -> [Control; 2] {
         let boards = |_| crate::segment::SharedMemory::create("iris-test", board::BYTES).unwrap();
         let all = Arc::new((0..2).map(boards).collect::<Vec<_>>());
-        let [late, c] = [1, 0].map(|rank| {
+        let [c, late] = [0, 1].map(|rank| {
             let c = Control::default();
             c.set_boards(Boards::new(rank, all.clone()));
             assert_eq!(c.name_op("sum"), 0);
             c.boards().unwrap().issue(0).unwrap();
             c
         });
+        c.boards().unwrap().issue(0).unwrap();
+        [c, late]
+    }
+
+    /// Records a fault about rank, or node, 1.
+    fn record(c: &Control, kind: FaultKind) {
+        let mut words = [0; crate::abi::FAULT_WORDS];
+        (words[0], words[4]) = (kind as i32, 1);
+        assert!(c.record_fault(&words));
+    }
+
+    #[test]
+    fn a_fault_tells_where_each_rank_stands() {
+        let [c, late] = waits_for_rank_1();
         late.complete(1);
         late.publish_host_step(Some("free at a.rs:1:2"));
-        c.boards().unwrap().issue(0).unwrap();
-        let mut words = [0; crate::abi::FAULT_WORDS];
-        (words[0], words[4]) = (FaultKind::NotEntered as i32, 1);
-        assert!(c.record_fault(&words));
+        record(&c, FaultKind::NotEntered);
         let text = c.fault_error().unwrap().to_string();
         for expected in [
+            "rank 1 has not entered",
             "rank 0 is in sum (operator 0), call 2 of the heap;",
             "rank 1 is done with sum (operator 0), call 1 of the heap, and waits for all ranks in free at a.rs:1:2;",
         ] {
             assert!(text.contains(expected), "{text}");
         }
+        assert!(!text.contains("on host"), "{text}");
+        assert!(matches!(c.gave_up(1), Error::GaveUp { rank: 1, host: None }));
+    }
+
+    /// Texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in the
+    /// whole world.
+    #[test]
+    fn ranks_of_several_nodes_have_their_numbers_in_the_whole_world() {
+        let on_node_1 = || {
+            let pair = waits_for_rank_1();
+            pair.iter().for_each(|c| c.set_nodes(vec!["a".into(), "b".into()], 1));
+            pair
+        };
+        let check = |text: String, expected: &[&str]| {
+            expected.iter().for_each(|part| assert!(text.contains(part), "no {part:?} in {text}"));
+            assert!(!text.contains("rank 0") && !text.contains("rank 1"), "{text}");
+        };
+        let [c, late] = on_node_1();
+        late.publish_host_step(Some("free at a.rs:1:2"));
+        check(c.host_steps(&[1]), &["; rank 3 waits for all ranks in free"]);
+        record(&c, FaultKind::NotEntered);
+        let error = c.fault_error().unwrap();
+        assert!(matches!(&error, Error::Fault { fault, .. } if fault.rank == 3), "{error:?}");
+        check(
+            error.to_string(),
+            &[
+                "rank 3 has not entered",
+                "rank 3 is on host b",
+                "rank 2 is in sum",
+                "rank 3 is in sum",
+            ],
+        );
+        check(c.gave_up(1).to_string(), &["rank 3 on host b gave up"]);
+        check(c.op_name(7).to_string(), &["that rank 2 has not made"]);
+
+        let [c, late] = on_node_1();
+        late.publish_step(Some(AwaitedNode::Node(0)));
+        check(c.steps(), &["; rank 3 waits for node 0 (host a)"]);
+        record(&c, FaultKind::NoProgress);
+        let silent = c.fault_error().unwrap().to_string();
+        check(silent, &["because rank 3 on host b waits for node 0 (host a)"]);
+
+        // The fault names a node, which has no other number.
+        let [c, _] = on_node_1();
+        record(&c, FaultKind::StepDiffers);
+        let text = c.fault_error().unwrap().to_string();
+        assert!(text.contains("node 1 is in another step") && !text.contains("host"), "{text}");
     }
 }

@@ -25,10 +25,11 @@ fn fault(kind: FaultKind, field: i32) -> Fault {
 }
 
 fn faulty(kind: FaultKind, field: i32, standing: &[&str]) -> Error {
-    let standing = standing.iter().map(ToString::to_string).collect();
+    let standing = standing.iter().map(ToString::to_string).enumerate().collect();
     Error::Fault {
         op: "layer3.down (all_reduce of 64 f32)".into(),
         fault: fault(kind, field),
+        host: None,
         standing,
     }
 }
@@ -213,15 +214,19 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ["code 100", "told it to leave call 5", "open the heap and its world anew"],
         ),
         (
-            Error::GaveUp { rank: 3 },
+            Error::GaveUp { rank: 3, host: None },
             ["rank 3 gave up", "expected to finish", "close the heap and its world"],
         ),
         (
             Error::AfterFault {
                 fault: Box::new(faulty(FaultKind::NotEntered, -1, &[])),
-                then: Box::new(Error::GaveUp { rank: 3 }),
+                then: Box::new(Error::GaveUp { rank: 3, host: Some("b".into()) }),
             },
-            ["rank 3 gave up", "has not entered call 107", "open the heap and its world anew"],
+            [
+                "rank 3 on host b gave up",
+                "has not entered call 107",
+                "open the heap and its world anew",
+            ],
         ),
         (
             Error::Aborted { code: 17, reason: "the caller asked for it".into() },
@@ -270,9 +275,14 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             Error::NodeSilent {
                 op: "layer3.down (all_reduce of 64 f32)".into(),
                 fault: fault(FaultKind::NotEntered, 0),
+                host: "a".into(),
                 node: "node 1 (host b)".into(),
             },
-            ["rank 2 waits for node 1 (host b)", "expected every node", "see what the ranks"],
+            [
+                "rank 2 on host a waits for node 1 (host b)",
+                "expected every node",
+                "see what the ranks",
+            ],
         ),
         (Error::other(Error::invalid("rank", 4, "0 to 3")), ["rank is 4", "expected", "0 to 3"]),
     ]

@@ -644,7 +644,9 @@ impl SymmetricHeap {
             return Err(disorder);
         }
         match usize::try_from(i64::from(code) - 1) {
-            Ok(rank) if rank < self.size() => self.world.note_returned(Err(Error::GaveUp { rank })),
+            Ok(rank) if rank < self.size() => {
+                self.world.note_returned(Err(self.memory.control.gave_up(rank)))
+            }
             _ => Err(Error::Aborted {
                 code,
                 reason: "the abort word names no rank of this world".into(),

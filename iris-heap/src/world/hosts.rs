@@ -166,6 +166,10 @@ impl Hosts {
                 let ranks = ranks.into_iter().map(|rank| self.number(rank)).collect();
                 Error::Absent { ranks, what: format!("{what} ({places})"), waited }
             }
+            Error::PeerFailed { rank, what, message } if rank < self.node_of.len() => {
+                let (rank, host) = (self.number(rank), self.name(rank));
+                Error::PeerFailed { rank, what: format!("{what} on host {host}"), message }
+            }
             error => error,
         }
     }
@@ -224,6 +228,10 @@ mod tests {
             assert!(text.contains(&format!("rank 5 on host {host} is lost")), "{text}");
             let text = hosts.describe(absent.clone()).to_string();
             assert!(text.contains(&format!("rank 5 is on host {host}")), "{text}");
+            assert!(!text.contains("rank 2"), "{text}");
+            let (what, message) = ("alloc".into(), "no room".into());
+            let text = hosts.describe(Error::PeerFailed { rank: 2, what, message }).to_string();
+            assert!(text.starts_with(&format!("rank 5 failed in alloc on host {host}")), "{text}");
             assert!(!text.contains("rank 2"), "{text}");
         }
     }

@@ -190,7 +190,7 @@ fn blamed(error: &anyhow::Error) -> Option<usize> {
         _ => error.downcast_ref::<Error>(),
     };
     match cause? {
-        Error::PeerLost { rank } | Error::PeerFailed { rank, .. } | Error::GaveUp { rank } => {
+        Error::PeerLost { rank } | Error::PeerFailed { rank, .. } | Error::GaveUp { rank, .. } => {
             Some(*rank)
         }
         Error::Absent { ranks, .. } => ranks.first().copied().filter(|_| ranks.len() == 1),
