@@ -380,7 +380,7 @@ impl Control {
         let told = match code {
             0 => None,
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
-            abort::HUB_LOST => Some(Error::HubLost),
+            abort::HUB_LOST => Some(Error::HubLost { rank: 0 }),
             abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
             _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
@@ -417,7 +417,7 @@ fn lost_rank(code: i32) -> Option<usize> {
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,
-        Error::HubLost => abort::HUB_LOST,
+        Error::HubLost { .. } => abort::HUB_LOST,
         _ => abort::CLOSED,
     }
 }

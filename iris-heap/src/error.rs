@@ -127,13 +127,15 @@ pub enum Error {
         /// Text of the error on the failed rank.
         message: String,
     },
-    /// Rank 0 of the launched world, whose process carries the messages of this split world, has
-    /// ended.
+    /// A rank of the launched world, whose process carries messages of this split world, has ended.
     #[error(
-        "rank 0 of the launched world is lost, which carries this world's messages and must outlive it: see what it \
-         printed, then start all ranks anew"
+        "rank {rank} of the launched world is lost, which carries this world's messages and must outlive it: see what \
+         it printed, then start all ranks anew"
     )]
-    HubLost,
+    HubLost {
+        /// Number of the rank in the launched world.
+        rank: usize,
+    },
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
     Rendezvous {
@@ -495,7 +497,9 @@ impl Error {
                 ErrorKind::Disagreement
             }
             Error::Absent { .. } => ErrorKind::Timeout,
-            Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
+            Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost { .. } => {
+                ErrorKind::PeerLost
+            }
             // A fault about a lost peer counts as a lost peer, because either the host or a kernel
             // may be the first to notice that a rank is gone.
             Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,

@@ -26,7 +26,7 @@ impl Distance {
         match error {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
-            | Error::HubLost
+            | Error::HubLost { .. }
             | Error::PeerFailed { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => Distance::Consequence,
@@ -58,7 +58,7 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
         (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
             fault.rank == *rank as i32
         }
-        (Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost, _, distance) => {
+        (Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost { .. }, _, distance) => {
             distance > Distance::Root
         }
         _ => false,

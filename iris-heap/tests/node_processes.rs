@@ -19,6 +19,8 @@ fn rank_program() {
         "heap" => heap(),
         "killed" => killed(),
         "stopped" => stopped(),
+        "connections" => connections(),
+        "fails" => fails(),
         other => panic!("no case {other}"),
     });
 }
@@ -71,14 +73,80 @@ fn stopped() -> Result<String, Error> {
     Ok("gone on".into())
 }
 
+/// Lines of the system's table of established TCP connections, with inode, in which the field `at`
+/// (1 for the local address, 2 for the remote one) has the port of the job's rank 0.
+fn connections_at_port(at: usize) -> Vec<String> {
+    let port: u16 = env("MASTER_PORT").parse().unwrap();
+    let end = format!(":{:04X}", port + 1);
+    let files = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+    let text = files.into_iter().flatten().collect::<String>();
+    let fields = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let found = fields.filter(|f| f.get(at).is_some_and(|f| f.ends_with(&end)) && f[3] == "01");
+    found.map(|f| f[9].to_string()).collect()
+}
+
+/// Whether this process has a connection to the port of rank 0: that of the relay of its node.
+fn has_relay() -> bool {
+    let inodes = connections_at_port(2).into_iter().map(|inode| format!("socket:[{inode}]"));
+    let inodes: Vec<_> = inodes.collect();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let open = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    open.into_iter().any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str()))
+}
+
+/// Case that counts the connections at rank 0, and those that each rank has to it.
+fn connections() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let own = world.allgather(&[u8::from(has_relay())])?.concat();
+    let at_rank_0 = connections_at_port(1).len();
+    world.close()?;
+    let relays: Vec<usize> =
+        own.chunks(3).map(|node| node.iter().map(|&n| n as usize).sum()).collect();
+    Ok(format!("{at_rank_0} at rank 0, {relays:?} by node"))
+}
+
+/// Case in which one rank of node 1 fails: the one with the relay, or the last one without it. It
+/// is killed or stopped.
+fn fails() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let across = world.across()?;
+    let relays = world.allgather(&[u8::from(has_relay())])?.concat();
+    let node = world.size() / world.nodes()..2 * world.size() / world.nodes();
+    let relay = u8::from(env("VICTIM") == "relay");
+    let victim = node.rev().find(|&rank| relays[rank] == relay).expect("a rank of node 1");
+    if world.rank() == victim {
+        match env("HOW").as_str() {
+            // Another thread may take the signal, so this one must not go on meanwhile.
+            "stop" => {
+                kill_process(rustix::process::getpid(), Signal::STOP).unwrap();
+                loop {
+                    std::thread::park();
+                }
+            }
+            _ => std::process::abort(),
+        }
+    }
+    let error = world.barrier().unwrap_err();
+    let across = match env("HOW").as_str() {
+        "kill" => across.barrier().err().map(|error| error.to_string()).unwrap_or_default(),
+        _ => String::new(),
+    };
+    Ok(format!("victim {victim}: {error}; across: {across}"))
+}
+
 /// Environment variables that torchrun sets for a rank on two nodes of two ranks; `IRIS_NODE`
 /// simulates the hosts.
 fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
+    torchrun_on(rank, 2, port)
+}
+
+/// Environment variables that torchrun sets for a rank on nodes of `per_node` ranks.
+fn torchrun_on(rank: usize, per_node: usize, port: u16) -> Vec<(&'static str, String)> {
     let pairs = [
-        ("LOCAL_RANK", rank % 2),
-        ("LOCAL_WORLD_SIZE", 2),
-        ("GROUP_RANK", rank / 2),
-        ("IRIS_NODE", rank / 2),
+        ("LOCAL_RANK", rank % per_node),
+        ("LOCAL_WORLD_SIZE", per_node),
+        ("GROUP_RANK", rank / per_node),
+        ("IRIS_NODE", rank / per_node),
         ("MASTER_PORT", usize::from(port) - 1),
     ];
     let mut vars: Vec<_> = pairs.map(|(name, value)| (name, value.to_string())).into();
@@ -211,4 +279,68 @@ fn a_stopped_node_is_late_and_not_lost() {
     for text in job.results(ranks) {
         assert_eq!(text, "ok gone on");
     }
+}
+
+#[test]
+fn each_node_has_one_connection_to_rank_0() {
+    let (job, port) = (Job::new("connections"), free_port());
+    for text in job.results(job.ranks(9, |rank| torchrun_on(rank, 3, port))) {
+        assert_eq!(text, "ok 2 at rank 0, [0, 1, 1] by node");
+    }
+}
+
+/// Runs `fails` on three nodes of three ranks. Returns the number of the rank that fails, and what
+/// each of the others says.
+fn failing(victim: &'static str, how: &'static str, deadline: &str) -> (usize, Vec<String>) {
+    let (job, port) = (Job::new("fails"), free_port());
+    let more = [("VICTIM", victim), ("HOW", how), ("IRIS_DEADLINE", deadline)];
+    let more = more.map(|(name, value)| (name, value.to_string()));
+    let vars = |rank| [&torchrun_on(rank, 3, port)[..], &more].concat();
+    let mut ranks: Vec<_> = job.ranks(9, vars).into_iter().map(Some).collect();
+    let told_by = |child| {
+        let text = result(child);
+        let victim = text.strip_prefix("ok victim ").and_then(|rest| rest.split_once(": "));
+        let victim: Option<usize> = victim.and_then(|(victim, _)| victim.parse().ok());
+        (victim.unwrap_or_else(|| panic!("{text}")), text)
+    };
+    let (victim, text) = told_by(ranks[0].take().unwrap());
+    let mut told = vec![text];
+    let mut stopped = ranks[victim].take().unwrap();
+    for child in ranks.into_iter().flatten() {
+        let (named, text) = told_by(child);
+        assert_eq!(named, victim, "{text}");
+        told.push(text);
+    }
+    // A stopped process is killed only after the others have told their errors.
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
+    (victim, told)
+}
+
+#[test]
+fn a_killed_process_is_named_by_all_with_and_without_the_relay() {
+    for role in ["relay", "other"] {
+        let (victim, told) = failing(role, "kill", "0.1");
+        for text in told {
+            contains(&text, &[&format!(": rank {victim} on host"), "is lost"]);
+            // The end of the relay also ends worlds to which its rank does not belong. In the other
+            // case, ranks that have seen their error end before the others use these worlds.
+            let (_, across) = text.split_once("across: ").unwrap();
+            assert!(role == "other" || across.starts_with(&format!("rank {victim} o")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_process_is_absent_with_and_without_the_relay() {
+    let check = |role| {
+        let (victim, told) = failing(role, "stop", "0.02");
+        for text in told {
+            let absent = format!("for rank {victim}, which should have come");
+            assert!(text.contains(&absent) && !text.contains("is lost"), "{text}");
+        }
+    };
+    std::thread::scope(|scope| {
+        ["relay", "other"].map(|role| scope.spawn(move || check(role))).map(drop)
+    });
 }

@@ -1,5 +1,5 @@
-//! Connection of a process to rank 0's hub: its control thread, and the messages that the thread
-//! has read.
+//! Connection of a process to rank 0's hub, or to the relay of its node: its control thread, and
+//! the messages that the thread has read.
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -17,7 +17,6 @@ use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::peer::{is_readable, process_of};
 use super::process::ProcessId;
 use super::socket::Socket;
-use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
@@ -48,19 +47,25 @@ pub(super) struct Mail {
     pub(super) groups: HashMap<u64, Letters>,
     /// Hub's answer to this process's hello; `None` until it arrives.
     pub(super) welcome: Option<Result<()>>,
+    /// Whether the relay has forwarded this process's hello, or its last question to the hub. If
+    /// not, the relay may be stopped.
+    pub(super) forwarded: bool,
     /// Whether the hub has said goodbye or this process is closing; the end of the stream is then
     /// no loss.
     pub(super) over: bool,
 }
 
-/// Connection of one process to the hub.
+/// Connection of one process to the hub, or to the relay of its node.
 pub(super) struct Connection {
     pub(super) socket: Socket,
+    /// Rank whose process is at the other end: rank 0, or the one that has the relay.
+    pub(super) relay: usize,
     /// Frames to be written to the socket; the lock is held while a frame is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
-    pub(super) hub: Mutex<Option<JoinHandle<()>>>,
+    /// Threads of this process that carry messages for others: the hub's and the relay's.
+    pub(super) carriers: Mutex<Vec<JoinHandle<()>>>,
     /// Process of each launched rank, set once all ranks have reported their processes.
     pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
@@ -95,31 +100,25 @@ impl LastChance {
 }
 
 impl Connection {
-    /// Starts the control thread of a connection. Frames are encrypted with `keys` if these are
-    /// given.
-    pub(super) fn start(
-        socket: &Socket,
-        keys: Option<&Keys>,
-        rank: usize,
-    ) -> Result<Arc<Connection>> {
-        let system = |e| Error::system("socket to rank 0", e);
+    /// Starts the control thread of a connection of `rank` to the process of rank `relay`.
+    pub(super) fn start(socket: &Socket, relay: usize, rank: usize) -> Result<Arc<Connection>> {
+        let system = |e| Error::system(format!("socket to rank {relay}"), e);
         let (socket, reading) =
             (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
         lock(&mail.0).groups.insert(0, Letters::default());
-        let mut inbox = keys.map_or_else(Inbox::default, Inbox::sealed);
-        inbox.trust();
-        let (for_control, in_group_0) = (mail.clone(), rank);
+        let for_control = mail.clone();
         let control = std::thread::Builder::new()
             .name("iris-control".into())
-            .spawn(move || read(&reading, inbox, &for_control, in_group_0))
+            .spawn(move || read(&reading, &for_control, relay, rank))
             .map_err(|e| Error::system("starting thread iris-control", e))?;
         Ok(Arc::new(Connection {
             socket,
-            outbox: Mutex::new(keys.map_or_else(Outbox::default, Outbox::sealed)),
+            relay,
+            outbox: Mutex::default(),
             mail,
             control: Mutex::new(Some(control)),
-            hub: Mutex::default(),
+            carriers: Mutex::default(),
             processes: OnceLock::new(),
         }))
     }
@@ -147,19 +146,26 @@ impl Connection {
                 outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
+            let relay = self.relay;
             return Err(match crowded {
-                false => Error::system("sending to rank 0", error),
+                false => Error::system(format!("sending to rank {relay}"), error),
                 true => {
-                    let what = "message to rank 0".into();
+                    let what = format!("message to rank {relay}");
                     Error::Wire { what, problem: explain_crowded(&error) }
                 }
             });
         }
     }
 
-    /// Whether the hub runs as a thread of this process.
-    pub(super) fn has_hub(&self) -> bool {
-        lock(&self.hub).is_some()
+    /// Whether threads of this process carry messages for others.
+    pub(super) fn has_carriers(&self) -> bool {
+        !lock(&self.carriers).is_empty()
+    }
+
+    /// Rank to blame if the hub does not answer: that of the relay if it has not even forwarded the
+    /// question, else rank 0.
+    pub(super) fn silent_rank(&self, mail: &Mail) -> usize {
+        if mail.forwarded { 0 } else { self.relay }
     }
 
     /// Waits until the control thread has read messages for which `holds` returns true, or until
@@ -200,7 +206,8 @@ impl Connection {
             let now = Instant::now();
             if chance.is_over(now, || self.has_unread()) {
                 greeted?;
-                return Err(Error::Absent { ranks: vec![0], what: what(), waited: now - started });
+                let ranks = vec![self.silent_rank(&mail)];
+                return Err(Error::Absent { ranks, what: what(), waited: now - started });
             }
             let wait = changed.wait_timeout(mail, chance.until.saturating_duration_since(now));
             mail = wait.unwrap_or_else(PoisonError::into_inner).0;
@@ -222,9 +229,13 @@ impl Drop for Connection {
     }
 }
 
-/// Main loop of the control thread: reads frames into `mail` until the stream ends.
-fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: usize) {
+/// Main loop of the control thread of `rank`: reads frames into `mail` until the stream from the
+/// process of rank `relay` ends.
+fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usize) {
     let (mail, changed) = mail;
+    let mut inbox = Inbox::default();
+    // Rank that is lost when the stream ends.
+    let mut lost = relay;
     let process = process_of(socket);
     let outcome = loop {
         match inbox.take() {
@@ -248,6 +259,9 @@ fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: 
                         let group = state.groups.entry(group).or_default();
                         group.missing = Some((number, ranks, teller as usize));
                     }
+                    Frame::Forwarded => state.forwarded = true,
+                    // The relay closes the connection next.
+                    Frame::Gone { rank } => lost = rank as usize,
                     other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
                 }
                 drop(state);
@@ -269,20 +283,20 @@ fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: 
     if let Err(error) = &outcome
         && !state.over
     {
-        tracing::error!(%error, rank, "the connection to rank 0 is given up");
+        tracing::error!(%error, rank, relay, "the connection to the hub is given up");
     }
     let mut told = Vec::new();
     if !state.over {
         for (&id, group) in &mut state.groups {
             let error = match (&outcome, id) {
                 (Err(error), _) => error.clone(),
-                (Ok(()), 0) => Error::PeerLost { rank: 0 },
-                (Ok(()), _) => Error::HubLost,
+                (Ok(()), 0) => Error::PeerLost { rank: lost },
+                (Ok(()), _) => Error::HubLost { rank: lost },
             };
             told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
         }
     }
-    let lost = outcome.err().unwrap_or(Error::PeerLost { rank: 0 });
+    let lost = outcome.err().unwrap_or(Error::PeerLost { rank: lost });
     state.welcome.get_or_insert(Err(lost));
     state.over = true;
     drop(state);

@@ -56,6 +56,17 @@ pub(crate) enum Frame {
     /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
     /// informs the user.
     Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
+    /// Between the hub and a relay: `packet` is from, or for, these ranks behind the relay.
+    Relayed { ranks: Vec<u64>, packet: Packet },
+    /// Relay to hub: the process of `rank`, behind the relay, has ended. Relay to process: the
+    /// relay has lost `rank`, which runs the hub.
+    Gone { rank: u64 },
+    /// Relay to process: the relay has forwarded the sender's hello, or its last question to the
+    /// hub.
+    Forwarded,
+    /// Hub to relay: asks whether the relay runs. Relay to hub: all messages that the relay's ranks
+    /// had sent have been forwarded.
+    Probe,
 }
 
 /// Encoded frame. Cheap to clone, because one frame is sent to many processes.
@@ -82,6 +93,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::PeerFailed { rank, what, message } => {
             w.u64(4).u64(*rank as u64).text(what).text(message);
         }
+        Error::HubLost { rank } => {
+            w.u64(5).u64(*rank as u64);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -104,6 +118,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
             let rank = r.u64()? as usize;
             Error::PeerFailed { rank, what: r.text()?, message: r.text()? }
         }
+        5 => Error::HubLost { rank: r.u64()? as usize },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }
@@ -181,6 +196,20 @@ impl Frame {
                 }
                 13
             }
+            Frame::Relayed { ranks, packet } => {
+                w.u64(ranks.len() as u64);
+                for rank in ranks {
+                    w.u64(rank);
+                }
+                w.bytes(&packet.bytes);
+                14
+            }
+            Frame::Gone { rank } => {
+                w.u64(rank);
+                15
+            }
+            Frame::Forwarded => 16,
+            Frame::Probe => 17,
         };
         let body = w.finish();
         let mut bytes = Vec::with_capacity(HEADER + body.len());
@@ -244,8 +273,35 @@ impl Frame {
                 }
                 Frame::Missing { group, number, ranks, teller }
             }
+            14 => {
+                let mut ranks = Vec::new();
+                for _ in 0..r.u64()? {
+                    ranks.push(r.u64()?);
+                }
+                let packet = Packet { bytes: r.bytes()?.into(), descriptors: Arc::default() };
+                Frame::Relayed { ranks, packet }
+            }
+            15 => Frame::Gone { rank: r.u64()? },
+            16 => Frame::Forwarded,
+            17 => Frame::Probe,
             other => return Err(broken(&format!("a frame of kind {other}"))),
         })
+    }
+}
+
+impl Packet {
+    /// Decodes a packet that was relayed, which has no descriptors.
+    pub(super) fn open(&self) -> Result<Frame> {
+        let Some((header, body)) = self.bytes.split_first_chunk::<HEADER>() else {
+            return Err(broken("a relayed frame without a header"));
+        };
+        let mut r = Reader::new("header of a relayed frame", header);
+        let (length, both) = (r.u64()?, r.u64()?);
+        if length != body.len() as u64 {
+            return Err(broken("a relayed frame of another length"));
+        }
+        // The upper half of `both` is the number of descriptors; frames that need some fail.
+        Frame::unpack(both as u32, body, Vec::new())
     }
 }
 

@@ -1,34 +1,21 @@
-//! Gathering of a world's processes by rank 0: accepts connections, refuses those that do not
-//! belong to the world, and names missing ranks.
+//! Gathering of a world's processes by rank 0, which names missing ranks.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
+use super::entrance::{Entrance, SILENCE};
 use super::frames::Frame;
 use super::mailbox::AGAIN;
 use super::notice::{Patience, notice};
 use super::peer::{Peer, wait};
-use super::rendezvous::{Door, LOOK, Place, check_user};
+use super::rendezvous::{Door, LOOK, Place};
 use crate::error::{Error, Result, list_ranks};
-use crate::limits::{explain, is_full};
-
-/// Largest number of connections that have not said hello. This limit also bounds the memory of
-/// these connections in rank 0: 64 times 8 KiB.
-const STRANGERS: usize = 64;
-/// Time after which a connection that has sent no hello may be dropped to make room for another.
-const SILENCE: Duration = Duration::from_secs(1);
-/// Time for which rank 0 may lack file descriptors for new connections before it gives up.
-const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 
 /// World that is being formed: some of its processes have not arrived yet.
 pub(super) struct Gathering {
-    place: Place,
-    size: usize,
+    entrance: Entrance,
     /// Processes that have said hello, by rank. Rank 0's own connection is known without a hello.
     peers: Vec<Option<Peer>>,
-    /// Connections that have not said hello, oldest first.
-    strangers: Vec<Peer>,
 }
 
 impl Gathering {
@@ -36,36 +23,34 @@ impl Gathering {
     /// rank, or `None` if the world could not be formed; then all processes get the reason.
     pub(super) fn run(
         place: Place,
-        door: &mut Door,
+        door: Door,
         own: UnixStream,
         size: usize,
         deadline: Instant,
     ) -> Option<Vec<Peer>> {
         let peers = (0..size).map(|_| None).collect();
-        let mut gathering = Gathering { place, size, peers, strangers: Vec::new() };
+        let entrance = Entrance::new(place, door, size, 0);
+        let mut gathering = Gathering { entrance, peers };
         let gathered =
             Peer::new(own).map_err(|e| Error::system("socket of rank 0", e)).and_then(|mut own| {
                 own.inbox.trust();
                 gathering.peers[0] = Some(own);
-                gathering.gather(&door.listener, deadline)
+                gathering.gather(deadline)
             });
         match gathered {
             Ok(()) => {
-                gathering.place.clear(None);
-                let complete = format!("the world of {size} ranks is complete without this one");
-                let complete = gathering.place.error(complete);
-                gathering.refuse(&door.listener, &complete);
+                gathering.entrance.close();
                 Some(gathering.peers.into_iter().flatten().collect())
             }
             Err(error) => {
-                gathering.give_up(door, &error);
+                gathering.give_up(&error);
                 None
             }
         }
     }
 
     /// Tells all processes why the world cannot be formed.
-    fn give_up(&mut self, door: &mut Door, error: &Error) {
+    fn give_up(mut self, error: &Error) {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
         // Rank 0 gets the reason last, because its process may end after reading it. The other
@@ -75,146 +60,65 @@ impl Gathering {
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());
         }
-        self.refuse(&door.listener, error);
-        door.make_room();
-        self.place.clear(Some(error));
-        // Processes that connected before the socket was unlinked, and were not accepted, are
-        // refused here.
-        self.refuse(&door.listener, error);
+        self.entrance.give_up(error, true);
         if let Some(mut own) = own {
             own.send(refusal);
         }
     }
 
-    /// Tells connections that do not belong to the world, including those not yet accepted, why
-    /// they are refused.
-    fn refuse(&mut self, listener: &UnixListener, error: &Error) {
-        let refusal = Frame::Refuse(error.clone()).pack();
-        for mut stranger in self.strangers.drain(..) {
-            stranger.send(refusal.clone());
-        }
-        // Further connections may be waiting in the listener's queue.
-        for _ in 0..2 * STRANGERS {
-            let Ok((socket, _)) = listener.accept() else { break };
-            if check_user(&socket).is_ok()
-                && let Ok(mut stranger) = Peer::new(socket)
-            {
-                stranger.send(refusal.clone());
-            }
-        }
-    }
-
-    fn gather(&mut self, listener: &UnixListener, deadline: Instant) -> Result<()> {
+    fn gather(&mut self, deadline: Instant) -> Result<()> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
-        let mut full: Option<(Instant, std::io::Error)> = None;
         loop {
             // All messages that were sent are read before the deadline is checked: this process may
             // have been stopped past the deadline while the other ranks arrived in time.
-            match self.accept(listener) {
-                Ok(()) => full = None,
-                Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
-            }
+            self.entrance.accept();
             self.hear()?;
             let missing = self.missing();
             if missing.is_empty() {
                 return Ok(());
             }
             let now = Instant::now();
-            if let Some((since, error)) = &full
-                && (now >= deadline || now - *since >= NO_DESCRIPTOR)
-            {
-                let (what, error) = (format!("rendezvous at {}", self.place), explain(error));
-                let message = format!("accepting another rank: {error}");
-                return Err(Error::PeerFailed { rank: 0, what, message });
-            }
-            if let Some(rank) = self.place.lost(&missing, started) {
+            let place = &self.entrance.place;
+            self.entrance.check_full(0, now >= deadline)?;
+            if let Some(rank) = place.lost(&missing, started) {
                 return Err(Error::PeerLost { rank });
             }
             if now >= deadline {
                 return Err(Error::Absent {
                     ranks: missing,
-                    what: format!("rank 0 at {}", self.place),
+                    what: format!("rank 0 at {place}"),
                     waited: now - started,
                 });
             }
             if let Some(waited) = patience.is_over() {
                 let missing = list_ranks(&missing);
                 notice(format_args!(
-                    "rank 0 of {} waits for rank {missing} at {}: {waited:.1?} of {:.1?}",
-                    self.size,
-                    self.place,
+                    "rank 0 of {} waits for rank {missing} at {place}: {waited:.1?} of {:.1?}",
+                    self.peers.len(),
                     deadline - started
                 ));
             }
             let mut until = deadline.min(patience.until).min(now + LOOK);
-            if full.is_some() {
+            if self.entrance.is_full() {
                 until = until.min(now + AGAIN);
-            } else if self.strangers.len() >= STRANGERS {
+            } else if self.entrance.is_crowded() {
                 until = until.min(now + SILENCE);
             }
-            let heed = full.is_none() && self.strangers.len() < STRANGERS;
-            let peers = self.strangers.iter().chain(self.peers.iter().flatten());
-            wait(
-                peers,
-                heed.then_some(listener.as_fd()),
-                Some(until.saturating_duration_since(now)),
-            );
+            let peers = self.entrance.strangers().chain(self.peers.iter().flatten());
+            let timeout = until.saturating_duration_since(now);
+            wait(peers, self.entrance.listener(), Some(timeout));
         }
     }
 
-    /// Accepts new connections. An error means that this process is out of file descriptors.
-    fn accept(&mut self, listener: &UnixListener) -> std::io::Result<()> {
-        loop {
-            if self.strangers.len() >= STRANGERS {
-                let silent = |s: &Peer| s.since.elapsed() >= SILENCE;
-                self.strangers.retain(|s| !silent(s));
-                if self.strangers.len() >= STRANGERS {
-                    return Ok(());
-                }
-            }
-            let socket = match listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if is_full(&e) => return Err(e),
-                // The connection was aborted by its peer.
-                Err(_) => continue,
-            };
-            match check_user(&socket) {
-                Ok(()) => self.strangers.push(Peer::new(socket)?),
-                Err(problem) => tracing::warn!(problem, "a connection is refused"),
-            }
-        }
-    }
-
-    /// Reads messages of strangers and of waiting ranks. If a message makes the world impossible,
-    /// the remaining strangers are still read and kept, so that they can be sent the reason.
+    /// Reads messages of strangers and of waiting ranks.
     fn hear(&mut self) -> Result<()> {
-        let mut outcome = Ok(());
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            let mut frames = stranger.read_if_ready().into_iter();
-            match frames.next() {
-                None if stranger.gone => {}
-                None => self.strangers.push(stranger),
-                Some(frame) => match self.greet(frame) {
-                    Greeting::Rank(rank) => {
-                        stranger.inbox.trust();
-                        self.peers[rank] = Some(stranger);
-                        outcome = outcome.and_then(|()| heed(frames));
-                    }
-                    Greeting::Stranger(error) => {
-                        tracing::warn!(%error, "a connection is refused");
-                        stranger.send(Frame::Refuse(error).pack());
-                    }
-                    Greeting::Wrong(error) => {
-                        self.strangers.push(stranger);
-                        outcome = outcome.and(Err(error));
-                    }
-                },
-            }
-        }
-        outcome?;
-        for rank in 0..self.size {
+        let peers = &mut self.peers;
+        self.entrance.hear(|rank, peer, frames| {
+            peers[rank] = Some(peer);
+            heed(frames.into_iter())
+        })?;
+        for rank in 0..self.peers.len() {
             // The number of reads is bounded, so that a process that never stops sending does not
             // delay the others.
             for _ in 0..16 {
@@ -231,31 +135,7 @@ impl Gathering {
 
     /// Ranks that have not said hello yet.
     fn missing(&self) -> Vec<usize> {
-        (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
-    }
-
-    /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
-    /// another job, or whose first frame is no hello, is ignored; a process of this job that
-    /// contradicts the world makes the world impossible.
-    fn greet(&self, frame: Frame) -> Greeting {
-        let Frame::Hello { job, rank, size } = frame else {
-            return Greeting::Stranger(
-                self.place.error("a process says something else than hello"),
-            );
-        };
-        if job != self.place.job {
-            return Greeting::Stranger(self.place.error(format!("a process is of the job {job}")));
-        }
-        let problem = if size != self.size as u64 {
-            format!("the size of the world is {} on rank 0, {size} on rank {rank}", self.size)
-        } else if rank >= size {
-            format!("a process has rank {rank}, expected 0 to {}", self.size - 1)
-        } else if self.peers[rank as usize].is_some() {
-            format!("two processes have rank {rank}")
-        } else {
-            return Greeting::Rank(rank as usize);
-        };
-        Greeting::Wrong(self.place.error(problem))
+        (0..self.peers.len()).filter(|&r| self.peers[r].is_none()).collect()
     }
 }
 
@@ -269,15 +149,10 @@ pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     gave_up.map_or(Ok(()), Err)
 }
 
-/// Result of reading the first frame of a connection.
-enum Greeting {
-    Rank(usize),
-    Stranger(Error),
-    Wrong(Error),
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::mailbox::{Inbox, Outbox};
     use super::*;
 
@@ -299,7 +174,7 @@ mod tests {
     fn one_wrong_hello_is_told_to_all_and_to_rank_0_last() {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("iris"), true, "job".into());
-        let mut door = place.listen().unwrap();
+        let door = place.listen().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         // Ranks say hello in this order; rank 1, whose hello is read first, names the wrong size.
         let come = |rank: u64| {
@@ -314,7 +189,7 @@ mod tests {
         let (own, at_hub) = UnixStream::pair().unwrap();
         let note = place.clone();
         let rank_0 = std::thread::spawn(move || (refusal(&own), note.came_to_nothing(None)));
-        assert!(Gathering::run(place.clone(), &mut door, at_hub, 4, deadline).is_none());
+        assert!(Gathering::run(place.clone(), door, at_hub, 4, deadline).is_none());
         let (own, note) = rank_0.join().unwrap();
         let told = ranks.iter().map(refusal).chain([own, note]);
         for (at, told) in told.enumerate() {

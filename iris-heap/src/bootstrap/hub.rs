@@ -1,5 +1,5 @@
 //! Hub: rank 0's thread that carries the exchanges of processes. A star topology suffices, since a
-//! node has few processes and their host messages are small.
+//! node has few processes, nodes are connected once each, and the host messages are small.
 //!
 //! The hub never blocks on a process: sockets are non-blocking, with one queue each, so a stopped
 //! process does not delay errors to the others.
@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::frames::{Frame, Part};
+use super::frames::{Frame, Packet, Part};
 use super::gather::Gathering;
+use super::link::Link;
 use super::mailbox::AGAIN;
-use super::peer::{Peer, wait};
+use super::peer::wait;
 use super::rendezvous::{Door, Place};
 use crate::error::Error;
 use crate::limits::open_files;
@@ -19,11 +20,17 @@ use crate::limits::open_files;
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
 /// process is stopped.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Time in which a relay must answer that it runs; after that, its rank is blamed and not those
+/// whose messages it should forward. Ranks await the verdict longer, for at least 2 s.
+const ANSWER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hub {
-    size: usize,
-    /// Connections to the ranks, indexed by rank.
-    peers: Vec<Peer>,
+    /// Connections to the ranks and relays; the first one is that of rank 0.
+    links: Vec<Link>,
+    /// Index in `links` of each rank's connection.
+    link_of: Vec<usize>,
+    /// Whether the process of each rank has ended, or cannot be reached any more.
+    gone: Vec<bool>,
     groups: BTreeMap<u64, Group>,
     /// Ranks whose deadline has passed, with their reports. They are handled only after all
     /// messages that were sent have been read.
@@ -33,6 +40,8 @@ pub(crate) struct Hub {
 }
 
 struct Late {
+    /// Time until which relays are given to answer; `None` before they are asked.
+    answers_until: Option<Instant>,
     rank: usize,
     group: u64,
     number: u64,
@@ -83,69 +92,70 @@ impl Group {
 impl Hub {
     /// Gathers the processes of a world of `size` ranks, then carries their exchanges until all
     /// have left. `own` is rank 0's own connection.
-    pub(crate) fn run(
-        place: Place,
-        mut door: Door,
-        own: UnixStream,
-        size: usize,
-        deadline: Instant,
-    ) {
-        let gathered = Gathering::run(place, &mut door, own, size, deadline);
-        drop(door);
-        if let Some(peers) = gathered {
-            Hub::carry(peers);
+    pub(crate) fn run(place: Place, door: Door, own: UnixStream, size: usize, deadline: Instant) {
+        if let Some(peers) = Gathering::run(place, door, own, size, deadline) {
+            let link = |(rank, peer)| Link::to_rank(rank, peer);
+            Hub::carry(peers.into_iter().enumerate().map(link).collect());
         }
     }
 
-    /// Carries the exchanges of `peers`, the connections by rank, until all ranks have left.
-    pub(super) fn carry(peers: Vec<Peer>) {
-        let size = peers.len();
+    /// Carries the exchanges of all ranks, which are reached by `links`, until all have left. The
+    /// first link is that of rank 0.
+    pub(super) fn carry(links: Vec<Link>) {
+        let size = links.iter().map(|link| link.ranks.len()).sum();
+        let mut link_of = vec![0; size];
+        for (at, link) in links.iter().enumerate() {
+            link.ranks.iter().for_each(|&rank| link_of[rank] = at);
+        }
         let groups = BTreeMap::from([(0, Group::new((0..size).collect()))]);
-        let mut hub = Hub { size, peers, groups, late: Vec::new(), draining: None };
+        let (gone, late) = (vec![false; size], Vec::new());
+        let mut hub = Hub { links, link_of, gone, groups, late, draining: None };
         hub.broadcast(Frame::Welcome);
         hub.serve();
     }
 
     fn serve(&mut self) {
         loop {
-            if self.peers.iter().all(|p| p.gone) {
+            if self.links.iter().all(|link| link.peer.gone) {
                 return;
             }
             let mut timeout = None;
             if let Some(until) = self.draining {
                 let now = Instant::now();
-                let rest = self.peers.iter().any(|p| !p.gone && !p.outbox.is_empty());
+                let rest = self.open_links().any(|link| !link.peer.outbox.is_empty());
                 if !rest || now >= until {
                     return;
                 }
                 timeout = Some(until - now);
             }
-            if !self.late.is_empty() {
-                timeout = Some(Duration::ZERO);
-            } else if self.peers.iter().any(|p| !p.gone && p.crowded.is_some()) {
+            if let Some(late) = self.late.iter().map(|late| late.answers_until).min() {
+                let rest =
+                    late.map_or(Duration::ZERO, |t| t.saturating_duration_since(Instant::now()));
+                timeout = Some(timeout.map_or(rest, |t| t.min(rest)));
+            }
+            if self.open_links().any(|link| link.peer.crowded.is_some()) {
                 timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
-            wait(self.peers.iter(), None, timeout);
-            for rank in 0..self.size {
-                let peer = &mut self.peers[rank];
-                if peer.gone {
+            wait(self.links.iter().map(|link| &link.peer), None, timeout);
+            for at in 0..self.links.len() {
+                let link = &mut self.links[at];
+                if link.peer.gone {
                     continue;
                 }
-                peer.flush();
-                let frames = peer.read_if_ready();
-                for frame in frames {
+                link.peer.flush();
+                for (rank, frame) in link.read_if_ready() {
                     self.handle(rank, frame);
                 }
-                if self.peers[rank].gone {
-                    let groups: Vec<u64> = self.groups.keys().copied().collect();
-                    for group in groups {
-                        self.leave(rank, group, false);
+                if self.links[at].peer.gone {
+                    // The first rank is lost first, because the connection ended with its process.
+                    for rank in self.links[at].ranks.clone() {
+                        self.lose(rank);
                     }
                 }
             }
             // A stop of this process may have lasted past a deadline. So first read all messages
             // that other ranks sent during the stop, and only then decide which ranks are late.
-            if !self.peers.iter().any(Peer::is_ready) {
+            if !self.links.iter().any(|link| link.peer.is_ready()) {
                 for late in std::mem::take(&mut self.late) {
                     self.judge(late);
                 }
@@ -153,11 +163,20 @@ impl Hub {
         }
     }
 
+    /// Connections that have not ended.
+    fn open_links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter().filter(|link| !link.peer.gone)
+    }
+
     fn broadcast(&mut self, frame: Frame) {
         let packet = frame.pack();
-        for peer in self.peers.iter_mut().rev() {
-            peer.send(packet.clone());
+        for link in self.links.iter_mut().rev() {
+            link.broadcast(&packet);
         }
+    }
+
+    fn send(&mut self, rank: usize, packet: &Packet) {
+        self.links[self.link_of[rank]].send(&[rank], packet);
     }
 
     /// Sends a frame to the members of a group that have not left. Rank 0 is always last: its
@@ -166,10 +185,10 @@ impl Hub {
         let packet = frame.pack();
         if let Some(group) = self.groups.get(&group) {
             let here = group.members.iter().zip(&group.has_left).filter(|(_, left)| !**left);
-            let mut here: Vec<usize> = here.map(|(&member, _)| member).collect();
-            here.sort_unstable();
-            for member in here.into_iter().rev() {
-                self.peers[member].send(packet.clone());
+            let mut of_link: Vec<Vec<usize>> = vec![Vec::new(); self.links.len()];
+            here.for_each(|(&member, _)| of_link[self.link_of[member]].push(member));
+            for (link, ranks) in self.links.iter_mut().zip(of_link).rev() {
+                link.send(&ranks, &packet);
             }
         }
     }
@@ -179,7 +198,7 @@ impl Hub {
             Frame::Group { group, members } => self.enter(rank, group, members),
             Frame::Give { group, number, part } => self.give(rank, group, number, part),
             Frame::Late { group, number, what, waited } => {
-                self.late.push(Late { rank, group, number, what, waited });
+                self.late.push(Late { answers_until: None, rank, group, number, what, waited });
             }
             Frame::GaveUp { group, error } => self.give_up(rank, group, error),
             Frame::Ask { group, number } => self.answer(rank, group, number),
@@ -190,18 +209,19 @@ impl Hub {
                     self.draining = Some(Instant::now() + DRAIN);
                 }
             }
+            Frame::Gone { .. } => self.lose(rank),
             other => tracing::warn!(rank, frame = ?other, "an unexpected frame is ignored"),
         }
     }
 
     fn enter(&mut self, rank: usize, id: u64, members: Vec<u64>) {
         let members: Vec<usize> = members.into_iter().map(|m| m as usize).collect();
-        if members.iter().any(|&m| m >= self.size) || !members.contains(&rank) {
+        if members.iter().any(|&m| m >= self.gone.len()) || !members.contains(&rank) {
             tracing::warn!(rank, ?members, "a group of other ranks is ignored");
             return;
         }
         let group = self.groups.entry(id).or_insert_with(|| Group::new(members));
-        let dead = group.members.iter().position(|&m| self.peers[m].gone);
+        let dead = group.members.iter().position(|&m| self.gone[m]);
         if let Some(dead) = dead {
             group.broken = true;
             self.send_to_group(
@@ -233,20 +253,58 @@ impl Hub {
     /// Handles a rank that waited past its deadline: blames the ranks that have not contributed to
     /// the exchange. If all ranks have contributed, the cause is that the system had no room to
     /// send the answer.
-    fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
-        let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
+    fn judge(&mut self, mut late: Late) {
+        let Some(group) = self.groups.get_mut(&late.group).filter(|g| !g.broken) else {
             return;
         };
-        let crowded = self.peers[rank].crowded.clone();
+        // Messages of the missing ranks may wait for a relay whose process is stopped.
+        let mut relays: Vec<usize> = Vec::new();
+        if late.number == group.number {
+            relays.extend(group.missing().iter().map(|&rank| self.link_of[group.members[rank]]));
+        }
+        let now = Instant::now();
+        let until = *late.answers_until.get_or_insert_with(|| {
+            relays.iter().for_each(|&relay| self.links[relay].probe());
+            now + ANSWER
+        });
+        if now < until && relays.iter().any(|&relay| self.links[relay].is_silent()) {
+            self.late.push(late);
+            return;
+        }
+        let Late { rank, group: id, number, mut what, waited, .. } = late;
+        let crowded = self.links[self.link_of[rank]].peer.crowded.clone();
         let error = match crowded {
-            _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
+            _ if number == group.number => {
+                let mut ranks = group.missing();
+                for (silent, link) in self.links.iter().enumerate().filter(|it| it.1.is_silent()) {
+                    let is_behind = |&rank: &usize| self.link_of[group.members[rank]] == silent;
+                    if !ranks.iter().any(is_behind) {
+                        continue;
+                    }
+                    let relay = link.ranks[0];
+                    match group.members.iter().position(|&m| m == relay) {
+                        Some(index) => {
+                            ranks.retain(|rank| !is_behind(rank));
+                            ranks.push(index);
+                        }
+                        None => {
+                            what += &format!(
+                                "; rank {relay} of the launched world, which carries messages of others, does \
+                             not answer: is it stopped?"
+                            )
+                        }
+                    }
+                }
+                ranks.sort_unstable();
+                Error::Absent { ranks, what, waited }
+            }
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
             // The exchange has completed since the rank's deadline, and its answer has been sent.
             None => return,
         };
         group.broken = true;
         for member in group.members.clone() {
-            self.peers[member].make_room();
+            self.links[self.link_of[member]].peer.make_room();
         }
         self.send_to_group(id, Frame::Broken { group: id, error });
     }
@@ -270,7 +328,16 @@ impl Hub {
         let here = (0..group.given.len()).find(|i| !ranks.contains(i));
         if let Some(teller) = here {
             let (ranks, teller) = (ranks.iter().map(|&r| r as u64).collect(), teller as u64);
-            self.peers[rank].send(Frame::Missing { group: id, number, ranks, teller }.pack());
+            self.send(rank, &Frame::Missing { group: id, number, ranks, teller }.pack());
+        }
+    }
+
+    /// Handles the end of a rank's process, or of the connection to it.
+    fn lose(&mut self, rank: usize) {
+        self.gone[rank] = true;
+        let groups: Vec<u64> = self.groups.keys().copied().collect();
+        for group in groups {
+            self.leave(rank, group, false);
         }
     }
 
@@ -292,11 +359,16 @@ impl Hub {
         } else if !clean {
             // If this process could not read the connection, the failure is on this side, so the
             // rank is not blamed.
-            let error = match &self.peers[rank].fault {
+            let link = &self.links[self.link_of[rank]];
+            let error = match &link.peer.fault {
                 Some(fault) => group.fault_of_hub(
                     format!("messages of rank {rank}"),
                     format!("{fault}; the limit of open files is {}", open_files()),
                 ),
+                // The process that ended is that of the relay.
+                None if link.peer.gone && group.members.iter().all(|&m| m != link.ranks[0]) => {
+                    Error::HubLost { rank: link.ranks[0] }
+                }
                 None => Error::PeerLost { rank: index },
             };
             self.send_to_group(id, Frame::Broken { group: id, error });

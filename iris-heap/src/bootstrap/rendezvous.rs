@@ -139,6 +139,17 @@ impl Place {
         }
     }
 
+    /// Removes the folder as [`Place::remove_folder`] does, unless another process has locked it to
+    /// make a file there.
+    fn leave_folder(&self) {
+        if let Ok(folder) = File::open(&self.folder)
+            && flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && is_at(&folder, &self.folder)
+        {
+            self.remove_folder();
+        }
+    }
+
     /// Whether an event at time `at` (since boot) concerns the run of this process, which has
     /// waited since `started`.
     fn concerns(&self, at: Duration, started: Instant) -> bool {
@@ -153,7 +164,7 @@ impl Place {
     /// Listens, as rank 0. On failure a note tells the other ranks the reason. No note is written
     /// if another process listens at the place, because that process's ranks would read it.
     pub(crate) fn listen(&self) -> Result<Door> {
-        match self.bind() {
+        match self.bind(0) {
             Ok(Some(door)) => Ok(door),
             Ok(None) => Err(self.error(
                 "another process listens there: is the rank 0 given to two processes, or the same \
@@ -167,8 +178,8 @@ impl Place {
         }
     }
 
-    /// Binds the socket and listens; `None` if another process is listening there.
-    fn bind(&self) -> Result<Option<Door>> {
+    /// Binds the socket and listens, as `rank`; `None` if another process is listening there.
+    pub(super) fn bind(&self, rank: usize) -> Result<Option<Door>> {
         let _lock = self.lock()?;
         match connect(self.short(&self.socket)?.as_path()) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
@@ -186,8 +197,8 @@ impl Place {
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
         // The socket has another name until it listens, because a socket that refuses connections
-        // means a dead process.
-        let part = self.socket.with_extension("part0");
+        // means a dead process. Processes that connect still see this name ([`listener_rank`]).
+        let part = self.socket.with_extension(format!("part{rank}"));
         let _ = fs::remove_file(&part);
         let listener = UnixListener::bind(self.short(&part)?.as_path()).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -256,6 +267,39 @@ impl Place {
             std::thread::sleep(pause);
             pause = (pause * 2).min(LOOK);
         }
+    }
+
+    /// Connects to the rank that listens here, if one does; returns the connection and that rank.
+    pub(super) fn knock(&self) -> Result<Option<(UnixStream, usize)>> {
+        Ok(match self.try_connect()? {
+            Tried::Connected(socket) => listener_rank(&socket).map(|rank| (socket, rank)),
+            Tried::Absent | Tried::Refused => None,
+        })
+    }
+
+    /// Takes the place's turn file, which one process at a time can hold; `None` if another process
+    /// holds it.
+    pub(super) fn take_turn(&self) -> Result<Option<Turn<'_>>> {
+        let failed = |e| self.error(format!("taking turns: {}", explain(&e)));
+        self.make_folder()?;
+        let path = self.turn();
+        let file = match self.check_folder().and_then(|()| File::create(&path)) {
+            Ok(file) => file,
+            // Another process has removed the empty folder meanwhile.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(failed(e)),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // The previous holder removes the file, so the lock may be that of a removed file.
+            Ok(()) if is_at(&file, &path) => Ok(Some(Turn { place: self, _file: file })),
+            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(e) => Err(failed(e.into())),
+        }
+    }
+
+    /// Path of the file whose lock is the turn.
+    fn turn(&self) -> PathBuf {
+        self.socket.with_extension("turn")
     }
 
     fn try_connect(&self) -> Result<Tried> {
@@ -402,12 +446,8 @@ impl Place {
                 }
                 Err(e) => return Err(self.error(format!("locking the folder: {e}"))),
             }
-            let mine = file.metadata().map_err(|e| self.error(e.to_string()))?;
-            match fs::metadata(&self.folder) {
-                Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => {
-                    return Ok(file);
-                }
-                _ => continue,
+            if is_at(&file, &self.folder) {
+                return Ok(file);
             }
         }
     }
@@ -485,12 +525,25 @@ impl Drop for Visit<'_> {
     fn drop(&mut self) {
         lock(&VISITED).insert(self.place.socket.clone(), up());
         if self.presence.take().is_some() {
-            self.place.remove_folder();
+            self.place.leave_folder();
         }
     }
 }
 
-/// Listening socket of rank 0.
+/// Exclusive right of a process among those that meet at a place; ends when this is dropped.
+pub(super) struct Turn<'a> {
+    place: &'a Place,
+    _file: File,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.place.turn());
+        self.place.leave_folder();
+    }
+}
+
+/// Listening socket of rank 0, or of a relay.
 #[derive(Debug)]
 pub(crate) struct Door {
     pub(super) listener: UnixListener,
@@ -525,6 +578,22 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let socket = UnixStream::from(socket);
     socket.set_nonblocking(false)?;
     Ok(socket)
+}
+
+/// Rank that listened at the other end when `socket` was connected, from the name that the
+/// listening socket had when it was bound.
+fn listener_rank(socket: &UnixStream) -> Option<usize> {
+    let address = socket.peer_addr().ok()?;
+    let name = address.as_pathname()?.extension()?.to_str()?;
+    name.strip_prefix("part")?.parse().ok()
+}
+
+/// Whether an opened file is still at `path`, and has not been removed or replaced.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(mine), Ok(there)) => (there.dev(), there.ino()) == (mine.dev(), mine.ino()),
+        _ => false,
+    }
 }
 
 /// Time of a file's last change, since boot; `None` if there is no such file.
@@ -624,6 +693,26 @@ mod tests {
         place.clear(Some(&Error::PeerLost { rank: 3 }));
         let lost = place.connect(1, 4, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 3 }), "{lost}");
+    }
+
+    #[test]
+    fn one_of_several_has_the_turn_and_a_listener_is_known_by_its_rank() {
+        let temp = tempfile::tempdir().unwrap();
+        for name in ["iris".into(), "x".repeat(120)] {
+            let place = Place::at(temp.path().join(name), true, "job".into());
+            let turn = place.take_turn().unwrap().expect("nobody has it");
+            assert!(place.take_turn().unwrap().is_none(), "a second holder");
+            assert!(place.knock().unwrap().is_none());
+            let door = place.bind(7).unwrap().expect("nobody listens");
+            assert!(place.bind(8).unwrap().is_none(), "a second listener");
+            let (_socket, rank) = place.knock().unwrap().expect("a listener");
+            assert_eq!(rank, 7);
+            drop(turn);
+            drop(place.take_turn().unwrap().expect("the turn is free"));
+            drop(door);
+            place.clear(None);
+            assert!(!place.folder.exists(), "nothing is left");
+        }
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Processes {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
         });
-        let connection = match Connection::start(&socket, None, rank) {
+        let connection = match Connection::start(&socket, 0, rank) {
             Ok(connection) => connection,
             Err(error) => {
                 // Send the reason to the other ranks at once, so that they need not wait for this
@@ -100,7 +100,7 @@ impl Processes {
                 return Err(error);
             }
         };
-        *lock(&connection.hub) = hub;
+        lock(&connection.carriers).extend(hub);
         let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
         // The rank's deadline is later than the hub's, because the hub knows which ranks are
@@ -197,19 +197,22 @@ impl Processes {
                 match chance.is_over(now, || self.connection.has_unread()) {
                     false => limit = chance.until,
                     true => {
-                        // No answer from the hub means that rank 0 is stopped or gets no processor
-                        // time.
+                        // No answer from the hub means that rank 0, or the process of the relay, is
+                        // stopped or gets no processor time.
                         let waited = now - started;
-                        let error = match self.members.iter().position(|&m| m == 0) {
-                            Some(hub) => Error::Absent { ranks: vec![hub], what, waited },
-                            None => Error::HubLost,
+                        let rank = self.connection.silent_rank(&mail);
+                        let error = match self.members.iter().position(|&m| m == rank) {
+                            Some(silent) => Error::Absent { ranks: vec![silent], what, waited },
+                            None => Error::HubLost { rank },
                         };
+                        let group = mail.groups.entry(self.group).or_default();
                         group.broken = Some(error.clone());
                         return Err(error);
                     }
                 }
             } else if now >= limit {
                 verdict = Some(LastChance::new(now + grace(whole)));
+                mail.forwarded = false;
                 drop(mail);
                 let (group, what, waited) = (self.group, what.clone(), now - started);
                 let _ = self
@@ -220,6 +223,7 @@ impl Processes {
             } else if let Some(waited) = patience.is_over() {
                 answer = Some(now + ANSWER);
                 tracing::debug!(what, ?waited, "asking who is missing");
+                mail.forwarded = false;
                 drop(mail);
                 let ask = Frame::Ask { group: self.group, number };
                 let _ = self.connection.send(ask, now + PARTING);
@@ -245,11 +249,12 @@ impl Processes {
                     if now >= until {
                         answer = None;
                         let waited = now - started;
-                        let hub = self.connection.processes.get().and_then(|all| all.first());
-                        let hub = hub.map_or(String::new(), |hub| format!(" ({hub})"));
+                        let silent = self.connection.silent_rank(&mail);
+                        let process = self.connection.processes.get().and_then(|p| p.get(silent));
+                        let process = process.map_or(String::new(), |it| format!(" ({it})"));
                         notice(format_args!(
-                            "{what}: {waited:.1?} of {whole:.1?}; rank 0{hub}, which carries the \
-                             messages, does not answer: is it stopped?"
+                            "{what}: {waited:.1?} of {whole:.1?}; rank {silent}{process}, which carries \
+                             the messages, does not answer: is it stopped?"
                         ));
                     } else {
                         limit = limit.min(until);
@@ -271,10 +276,10 @@ impl Processes {
         };
         let frame = Frame::GaveUp { group: self.group, error };
         let until = Instant::now() + PARTING;
-        if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
-            // This process, and with it the hub's thread, may end when this function returns. So
-            // rank 0 waits until the hub has told it the reason, which happens after all other
-            // ranks were told.
+        if self.connection.send(frame, until).is_ok() && self.connection.has_carriers() {
+            // This process, and with it the thread of the hub or relay, may end when this function
+            // returns. So this rank waits until the hub has told it the reason, which happens after
+            // all ranks that the thread serves were told.
             self.connection.wait_until(until, |mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
@@ -394,16 +399,16 @@ impl Bootstrap for Processes {
         if let Some(error) = reason {
             self.explain(&error);
         }
-        // An error is ignored, because sending fails only if rank 0 is gone.
+        // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::Leave { group: self.group, clean };
-        let _ = self.connection.send(frame, Instant::now() + PARTING);
-        if clean && self.group == 0 && self.rank == 0 {
-            // The hub's thread sends its last messages before this process may end. The thread
-            // awaits no answers, and waits only briefly for a stopped process.
-            if let Some(hub) = lock(&self.connection.hub).take()
-                && hub.join().is_err()
-            {
-                tracing::error!("the hub's thread panicked");
+        let sent = self.connection.send(frame, Instant::now() + PARTING);
+        if sent.is_ok() && clean && self.group == 0 {
+            // The threads of hub and relay send their last messages before this process may end.
+            // They await no answers, and wait only briefly for a stopped process.
+            for carrier in std::mem::take(&mut *lock(&self.connection.carriers)) {
+                if carrier.join().is_err() {
+                    tracing::error!("the thread of the hub or relay panicked");
+                }
             }
         }
     }

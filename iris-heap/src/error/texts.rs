@@ -105,7 +105,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             Error::PeerFailed { rank: 2, what: "open".into(), message: "no memory".into() },
             ["rank 2 failed in open", "which all ranks must do", "mend that on rank 2"],
         ),
-        (Error::HubLost, ["rank 0", "must outlive it", "start all ranks anew"]),
+        (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),
         (
             Error::Rendezvous {
                 place: "/tmp/x".into(),

@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 use super::{World, check_size};
 use crate::bootstrap::launcher_env::{Get, Launch, UniqueId};
 use crate::bootstrap::nodes::Nodes;
+use crate::bootstrap::rendezvous;
 use crate::bootstrap::tcp::Meeting;
 use crate::bootstrap::tcp::seal::Terms;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
+use crate::wire::hash;
 
 /// Secret of 256 bits that only the ranks of one job share. With it the ranks authenticate each
 /// other and encrypt their messages between hosts. Neither `Debug` nor `Display` shows the secret.
@@ -233,17 +235,19 @@ impl World {
         let meeting = Meeting { address, terms, silence: settings.silence() };
         network.check_trust(&meeting)?;
         let timeout = settings.host_deadline();
-        let all = meeting.rendezvous(rank, timeout)?;
+        let name = host_name();
+        let (identity, name) = match node {
+            Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
+            None => (identity(), name),
+        };
+        let node = format!("{job}, relay of {name}, {:032x}", hash(&[identity.as_bytes()]));
+        let place = rendezvous::Place::new(node, false)?;
+        let all = meeting.rendezvous(place, rank, timeout)?;
         tracing::debug!(rank, size, job, "all ranks have met over the network");
         let step = Step {
             what: "finding out which ranks share a node".into(),
             deadline: Instant::now() + timeout,
             on_missing: None,
-        };
-        let name = host_name();
-        let (identity, name) = match node {
-            Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
-            None => (identity(), name),
         };
         let place = (identity.as_str(), name.as_str());
         let (nodes, hosts) = Nodes::join(all, place, &job, timeout, &step)?;

@@ -194,7 +194,7 @@ fn blamed(error: &anyhow::Error) -> Option<usize> {
             Some(*rank)
         }
         Error::Absent { ranks, .. } => ranks.first().copied().filter(|_| ranks.len() == 1),
-        Error::HubLost => Some(0),
+        Error::HubLost { rank } => Some(*rank),
         Error::Fault { fault, .. } => usize::try_from(fault.rank).ok(),
         _ => None,
     }

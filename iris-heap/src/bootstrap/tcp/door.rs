@@ -1,9 +1,9 @@
-//! Listening port of rank 0 while the ranks of a job gather. Any host may connect; without the key
-//! a connection gets no further than a greeting.
+//! Listening port of rank 0 while the ranks of a job gather: the relay of each node connects to it.
+//! Any host may connect; without the key a connection gets no further than a greeting.
 //!
 //! A connection counts as a stranger until it has sent a sealed hello. The number of strangers and
 //! their memory are limited. A new stranger over the limit replaces the oldest, so slow connections
-//! keep no rank out: a rank whose connection was closed connects again.
+//! keep no relay out: a relay whose connection was closed connects again.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Meeting;
 use super::seal::{GREETING, REFUSAL};
 use crate::bootstrap::frames::Frame;
-use crate::bootstrap::gather::heed;
+use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
 use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::peer::Peer;
@@ -41,8 +41,10 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 pub(super) struct Door {
     meeting: Meeting,
     listener: TcpListener,
-    /// Peers by rank, each set after its hello. Rank 0's own connection needs no hello.
-    peers: Vec<Option<Peer>>,
+    /// Links to relays that have said hello. The first one is that of node 0, which needs no hello.
+    links: Vec<Link>,
+    /// Whether each rank has arrived, at its relay.
+    arrived: Vec<bool>,
     /// Connections that have not sent an encrypted hello, the oldest first.
     strangers: VecDeque<Stranger>,
     /// Number of connections that were refused.
@@ -57,7 +59,7 @@ struct Stranger {
 enum State {
     /// State while the greeting is read: stream, buffer, and number of bytes received so far.
     Greeting(TcpStream, [u8; GREETING], usize),
-    /// The stranger claims to be this rank, and its greeting was answered.
+    /// The stranger claims to be the relay in this rank's process, and its greeting was answered.
     Answered(u32, Box<Peer>),
     /// The connection is to be closed.
     Over,
@@ -65,30 +67,32 @@ enum State {
 
 impl Door {
     pub(super) fn new(meeting: Meeting, listener: TcpListener) -> Door {
-        let peers = (0..meeting.terms.size).map(|_| None).collect();
-        Door { meeting, listener, peers, strangers: VecDeque::new(), turned_away: 0 }
+        let arrived = (0..meeting.terms.size).map(|rank| rank == 0).collect();
+        let (links, strangers) = (Vec::new(), VecDeque::new());
+        Door { meeting, listener, links, arrived, strangers, turned_away: 0 }
     }
 
-    /// Gathers all ranks and returns them by rank; `own` is the connection of rank 0 itself.
-    /// Returns `None` on failure, after telling the reason to all ranks that have connected.
-    pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Peer>> {
+    /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
+    /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
+    /// that have arrived.
+    pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Link>> {
         let own = Peer::new(own).map_err(|e| Error::system("socket of rank 0", e));
         let gathered = own.and_then(|mut own| {
             own.inbox.trust();
-            self.peers[0] = Some(own);
+            self.links.push(Link::to_relay(0, own, Vec::new()));
             self.gather_others(deadline)
         });
         if self.turned_away > 0 {
             tracing::warn!(count = self.turned_away, at = %self.meeting, "connections were turned away");
         }
         match gathered {
-            Ok(()) => Some(self.peers.into_iter().flatten().collect()),
+            Ok(()) => Some(self.links),
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
                 let refusal = Frame::Refuse(error).pack();
                 // Rank 0 gets the refusal last, because its process may end once it has read it.
-                for peer in self.peers.iter_mut().rev().flatten() {
-                    peer.send(refusal.clone());
+                for link in self.links.iter_mut().rev() {
+                    link.broadcast(&refusal);
                 }
                 None
             }
@@ -106,7 +110,7 @@ impl Door {
             }
             self.hear()?;
             let missing: Vec<_> =
-                (0..self.peers.len()).filter(|&rank| self.peers[rank].is_none()).collect();
+                (0..self.arrived.len()).filter(|&rank| !self.arrived[rank]).collect();
             if missing.is_empty() {
                 return Ok(());
             }
@@ -125,7 +129,7 @@ impl Door {
             if let Some(waited) = patience.is_over() {
                 notice(format_args!(
                     "rank 0 of {} waits for rank {} at {}: {waited:.1?} of {:.1?}; {} connections were turned away",
-                    self.peers.len(),
+                    self.arrived.len(),
                     list_ranks(&missing),
                     self.meeting,
                     deadline - started,
@@ -172,7 +176,7 @@ impl Door {
         old
     }
 
-    /// Reads pending data of strangers, and of ranks that wait for the world to be formed.
+    /// Reads pending data of strangers, and of relays whose ranks wait for the world to be formed.
     fn hear(&mut self) -> Result<()> {
         for mut stranger in std::mem::take(&mut self.strangers) {
             stranger.state = self.advance(stranger.state)?;
@@ -183,14 +187,42 @@ impl Door {
                 self.turned_away += 1;
             }
         }
-        for rank in 0..self.peers.len() {
-            let Some(peer) = &mut self.peers[rank] else { continue };
-            heed(peer.read_if_ready().into_iter())?;
-            if peer.gone {
-                return Err(Error::PeerLost { rank });
+        for at in 0..self.links.len() {
+            self.links[at].peer.flush();
+            for (rank, frame) in self.links[at].read_if_ready() {
+                match frame {
+                    Frame::Hello { .. } => {
+                        self.arrive(rank)?;
+                        self.links[at].ranks.push(rank);
+                    }
+                    Frame::GaveUp { error, .. } => return Err(error),
+                    Frame::Gone { .. } => return Err(Error::PeerLost { rank }),
+                    // A waiting rank can send nothing else before all ranks have arrived.
+                    _ => {}
+                }
+            }
+            let link = &self.links[at];
+            if link.peer.gone {
+                return Err(Error::PeerLost { rank: link.ranks[0] });
             }
         }
         Ok(())
+    }
+
+    /// Counts a rank as arrived.
+    fn arrive(&mut self, rank: usize) -> Result<()> {
+        let size = self.arrived.len();
+        match self.arrived.get_mut(rank) {
+            Some(false) => {
+                self.arrived[rank] = true;
+                Ok(())
+            }
+            Some(true) => Err(self.meeting.error(format!("two processes have rank {rank}"))),
+            None => {
+                let text = format!("a process has rank {rank}, expected 0 to {}", size - 1);
+                Err(self.meeting.error(text))
+            }
+        }
     }
 
     /// Advances a stranger's state. An error fails the whole world: a rank that has the right key
@@ -208,8 +240,7 @@ impl Door {
                     }
                     None => Ok(State::Answered(rank, peer)),
                     Some(frame) => {
-                        self.admit(rank, frame, *peer)?;
-                        heed(frames).map(|()| State::Over)
+                        self.admit(rank, frame, *peer, frames.collect()).map(|()| State::Over)
                     }
                 }
             }
@@ -236,7 +267,7 @@ impl Door {
                 }
             }
         }
-        let size = self.peers.len() as u32;
+        let size = self.arrived.len() as u32;
         let answer = self.meeting.terms.answer(&bytes);
         let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
         let Some((reply, rank, keys)) = answer else {
@@ -256,19 +287,19 @@ impl Door {
         }
     }
 
-    /// Admits a rank that has proved that it has the key, if `frame` is a hello.
-    fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer) -> Result<()> {
+    /// Admits the relay of a rank that has proved that it has the key, if `frame` is a hello;
+    /// `more` are frames that it has sent since.
+    fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer, more: Vec<Frame>) -> Result<()> {
         let rank = rank as usize;
         let Frame::Hello { .. } = frame else {
             return Err(self.meeting.error(format!("rank {rank} says something else than hello")));
         };
-        if self.peers[rank].is_some() {
-            let error = self.meeting.error(format!("two processes have rank {rank}"));
+        if let Err(error) = self.arrive(rank) {
             peer.send(Frame::Refuse(error.clone()).pack());
             return Err(error);
         }
         peer.inbox.trust();
-        self.peers[rank] = Some(peer);
+        self.links.push(Link::to_relay(rank, peer, more));
         Ok(())
     }
 
@@ -285,8 +316,8 @@ impl Door {
                 State::Over => {}
             }
         }
-        let peers = self.peers.iter().flatten().filter(|peer| !peer.gone);
-        fds.extend(peers.map(|peer| readable(peer.socket.as_fd())));
+        let links = self.links.iter().filter(|link| !link.peer.gone);
+        fds.extend(links.map(|link| readable(link.peer.socket.as_fd())));
         let timeout = Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos().max(1)),

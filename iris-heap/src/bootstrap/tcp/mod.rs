@@ -1,5 +1,5 @@
-//! Ranks on several hosts: each connects to rank 0's hub by TCP and sends the frames of the
-//! Unix-socket transport, encrypted.
+//! Ranks on several hosts: the relay of each node connects to rank 0's hub by TCP and sends the
+//! frames of the Unix-socket transport, encrypted.
 //!
 //! TCP keepalive probes detect a cut network or a lost host. The system answers probes also for a
 //! stopped process, so a stopped process counts as late, not as lost.
@@ -13,6 +13,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
@@ -20,8 +21,11 @@ use rustix::net::sockopt;
 use super::connection::Connection;
 use super::frames::Frame;
 use super::hub::Hub;
+use super::mailbox::{Inbox, Outbox};
 use super::notice::{Patience, notice};
-use super::socket::Socket;
+use super::peer::Peer;
+use super::relay::Relay;
+use super::rendezvous::{self, Place};
 use super::unix::{Processes, failed, grace};
 use crate::error::{Error, Result};
 use crate::util::lock;
@@ -86,31 +90,40 @@ impl Meeting {
         Err(self.error(format!("{last}; {hint}")))
     }
 
-    /// Connects and runs the handshake, with retries until `deadline`; called on all ranks except
-    /// 0.
-    fn connect(&self, rank: usize, deadline: Instant) -> Result<(Socket, Keys)> {
+    /// Finds the way of `rank`, any rank except 0, to the hub, with retries until `deadline`.
+    ///
+    /// On node 0 that is the door which rank 0 opens before its port. On any other node, one rank
+    /// at a time tries to reach rank 0; the first one that does opens the door as the node's relay.
+    fn find(&self, place: &Place, rank: usize, deadline: Instant) -> Result<Way> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
-        let mut pause = Duration::from_millis(1);
-        let (mut refusals, mut last) = (0, String::from("no attempt"));
+        let (mut pause, mut refusals) = (Duration::from_millis(1), 0);
         loop {
-            // The host name is resolved for each attempt, because it may become known to the
-            // resolver only after this process has started.
-            match self.addresses() {
-                Err(error) => last = error.to_string(),
-                Ok(addresses) => {
-                    for address in addresses {
-                        match self.attempt(address, rank, deadline) {
-                            Ok((stream, keys)) => return Ok((stream.into(), keys)),
-                            Err(Attempt::Refused) => {
-                                refusals += 1;
-                                last = format!("{address} refuses rank {rank}");
-                            }
-                            Err(Attempt::Failed(e)) => last = format!("{address}: {e}"),
-                        }
-                    }
-                }
+            let turn = place.take_turn()?;
+            // The door is looked for after the turn is taken, because the rank that had it before
+            // may have opened the door.
+            if let Some((socket, relay)) = place.knock()? {
+                return Ok(Way::Through(socket, relay));
             }
+            let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
+            let last = match reached {
+                None => "another rank of this node tries to reach rank 0".into(),
+                Some(Ok((stream, keys))) => match place.bind(rank)? {
+                    Some(door) => {
+                        let hub = self.greet_hub(stream, &keys, rank);
+                        let hub = hub.map_err(|e| Error::system("socket to rank 0", e))?;
+                        return Ok(Way::Relay { door, hub: Box::new(hub), thread: None });
+                    }
+                    // Rank 0 is on this node and has just opened the door.
+                    None => continue,
+                },
+                Some(Err(Attempt::Refused(text))) => {
+                    refusals += 1;
+                    text
+                }
+                Some(Err(Attempt::Failed(text))) => text,
+            };
+            drop(turn);
             if refusals >= REFUSALS {
                 return Err(self.error(format!(
                     "{last}: rank 0 there has another secret, job or number of ranks; give all ranks the same \
@@ -135,38 +148,57 @@ impl Meeting {
         }
     }
 
+    /// Connects to one of rank 0's addresses and runs the handshake.
+    fn reach(&self, rank: usize, deadline: Instant) -> Result<(TcpStream, Keys), Attempt> {
+        // The host name is resolved for each attempt, because it may become known to the resolver
+        // only after this process has started.
+        let addresses = self.addresses().map_err(|error| Attempt::Failed(error.to_string()))?;
+        let mut failed = Attempt::Failed("no address".into());
+        for address in addresses {
+            match self.attempt(address, rank, deadline) {
+                Ok(Some(reached)) => return Ok(reached),
+                Ok(None) => failed = Attempt::Refused(format!("{address} refuses rank {rank}")),
+                Err(_) if matches!(failed, Attempt::Refused(_)) => {}
+                Err(e) => failed = Attempt::Failed(format!("{address}: {e}")),
+            }
+        }
+        Err(failed)
+    }
+
+    /// Connects to an address and runs the handshake; `None` if the other end refuses, because it
+    /// runs another job or has another secret.
     fn attempt(
         &self,
         address: SocketAddr,
         rank: usize,
         deadline: Instant,
-    ) -> Result<(TcpStream, Keys), Attempt> {
+    ) -> std::io::Result<Option<(TcpStream, Keys)>> {
         let rest = deadline.saturating_duration_since(Instant::now());
         let timeout = rest.clamp(Duration::from_millis(1), ATTEMPT);
         let mut stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        let (greeting, state) = self.terms.greet(rank as u32).map_err(Attempt::from_error)?;
+        let (greeting, state) = self.terms.greet(rank as u32).map_err(std::io::Error::other)?;
         stream.write_all(&greeting)?;
         // The socket's time limit applies to each single read, so a peer that sends byte by byte
         // could exceed it. This loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
             match stream.read(&mut reply[got..])? {
-                0 => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
                 count => got += count,
             }
             if Instant::now() >= until {
-                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+                return Err(std::io::ErrorKind::TimedOut.into());
             }
         }
         if reply == REFUSAL {
-            return Err(Attempt::Refused);
+            return Ok(None);
         }
-        let keys = Keys::of_reply(state, &reply).map_err(Attempt::from_error)?;
+        let keys = Keys::of_reply(state, &reply).map_err(std::io::Error::other)?;
         stream.set_read_timeout(None)?;
         self.prepare(&stream)?;
-        Ok((stream, keys))
+        Ok(Some((stream, keys)))
     }
 
     /// Enables TCP keepalive, so that the system detects an unreachable peer within `silence`.
@@ -182,36 +214,43 @@ impl Meeting {
         Ok(())
     }
 
-    /// Connects this rank to the other ranks of the job; fails after `timeout`.
-    pub(crate) fn rendezvous(&self, rank: usize, timeout: Duration) -> Result<Processes> {
+    /// Connects this rank to the other ranks of the job, through the relay of its node; fails after
+    /// `timeout`. The ranks of a node, and no others, meet at `place`.
+    pub(crate) fn rendezvous(
+        &self,
+        place: Place,
+        rank: usize,
+        timeout: Duration,
+    ) -> Result<Processes> {
         let size = self.terms.size;
         let started = Instant::now();
         let deadline = started + timeout;
-        let (socket, keys, hub) = if rank == 0 {
-            let door = Door::new(self.clone(), self.listen()?);
-            let (mine, own) = UnixStream::pair().map_err(|e| Error::system("socketpair", e))?;
-            let run = move || {
-                if let Some(peers) = door.gather(own, deadline) {
-                    Hub::carry(peers);
-                }
-            };
-            let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
-            let thread = thread.map_err(|e| Error::system("starting thread iris-hub", e))?;
-            (Socket::from(mine), None, Some(thread))
-        } else {
-            let (socket, keys) = self.connect(rank, deadline)?;
-            (socket, Some(keys), None)
+        let job = place.job.clone();
+        let way = match rank {
+            0 => self.start_hub(&place, deadline)?,
+            _ => self.find(&place, rank, deadline)?,
         };
-        let connection = Connection::start(&socket, keys.as_ref(), rank)?;
-        *lock(&connection.hub) = hub;
-        // The hub knows the connection of its own process, so rank 0 sends no hello.
-        let greeted = if rank == 0 {
-            Ok(())
-        } else {
-            let job = self.terms.job.clone();
+        let mut carriers = Vec::new();
+        let (socket, relay) = match way {
+            Way::Through(socket, relay) => (socket, relay),
+            Way::Relay { door, hub, thread } => {
+                carriers.extend(thread);
+                let pair = UnixStream::pair();
+                let (mine, own) = pair.map_err(|e| Error::system("socketpair", e))?;
+                carriers.push(Relay::start((place, door), (rank, size), own, *hub)?);
+                (mine, rank)
+            }
+        };
+        let connection = Connection::start(&socket.into(), relay, rank)?;
+        let greeted = if carriers.is_empty() {
             let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
             connection.send(hello, deadline)
+        } else {
+            // The relay knows the connection of its own process, so this rank sends no hello.
+            lock(&connection.mail.0).forwarded = true;
+            Ok(())
         };
+        lock(&connection.carriers).extend(carriers);
         let what = || format!("rank {rank} of {size} at {self}");
         let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
         let members = (0..size).collect();
@@ -228,29 +267,57 @@ impl Meeting {
             }
         }
     }
+
+    /// Starts the hub, on rank 0.
+    fn start_hub(&self, place: &Place, deadline: Instant) -> Result<Way> {
+        // The door of node 0 is open before the port, so that no rank of this node becomes a relay.
+        let door = place.listen()?;
+        let start = || {
+            let port = Door::new(self.clone(), self.listen()?);
+            let (hub, own) = UnixStream::pair().map_err(|e| Error::system("socketpair", e))?;
+            let mut hub = Peer::new(hub).map_err(|e| Error::system("socket to the hub", e))?;
+            hub.inbox.trust();
+            let run = move || {
+                if let Some(links) = port.gather(own, deadline) {
+                    Hub::carry(links);
+                }
+            };
+            let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
+            Ok((hub, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
+        };
+        match start() {
+            Ok((hub, thread)) => Ok(Way::Relay { door, hub: Box::new(hub), thread: Some(thread) }),
+            Err(error) => {
+                place.clear(None);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the connection of a relay in the process of `rank` to the hub, with its hello.
+    fn greet_hub(&self, stream: TcpStream, keys: &Keys, rank: usize) -> std::io::Result<Peer> {
+        let mut hub = Peer::new(stream)?;
+        hub.inbox = Inbox::sealed(keys);
+        hub.inbox.trust();
+        hub.outbox = Outbox::sealed(keys);
+        let (job, size) = (self.terms.job.clone(), self.terms.size as u64);
+        hub.send(Frame::Hello { job, rank: rank as u64, size }.pack());
+        Ok(hub)
+    }
 }
 
-/// Failure of a connection attempt.
+/// Way of a rank's messages to the hub.
+enum Way {
+    /// Through the relay in the process of another rank of the node.
+    Through(UnixStream, usize),
+    /// Through a relay in this process, which opens `door` to the node and has the connection
+    /// `hub`. `thread` is that of the hub, on rank 0.
+    Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>> },
+}
+
+/// Failure of a connection attempt, with the reason.
 enum Attempt {
     /// Refusal: rank 0 runs another job or has another secret.
-    Refused,
-    Failed(std::io::Error),
-}
-
-impl Attempt {
-    fn from_error(error: Error) -> Attempt {
-        Attempt::Failed(std::io::Error::other(error))
-    }
-}
-
-impl From<std::io::Error> for Attempt {
-    fn from(error: std::io::Error) -> Attempt {
-        Attempt::Failed(error)
-    }
-}
-
-impl From<rustix::io::Errno> for Attempt {
-    fn from(error: rustix::io::Errno) -> Attempt {
-        Attempt::Failed(error.into())
-    }
+    Refused(String),
+    Failed(String),
 }

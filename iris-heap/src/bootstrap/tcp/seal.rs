@@ -1,12 +1,12 @@
-//! Sealed frames: Noise NNpsk0 between each rank and rank 0, with a key that the ranks of a job
-//! share.
+//! Sealed frames: Noise NNpsk0 between the relay of each node and rank 0, with a key that the ranks
+//! of a job share.
 //!
-//! A rank sends [`GREETING`] bytes: a magic number, its rank, and the first message of the
-//! handshake. Rank 0 answers with the second message, [`REPLY`] bytes. From then on both send
-//! chunks: the length of the sealed bytes (16 bits), an increasing number (64 bits), and the sealed
-//! bytes. The prologue contains job, rank and size, so two jobs with the same key do not accept
-//! each other's ranks. A replayed greeting gets a reply and nothing more, because only its original
-//! sender can seal the hello that must follow.
+//! A relay sends [`GREETING`] bytes: a magic number, the rank in whose process it is, and the first
+//! message of the handshake. Rank 0 answers with the second message, [`REPLY`] bytes. From then on
+//! both send chunks: the length of the sealed bytes (16 bits), an increasing number (64 bits), and
+//! the sealed bytes. The prologue contains job, rank and size, so two jobs with the same key do not
+//! accept each other's ranks. A replayed greeting gets a reply and nothing more, because only its
+//! original sender can seal the hello that must follow.
 
 use std::sync::Arc;
 

@@ -16,11 +16,24 @@ fn free_port(host: &str) -> u16 {
 
 fn meeting(host: &str, size: usize) -> Meeting {
     static JOBS: AtomicU16 = AtomicU16::new(0);
-    let job = format!("job {}", JOBS.fetch_add(1, Ordering::Relaxed));
+    let number = JOBS.fetch_add(1, Ordering::Relaxed);
+    let job = format!("job {number} of process {}", std::process::id());
     let bare = host.trim_matches(['[', ']']);
     let address = format!("{host}:{}", free_port(bare));
     let terms = Terms { key: [5; 32], job, size };
     Meeting { address, terms, silence: Duration::from_secs(20) }
+}
+
+impl Meeting {
+    /// Connects `rank` as the only rank of its node.
+    fn join(&self, rank: usize, timeout: Duration) -> Result<Processes> {
+        self.rendezvous(self.node(rank), rank, timeout)
+    }
+
+    /// Place where the ranks of `node` meet.
+    fn node(&self, node: usize) -> Place {
+        Place::new(format!("{}, node {node}", self.terms.job), false).unwrap()
+    }
 }
 
 const PLENTY: Duration = Duration::from_secs(300);
@@ -35,7 +48,7 @@ fn meet(meeting: &Meeting, before: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let rank_main = |rank: usize| {
             before(rank);
-            let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
+            let ranks = meeting.join(rank, PLENTY).unwrap();
             let all = ranks.allgather(&vec![rank as u8; 1000 * rank], &step()).unwrap();
             let lens: Vec<_> = all.iter().map(Vec::len).collect();
             assert_eq!(lens, (0..meeting.terms.size).map(|r| 1000 * r).collect::<Vec<_>>());
@@ -91,13 +104,13 @@ fn another_secret_or_job_is_refused_and_told_so() {
     let job = Terms { job: "another".into(), ..right.terms.clone() };
     let size = Terms { size: 3, ..right.terms.clone() };
     thread::scope(|scope| {
-        let rank_0 = scope.spawn(|| right.rendezvous(0, PLENTY).map(|it| it.leave(true)));
+        let rank_0 = scope.spawn(|| right.join(0, PLENTY).map(|it| it.leave(true)));
         for terms in [key, job, size] {
-            let Err(error) = other(terms).rendezvous(1, PLENTY) else { panic!("it was let in") };
+            let Err(error) = other(terms).join(1, PLENTY) else { panic!("it was let in") };
             let text = error.to_string();
             assert!(text.contains("refuses rank ") && text.contains("IRIS_SECRET_FILE"), "{text}");
         }
-        let rank_1 = right.rendezvous(1, PLENTY).unwrap();
+        let rank_1 = right.join(1, PLENTY).unwrap();
         rank_0.join().unwrap().unwrap();
         rank_1.leave(true);
     });
@@ -108,15 +121,28 @@ fn a_rank_that_does_not_come_is_named() {
     let meeting = meeting("127.0.0.1", 3);
     let soon = Duration::from_millis(700);
     thread::scope(|scope| {
-        let run = |rank: usize| meeting.rendezvous(rank, soon).err().map(|error| error.to_string());
+        let run = |rank: usize| meeting.join(rank, soon).err().map(|error| error.to_string());
         let rank_1 = scope.spawn(move || run(1));
         for told in [run(0), rank_1.join().unwrap()] {
             let told = told.expect("an error");
             assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
         }
     });
+    // Rank 3 does not come to the node of ranks 1 and 2.
+    let meeting = self::meeting("127.0.0.1", 4);
+    let soon = Duration::from_secs(5);
+    thread::scope(|scope| {
+        let run = |rank: usize, node: usize| {
+            meeting.rendezvous(meeting.node(node), rank, soon).err().map(|e| e.to_string())
+        };
+        let others = [1, 2].map(|rank| scope.spawn(move || run(rank, 1)));
+        for told in [run(0, 0)].into_iter().chain(others.map(|rank| rank.join().unwrap())) {
+            let told = told.expect("an error");
+            assert!(told.contains("waited") && told.contains("for rank 3"), "{told}");
+        }
+    });
     // No process listens on the port, so the rank must give up after its timeout.
-    let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
+    let Err(error) = meeting.join(1, soon) else { panic!("nobody listens") };
     assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
 }
@@ -142,7 +168,7 @@ fn a_false_rank_0_holds_a_rank_no_longer_than_its_deadline() {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| be_a_false_rank_0(&listener, piece, &over));
-            let result = meeting.rendezvous(1, Duration::from_millis(700));
+            let result = meeting.join(1, Duration::from_millis(700));
             over.store(true, Ordering::Relaxed);
             // The connection ends the accept of the false rank.
             TcpStream::connect(address).unwrap();
@@ -160,7 +186,7 @@ fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
     let (greeting, _) = meeting.terms.greet(1).unwrap();
     let plenty = Duration::from_secs(15);
     thread::scope(|scope| {
-        let rank_0 = scope.spawn(|| meeting.rendezvous(0, plenty));
+        let rank_0 = scope.spawn(|| meeting.join(0, plenty));
         let address = meeting.addresses().unwrap()[0];
         let mut stranger = loop {
             match TcpStream::connect(address) {
@@ -173,7 +199,7 @@ fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
             stranger.write_all(&[*byte]).unwrap();
             thread::sleep(Duration::from_millis(5));
         }
-        let rank_1 = meeting.rendezvous(1, plenty).unwrap();
+        let rank_1 = meeting.join(1, plenty).unwrap();
         rank_0.join().unwrap().unwrap().leave(true);
         rank_1.leave(true);
     });
@@ -181,17 +207,23 @@ fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
 
 #[test]
 fn two_processes_of_one_rank_are_told_to_all() {
-    let meeting = meeting("127.0.0.1", 3);
-    thread::scope(|scope| {
-        let run = |rank: usize| meeting.rendezvous(rank, PLENTY).err().map(|e| e.to_string());
-        let threads: Vec<_> = [0, 1].map(|rank| scope.spawn(move || run(rank))).into();
-        let twin = scope.spawn(move || run(1));
-        for thread in threads {
-            let told = thread.join().unwrap().expect("an error");
-            assert!(told.contains("two processes have rank 1") || told.contains("lost"), "{told}");
-        }
-        assert!(twin.join().unwrap().is_some());
-    });
+    // The two are on one node, then on different nodes.
+    for node_of_twin in [1, 2] {
+        let meeting = &meeting("127.0.0.1", 3);
+        thread::scope(|scope| {
+            let run = move |rank: usize, node: usize| {
+                meeting.rendezvous(meeting.node(node), rank, PLENTY).err().map(|e| e.to_string())
+            };
+            let threads: Vec<_> = [0, 1].map(|rank| scope.spawn(move || run(rank, rank))).into();
+            let twin = scope.spawn(move || run(1, node_of_twin));
+            for thread in threads {
+                let told = thread.join().unwrap().expect("an error");
+                let named = told.contains("two processes have rank 1") || told.contains("lost");
+                assert!(named, "{told}");
+            }
+            assert!(twin.join().unwrap().is_some());
+        });
+    }
 }
 
 /// Connects and sends data that no rank would send; `kind` selects one of ten kinds of data.
@@ -227,7 +259,7 @@ fn two_thousand_hostile_connections_harm_nobody() {
     let meeting = meeting("127.0.0.1", 3);
     let (recorded, _) = meeting.terms.greet(1).unwrap();
     thread::scope(|scope| {
-        let rank_0 = scope.spawn(|| meeting.rendezvous(0, PLENTY));
+        let rank_0 = scope.spawn(|| meeting.join(0, PLENTY));
         while TcpStream::connect(meeting.addresses().unwrap()[0]).is_err() {
             thread::sleep(Duration::from_millis(5));
         }
@@ -240,7 +272,7 @@ fn two_thousand_hostile_connections_harm_nobody() {
         let ranks: Vec<_> = [1, 2]
             .map(|rank| {
                 let meeting = &meeting;
-                scope.spawn(move || meeting.rendezvous(rank, PLENTY))
+                scope.spawn(move || meeting.join(rank, PLENTY))
             })
             .into();
         for kind in 1000..2000 {
@@ -275,7 +307,7 @@ fn a_rank_that_ends_is_lost_to_the_others() {
     let meeting = meeting("127.0.0.1", 3);
     thread::scope(|scope| {
         let run = |rank: usize| {
-            let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
+            let ranks = meeting.join(rank, PLENTY).unwrap();
             ranks.barrier(&step()).unwrap();
             if rank == 1 {
                 // The ranks leave without a message, like a process that ends.

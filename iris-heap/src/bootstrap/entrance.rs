@@ -1,0 +1,220 @@
+//! Entrance to a star of Unix sockets: accepts connections at the listening socket, and refuses
+//! those that do not belong to the world.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::frames::Frame;
+use super::peer::Peer;
+use super::rendezvous::{Door, Place, check_user};
+use crate::error::{Error, Result};
+use crate::limits::{explain, is_full};
+
+/// Largest number of connections that have not said hello. This limit also bounds the memory of
+/// these connections in the accepting process: 64 times 8 KiB.
+const STRANGERS: usize = 64;
+/// Time after which a connection that has sent no hello may be dropped to make room for another.
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
+/// Time for which the accepting process may lack file descriptors for new connections before it
+/// gives up.
+const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
+
+/// Listening socket of a world that is being formed, and the connections that have not said hello.
+pub(super) struct Entrance {
+    pub(super) place: Place,
+    door: Door,
+    /// Ranks that need no hello or have said it, by rank.
+    known: Vec<bool>,
+    /// Connections that have not said hello, oldest first.
+    strangers: Vec<Peer>,
+    /// Error of accepting because this process has no file descriptor left, and the time since
+    /// which there is none; `None` after a success.
+    full: Option<(Instant, std::io::Error)>,
+}
+
+/// Result of reading the first frame of a connection.
+enum Greeting {
+    Rank(usize),
+    Stranger(Error),
+    Wrong(Error),
+}
+
+impl Entrance {
+    /// Makes the entrance to a world of `size` ranks; `own` is the rank of this process, which
+    /// sends no hello.
+    pub(super) fn new(place: Place, door: Door, size: usize, own: usize) -> Entrance {
+        let known = (0..size).map(|rank| rank == own).collect();
+        Entrance { place, door, known, strangers: Vec::new(), full: None }
+    }
+
+    /// Accepts new connections.
+    pub(super) fn accept(&mut self) {
+        match self.try_accept() {
+            Ok(()) => self.full = None,
+            Err(e) => {
+                let since = self.full.take().map_or_else(Instant::now, |(since, _)| since);
+                self.full = Some((since, e));
+            }
+        }
+    }
+
+    /// Accepts new connections. An error means that this process is out of file descriptors.
+    fn try_accept(&mut self) -> std::io::Result<()> {
+        loop {
+            if self.is_crowded() {
+                let silent = |s: &Peer| s.since.elapsed() >= SILENCE;
+                self.strangers.retain(|s| !silent(s));
+                if self.is_crowded() {
+                    return Ok(());
+                }
+            }
+            let socket = match self.door.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if is_full(&e) => return Err(e),
+                // The connection was aborted by its peer.
+                Err(_) => continue,
+            };
+            match check_user(&socket) {
+                Ok(()) => self.strangers.push(Peer::new(socket)?),
+                Err(problem) => tracing::warn!(problem, "a connection is refused"),
+            }
+        }
+    }
+
+    /// Number of ranks of the world.
+    pub(super) fn size(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there are as many strangers as allowed.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.strangers.len() >= STRANGERS
+    }
+
+    /// Whether this process currently has no file descriptor for a new connection.
+    pub(super) fn is_full(&self) -> bool {
+        self.full.is_some()
+    }
+
+    /// Error of rank `own`, this process, if it has had no file descriptor for new connections for
+    /// too long, or has none although no time is left (`last`).
+    pub(super) fn check_full(&self, own: usize, last: bool) -> Result<()> {
+        match &self.full {
+            Some((since, error)) if last || since.elapsed() >= NO_DESCRIPTOR => {
+                let (what, error) = (format!("rendezvous at {}", self.place), explain(error));
+                let message = format!("accepting another rank: {error}");
+                Err(Error::PeerFailed { rank: own, what, message })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads messages of strangers, and calls `arrived` for each rank that says hello, with its
+    /// connection and further messages. If a message makes the world impossible, the remaining
+    /// strangers are still read and kept, so that they can be sent the reason.
+    pub(super) fn hear(
+        &mut self,
+        mut arrived: impl FnMut(usize, Peer, Vec<Frame>) -> Result<()>,
+    ) -> Result<()> {
+        let mut outcome = Ok(());
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            let mut frames = stranger.read_if_ready().into_iter();
+            match frames.next() {
+                None if stranger.gone => {}
+                None => self.strangers.push(stranger),
+                Some(frame) => match self.greet(frame) {
+                    Greeting::Rank(rank) => {
+                        stranger.inbox.trust();
+                        self.known[rank] = true;
+                        let heard = arrived(rank, stranger, frames.collect());
+                        outcome = outcome.and(heard);
+                    }
+                    Greeting::Stranger(error) => {
+                        tracing::warn!(%error, "a connection is refused");
+                        stranger.send(Frame::Refuse(error).pack());
+                    }
+                    Greeting::Wrong(error) => {
+                        self.strangers.push(stranger);
+                        outcome = outcome.and(Err(error));
+                    }
+                },
+            }
+        }
+        outcome
+    }
+
+    /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
+    /// another job, or whose first frame is no hello, is ignored; a process of this job that
+    /// contradicts the world makes the world impossible.
+    fn greet(&self, frame: Frame) -> Greeting {
+        let Frame::Hello { job, rank, size } = frame else {
+            return Greeting::Stranger(
+                self.place.error("a process says something else than hello"),
+            );
+        };
+        if job != self.place.job {
+            return Greeting::Stranger(self.place.error(format!("a process is of the job {job}")));
+        }
+        let all = self.known.len();
+        let problem = if size != all as u64 {
+            format!("the size of the world is {all} on rank 0, {size} on rank {rank}")
+        } else if rank >= size {
+            format!("a process has rank {rank}, expected 0 to {}", all - 1)
+        } else if self.known[rank as usize] {
+            format!("two processes have rank {rank}")
+        } else {
+            return Greeting::Rank(rank as usize);
+        };
+        Greeting::Wrong(self.place.error(problem))
+    }
+
+    /// Listening socket, if a new connection can be accepted now.
+    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
+        let can_accept = !self.is_full() && !self.is_crowded();
+        can_accept.then(|| self.door.listener.as_fd())
+    }
+
+    /// Connections that have not said hello.
+    pub(super) fn strangers(&self) -> impl Iterator<Item = &Peer> {
+        self.strangers.iter()
+    }
+
+    /// Tells connections that do not belong to the world, including those not yet accepted, why
+    /// they are refused.
+    fn refuse(&mut self, error: &Error) {
+        let refusal = Frame::Refuse(error.clone()).pack();
+        for mut stranger in self.strangers.drain(..) {
+            stranger.send(refusal.clone());
+        }
+        // Further connections may be waiting in the listener's queue.
+        for _ in 0..2 * STRANGERS {
+            let Ok((socket, _)) = self.door.listener.accept() else { break };
+            if check_user(&socket).is_ok()
+                && let Ok(mut stranger) = Peer::new(socket)
+            {
+                stranger.send(refusal.clone());
+            }
+        }
+    }
+
+    /// Closes the entrance to a world that is complete.
+    pub(super) fn close(mut self) {
+        self.place.clear(None);
+        let size = self.known.len();
+        let complete = format!("the world of {size} ranks is complete without this one");
+        let complete = self.place.error(complete);
+        self.refuse(&complete);
+    }
+
+    /// Closes the entrance to a world that cannot be formed because of `error`, which is also left
+    /// as a note if `note` is true.
+    pub(super) fn give_up(mut self, error: &Error, note: bool) {
+        self.refuse(error);
+        self.door.make_room();
+        self.place.clear(note.then_some(error));
+        // Processes that connected before the socket was unlinked, and were not accepted, are
+        // refused here.
+        self.refuse(error);
+    }
+}

@@ -1,0 +1,278 @@
+//! Relay of a node in a world over several hosts: a thread in the process of one rank, which has
+//! the node's only connection to rank 0's hub.
+//!
+//! The ranks of the node are connected to the relay by Unix sockets. The relay passes their frames
+//! to the hub, each with the number of its sender, and passes the hub's frames to the ranks that
+//! they name. An answer for all ranks thus crosses the network once per node. On node 0 the relay
+//! runs beside the hub in rank 0's process. A relay decides nothing about exchanges: it tells the
+//! hub which process has ended, and its ranks that the hub is lost.
+//!
+//! The relay never blocks on a process: sockets are non-blocking, with one queue each.
+
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::entrance::{Entrance, SILENCE};
+use super::frames::{Frame, Packet};
+use super::mailbox::AGAIN;
+use super::peer::{Peer, wait};
+use super::rendezvous::{Door, Place};
+use crate::error::{Error, Result};
+
+/// Time limit for sending the last messages; it is reached only if a process is stopped.
+const DRAIN: Duration = Duration::from_secs(10);
+
+pub(super) struct Relay {
+    /// Rank whose process this is.
+    rank: usize,
+    /// Connection to the hub.
+    hub: Peer,
+    /// Connections to the ranks of the node that have said hello, and to the own rank.
+    ranks: BTreeMap<usize, Peer>,
+    /// Entrance for ranks of the node; `None` once the world is formed or has failed.
+    entrance: Option<Entrance>,
+    /// Ranks whose deadline has passed, with their reports. They are passed on only after all
+    /// messages that the ranks sent have been read.
+    late: Vec<(usize, Packet)>,
+    /// Whether the hub has asked whether this relay runs. The answer, too, waits for these
+    /// messages.
+    is_probed: bool,
+    /// Time at which the last messages must be sent; `None` before the end of the world.
+    ending: Option<Instant>,
+}
+
+impl Relay {
+    /// Starts the relay in the process of `rank`, with its own connection `own`. Ranks of the node
+    /// enter by `door` at `place`; `size` is the number of ranks of the world.
+    pub(super) fn start(
+        (place, door): (Place, Door),
+        (rank, size): (usize, usize),
+        own: UnixStream,
+        hub: Peer,
+    ) -> Result<JoinHandle<()>> {
+        let mut own = Peer::new(own).map_err(|e| Error::system("socket of the relay", e))?;
+        own.inbox.trust();
+        let mut relay = Relay {
+            rank,
+            hub,
+            ranks: BTreeMap::from([(rank, own)]),
+            entrance: Some(Entrance::new(place, door, size, rank)),
+            late: Vec::new(),
+            is_probed: false,
+            ending: None,
+        };
+        let thread = std::thread::Builder::new().name("iris-relay".into());
+        let thread = thread.spawn(move || relay.serve());
+        thread.map_err(|e| Error::system("starting thread iris-relay", e))
+    }
+
+    fn serve(&mut self) {
+        while !self.is_done() {
+            self.wait();
+            self.welcome_ranks();
+            for rank in self.ranks.keys().copied().collect::<Vec<_>>() {
+                self.hear(rank);
+            }
+            if !self.ranks.values().any(Peer::is_ready) {
+                for (rank, packet) in std::mem::take(&mut self.late) {
+                    self.pass_on(rank, packet);
+                    self.send([rank], &Frame::Forwarded.pack());
+                }
+                if std::mem::take(&mut self.is_probed) {
+                    self.hub.send(Frame::Probe.pack());
+                }
+            }
+            self.hear_hub();
+        }
+        self.give_up(&Error::PeerLost { rank: self.rank });
+        // A forked child of this process may hold the sockets open, so dropping them is not enough.
+        for peer in self.ranks.values().chain([&self.hub]) {
+            let _ = peer.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Whether no rank is left, or the last messages have been sent.
+    fn is_done(&self) -> bool {
+        let open = || self.ranks.values().chain([&self.hub]).filter(|peer| !peer.gone);
+        let sent = open().all(|peer| peer.outbox.is_empty());
+        match self.ending {
+            Some(until) => sent || Instant::now() >= until,
+            None => false,
+        }
+    }
+
+    fn wait(&self) {
+        let peers = || self.ranks.values().chain([&self.hub]);
+        let strangers = self.entrance.iter().flat_map(Entrance::strangers);
+        let mut timeout = self.ending.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut at_most = |limit: Duration| timeout = Some(timeout.map_or(limit, |t| t.min(limit)));
+        if !self.late.is_empty() || self.is_probed {
+            at_most(Duration::ZERO);
+        }
+        if peers().any(|peer| !peer.gone && peer.crowded.is_some()) {
+            at_most(AGAIN);
+        }
+        if let Some(entrance) = &self.entrance {
+            match (entrance.is_full(), entrance.is_crowded()) {
+                (true, _) => at_most(AGAIN),
+                (_, true) => at_most(SILENCE),
+                _ => {}
+            }
+        }
+        let listener = self.entrance.as_ref().and_then(Entrance::listener);
+        wait(peers().chain(strangers), listener, timeout);
+    }
+
+    /// Accepts ranks of the node and tells the hub about them. If a process contradicts the world,
+    /// the hub gets the reason from this rank.
+    fn welcome_ranks(&mut self) {
+        let Some(mut entrance) = self.entrance.take() else { return };
+        entrance.accept();
+        let mut arrived = Vec::new();
+        let heard = entrance.hear(|rank, peer, frames| {
+            arrived.push((rank, peer, frames));
+            Ok(())
+        });
+        let full = entrance.check_full(self.rank, false);
+        let (job, size) = (entrance.place.job.clone(), entrance.size() as u64);
+        self.entrance = Some(entrance);
+        for (rank, peer, frames) in arrived {
+            self.ranks.insert(rank, peer);
+            let hello = Frame::Hello { job: job.clone(), rank: rank as u64, size };
+            self.pass_on(rank, hello.pack());
+            self.send([rank], &Frame::Forwarded.pack());
+            frames.into_iter().for_each(|frame| self.handle(rank, frame));
+        }
+        if let Err(error) = heard.and(full) {
+            self.pass_on(self.rank, Frame::GaveUp { group: 0, error }.pack());
+        }
+    }
+
+    /// Passes on what a rank has sent, and tells the hub if its process has ended.
+    fn hear(&mut self, rank: usize) {
+        let Some(peer) = self.ranks.get_mut(&rank).filter(|peer| !peer.gone) else { return };
+        peer.flush();
+        for frame in peer.read_if_ready() {
+            self.handle(rank, frame);
+        }
+        let Some(peer) = self.ranks.get_mut(&rank).filter(|peer| peer.gone) else { return };
+        if let Some(fault) = peer.fault.take() {
+            // The failure is in this process, so the rank is not blamed.
+            let (what, message) = (format!("messages of rank {rank}"), fault.to_string());
+            let error = Error::PeerFailed { rank: self.rank, what, message };
+            self.pass_on(self.rank, Frame::GaveUp { group: 0, error }.pack());
+        }
+        self.hub.send(Frame::Gone { rank: rank as u64 }.pack());
+        if self.ranks.values().all(|peer| peer.gone) {
+            self.end();
+        }
+    }
+
+    fn handle(&mut self, rank: usize, frame: Frame) {
+        let (asks, late) =
+            (matches!(frame, Frame::Ask { .. }), matches!(frame, Frame::Late { .. }));
+        let closes = matches!(frame, Frame::Leave { group: 0, clean: true });
+        if late {
+            self.late.push((rank, frame.pack()));
+            return;
+        }
+        self.pass_on(rank, frame.pack());
+        if asks {
+            self.send([rank], &Frame::Forwarded.pack());
+        }
+        if closes && rank == self.rank {
+            self.say_goodbye();
+        }
+    }
+
+    /// Takes leave of the hub and of all ranks, before this process ends after a collective close.
+    /// Every rank has entered the close, so none has anything to say but that it leaves.
+    fn say_goodbye(&mut self) {
+        let leave = Frame::Leave { group: 0, clean: true }.pack();
+        for rank in self.ranks.keys().copied().collect::<Vec<_>>() {
+            if rank != self.rank && !self.ranks[&rank].gone {
+                self.pass_on(rank, leave.clone());
+            }
+        }
+        self.broadcast(Frame::Goodbye);
+        self.end();
+    }
+
+    fn hear_hub(&mut self) {
+        if self.hub.gone {
+            return;
+        }
+        self.hub.flush();
+        for frame in self.hub.read_if_ready() {
+            match frame {
+                Frame::Relayed { ranks, packet } => {
+                    self.send(ranks.into_iter().map(|rank| rank as usize), &packet);
+                }
+                Frame::Welcome => {
+                    if let Some(entrance) = self.entrance.take() {
+                        entrance.close();
+                    }
+                    self.broadcast(Frame::Welcome);
+                }
+                Frame::Refuse(error) => {
+                    self.give_up(&error);
+                    self.broadcast(Frame::Refuse(error));
+                    self.end();
+                }
+                Frame::Goodbye => {
+                    self.broadcast(Frame::Goodbye);
+                    self.end();
+                }
+                Frame::Probe => self.is_probed = true,
+                other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
+            }
+        }
+        if self.hub.gone && self.ending.is_none() {
+            self.give_up(&Error::PeerLost { rank: 0 });
+            self.broadcast(Frame::Gone { rank: 0 });
+            self.end();
+        }
+    }
+
+    /// Closes the entrance, if it is open, because the world cannot be formed.
+    fn give_up(&mut self, error: &Error) {
+        if let Some(entrance) = self.entrance.take() {
+            entrance.give_up(error, false);
+        }
+    }
+
+    /// Ends this relay once the last messages are sent.
+    fn end(&mut self) {
+        self.ending.get_or_insert_with(|| Instant::now() + DRAIN);
+    }
+
+    /// Sends the hub a packet of `rank`.
+    fn pass_on(&mut self, rank: usize, packet: Packet) {
+        self.hub.send(Frame::Relayed { ranks: vec![rank as u64], packet }.pack());
+    }
+
+    /// Sends a packet to ranks of the node. The own rank is last: this process, and with it the
+    /// relay, may end when it has read an error.
+    fn send(&mut self, ranks: impl IntoIterator<Item = usize>, packet: &Packet) {
+        let mut own = false;
+        for rank in ranks {
+            own |= rank == self.rank;
+            if rank != self.rank
+                && let Some(peer) = self.ranks.get_mut(&rank)
+            {
+                peer.send(packet.clone());
+            }
+        }
+        if let Some(peer) = self.ranks.get_mut(&self.rank).filter(|_| own) {
+            peer.send(packet.clone());
+        }
+    }
+
+    fn broadcast(&mut self, frame: Frame) {
+        let ranks: Vec<usize> = self.ranks.keys().copied().collect();
+        self.send(ranks, &frame.pack());
+    }
+}
