@@ -400,7 +400,7 @@ impl Fabric for Link {
         let groups = vectors.div_ceil(SUM_THREADS.into()).clamp(1, self.sum.resident().into());
         let code = dtype_code(dtype).unwrap_or_default();
         let [nodes, stride] = [nodes, stride].map(|it| it as u64);
-        let args = [&address, &stride, &vectors, &nodes].map(|value| bytemuck::bytes_of(value));
+        let args = [&address, &stride, &vectors, &nodes].map(bytemuck::bytes_of);
         // SAFETY: the parameters are those of the kernel, and the slots are allocated until the
         // heap is closed, which waits for the stream. The kernel waits for no other kernel.
         unsafe {
