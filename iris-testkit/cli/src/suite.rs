@@ -6,7 +6,7 @@ mod cases;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, World};
 use iris_ops::Shard;
 use iris_testkit::harness::no_backend;
@@ -227,8 +227,12 @@ impl SuiteWorld<'_> {
             let done = watched(&said, self.limit, tell, |at| self.late(at), run);
             let Err(error) = done else { break };
             // Case that failed: the last case that rank 0 began. If rank 0 began none, the world
-            // itself failed.
-            let at = Line::all(&said.text()).rev().find_map(Line::begun).unwrap_or(first);
+            // itself failed, and a new one would fail too.
+            let Some(at) = Line::all(&said.text()).rev().find_map(Line::begun) else {
+                let rest = self.cases.len() - first;
+                say!("{rest} cases FAILED before the first began: {error:#}")?;
+                return Ok(failures + rest);
+            };
             say!("case {at}, {}, FAILED: {error:#}", self.title(at))?;
             failures += 1;
             first = at + 1;
@@ -305,7 +309,13 @@ impl Job for SuiteJob {
     fn run_rank(&self, world: &World) -> Result<Option<usize>> {
         let backend = self.device.backend();
         let cases = self.selection.cases(backend, world.size());
-        let heap = open(world, self.device.heap(world), &cases)?.heap;
+        let options = self.device.heap(world);
+        let nodes = world.for_heap(&options)?.nodes();
+        ensure!(
+            nodes == self.selection.nodes,
+            "not all GPUs can access each other's memory, so the ranks form {nodes} nodes: run `iris test --nodes {nodes}`"
+        );
+        let heap = open(world, options, &cases)?.heap;
         if self.selection.level == Level::Smoke && backend != BackendKind::Cpu {
             // All kernels are compiled first, so that no case's time or deadline includes compiling.
             let begun = Instant::now();

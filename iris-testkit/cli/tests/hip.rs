@@ -349,6 +349,21 @@ fn devices_without_peer_access_are_nodes_of_their_own() {
         assert_eq!(said.matches(&warning).count(), warnings, "{said}");
         assert_eq!(said.matches("nodes=2 ranks_per_node=2").count(), warnings, "{said}");
     }
+    let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let output = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (output, _) = Fake::with_libraries().run(program, &words, &set);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, out) = output("doctor --backend hip");
+    let out = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(code, Some(0), "{out}");
+    for expected in ["a heap groups them into 2 nodes of 2", "HIP works"] {
+        assert!(out.contains(expected), "{expected} in {out}");
+    }
+    let (code, out) = output("test --backend hip --ranks 4 --level quick --op all-gather");
+    assert_eq!(code, Some(1), "{out}");
+    assert_eq!(out.matches("run `iris test --nodes 2`").count(), 1, "{out}");
 }
 
 fn what_cannot_be_is_said() {

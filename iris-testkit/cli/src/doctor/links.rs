@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use iris_heap::{
     BackendKind, Bytes, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
 };
@@ -28,6 +28,9 @@ struct Row {
     rate: Vec<f64>,
     latency: Vec<f64>,
     wrong: Vec<String>,
+    /// Nodes into which a heap groups the devices, as text, if not all of them have access to each
+    /// other. Nothing is measured then.
+    grouped: Option<String>,
 }
 
 /// Moves known bytes between all pairs of devices, and measures the links; returns a finding for
@@ -51,6 +54,9 @@ pub(super) fn measured(kind: BackendKind, count: usize) -> Vec<Finding> {
 }
 
 fn findings(rows: &[Row]) -> Vec<Finding> {
+    if let Some(grouped) = rows.iter().find_map(|row| row.grouped.as_ref()) {
+        return vec![Finding::new(State::Warning, "links", grouped)];
+    }
     let mut findings = Vec::new();
     for (from, row) in rows.iter().enumerate() {
         let all = row.rate.iter().zip(&row.latency).enumerate().filter(|(to, _)| *to != from);
@@ -84,10 +90,11 @@ fn rank(
     if nodes > 1 {
         heap.close()?;
         world.close()?;
-        bail!(
+        let grouped = format!(
             "not all GPUs can access each other's memory: a heap groups them into {nodes} nodes of {ranks}, and data \
              between nodes go over NCCL or RCCL"
         );
+        return Ok(Row { grouped: Some(grouped), ..Row::default() });
     }
     let stream = heap.stream()?;
     let mut row = Row::default();
