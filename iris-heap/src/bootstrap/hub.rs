@@ -76,6 +76,26 @@ impl Group {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
+    /// Error that the group receives when the member at `index` is lost, which `link` reached. If
+    /// the link has ended, the process of its first rank has ended, so that rank is named.
+    fn loss(&self, index: usize, link: &Link) -> Error {
+        match &link.peer.fault {
+            // This process could not read the connection, so no rank of the link is blamed.
+            Some(fault) => self.fault_of_hub(
+                format!("messages of rank {}", self.members[index]),
+                format!("{fault}; the limit of open files is {}", open_files()),
+            ),
+            None if link.peer.gone => {
+                let ended = link.ranks[0];
+                match self.members.iter().position(|&m| m == ended) {
+                    Some(rank) => Error::PeerLost { rank },
+                    None => Error::HubLost { rank: ended },
+                }
+            }
+            None => Error::PeerLost { rank: index },
+        }
+    }
+
     /// Error that the group receives for a failure of rank 0's process, with rank 0's number in
     /// this group.
     fn fault_of_hub(&self, what: String, message: String) -> Error {
@@ -224,10 +244,8 @@ impl Hub {
         let dead = group.members.iter().position(|&m| self.gone[m]);
         if let Some(dead) = dead {
             group.broken = true;
-            self.send_to_group(
-                id,
-                Frame::Broken { group: id, error: Error::PeerLost { rank: dead } },
-            );
+            let error = group.loss(dead, &self.links[self.link_of[group.members[dead]]]);
+            self.send_to_group(id, Frame::Broken { group: id, error });
         }
     }
 
@@ -357,21 +375,85 @@ impl Hub {
         if group.has_left.iter().all(|&left| left) {
             self.groups.remove(&id);
         } else if !clean {
-            // If this process could not read the connection, the failure is on this side, so the
-            // rank is not blamed.
-            let link = &self.links[self.link_of[rank]];
-            let error = match &link.peer.fault {
-                Some(fault) => group.fault_of_hub(
-                    format!("messages of rank {rank}"),
-                    format!("{fault}; the limit of open files is {}", open_files()),
-                ),
-                // The process that ended is that of the relay.
-                None if link.peer.gone && group.members.iter().all(|&m| m != link.ranks[0]) => {
-                    Error::HubLost { rank: link.ranks[0] }
-                }
-                None => Error::PeerLost { rank: index },
-            };
+            let error = group.loss(index, &self.links[self.link_of[rank]]);
             self.send_to_group(id, Frame::Broken { group: id, error });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mailbox::{Inbox, Outbox};
+    use super::super::peer::Peer;
+    use super::*;
+
+    /// Test's end of a link that the hub takes for a relay.
+    struct Relay {
+        socket: UnixStream,
+        inbox: Inbox,
+    }
+
+    impl Relay {
+        /// Makes a relay of `ranks` and the hub's link to it.
+        fn new(ranks: &[usize]) -> (Relay, Link) {
+            let (socket, at_hub) = UnixStream::pair().unwrap();
+            let mut peer = Peer::new(at_hub).unwrap();
+            peer.inbox.trust();
+            let mut link = Link::to_relay(ranks[0], peer, Vec::new());
+            link.ranks = ranks.to_vec();
+            (Relay { socket, inbox: Inbox::default() }, link)
+        }
+
+        /// Sends the hub a frame of `rank`.
+        fn send(&self, rank: u64, frame: Frame) {
+            let mut outbox = Outbox::default();
+            outbox.push(Frame::Relayed { ranks: vec![rank], packet: frame.pack() }.pack());
+            outbox.flush(&self.socket).unwrap();
+        }
+
+        /// Waits for the error by which the hub breaks `group`.
+        fn broken(&mut self, group: u64) -> Error {
+            loop {
+                match self.inbox.take().unwrap() {
+                    Some(Frame::Relayed { packet, .. }) => match packet.open().unwrap() {
+                        Frame::Broken { group: id, error } if id == group => return error,
+                        _ => {}
+                    },
+                    Some(_) => {}
+                    None => assert!(self.inbox.fill(&self.socket).unwrap(), "the hub has ended"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_rank_of_a_relay_that_ended_is_named() {
+        let (own, link_of_0) = Relay::new(&[0]);
+        let (relay, link_of_1) = Relay::new(&[1, 2]);
+        let (mut other, link_of_3) = Relay::new(&[3]);
+        let links = vec![link_of_0, link_of_1, link_of_3];
+        let hub = std::thread::spawn(move || Hub::carry(links));
+        // Rank 1 has left this group when its process, with the relay, ends.
+        other.send(3, Frame::Group { group: 5, members: vec![1, 2, 3] });
+        relay.send(1, Frame::Group { group: 5, members: vec![1, 2, 3] });
+        relay.send(1, Frame::Leave { group: 5, clean: true });
+        // The group is known to the hub before the relay ends.
+        relay.send(1, Frame::GaveUp { group: 5, error: Error::PeerLost { rank: 7 } });
+        let told = other.broken(5);
+        assert!(matches!(told, Error::PeerLost { rank: 7 }), "{told}");
+        drop(relay);
+        let told = other.broken(5);
+        assert!(matches!(told, Error::PeerLost { rank: 0 }), "{told}");
+        // These groups begin after the end of the relay. Rank 2 has not ended.
+        for (group, members) in [(6, vec![2, 1, 3]), (7, vec![2, 3])] {
+            other.send(3, Frame::Group { group, members });
+            let told = other.broken(group);
+            match group {
+                6 => assert!(matches!(told, Error::PeerLost { rank: 1 }), "{told}"),
+                _ => assert!(matches!(told, Error::HubLost { rank: 1 }), "{told}"),
+            }
+        }
+        drop((other, own));
+        hub.join().unwrap();
     }
 }
