@@ -98,6 +98,7 @@ impl Meeting {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let (mut pause, mut refusals) = (Duration::from_millis(1), 0);
+        let mut last = String::from("another rank of this node tries to reach rank 0");
         loop {
             let turn = place.take_turn()?;
             // The door is looked for after the turn is taken, because the rank that had it before
@@ -106,23 +107,25 @@ impl Meeting {
                 return Ok(Way::Through(socket, relay));
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
-            let last = match reached {
-                None => "another rank of this node tries to reach rank 0".into(),
+            match reached {
+                // The reason why an earlier attempt of this rank failed is kept.
+                None => {}
                 Some(Ok((stream, keys))) => match place.bind(rank)? {
                     Some(door) => {
                         let hub = self.greet_hub(stream, &keys, rank);
                         let hub = hub.map_err(|e| Error::system("socket to rank 0", e))?;
                         return Ok(Way::Relay { door, hub: Box::new(hub), thread: None });
                     }
-                    // Rank 0 is on this node and has just opened the door.
-                    None => continue,
+                    // Rank 0 is on this node and has just opened the door, so the next knock
+                    // finds it.
+                    None => last = format!("a process listens for this node at {place}"),
                 },
                 Some(Err(Attempt::Refused(text))) => {
                     refusals += 1;
-                    text
+                    last = text;
                 }
-                Some(Err(Attempt::Failed(text))) => text,
-            };
+                Some(Err(Attempt::Failed(text))) => last = text,
+            }
             drop(turn);
             if refusals >= REFUSALS {
                 return Err(self.error(format!(
