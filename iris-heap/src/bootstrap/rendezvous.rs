@@ -389,7 +389,7 @@ impl Place {
         fs::rename(part, self.note())
     }
 
-    /// Removes the files of this world's ranks, and expired notes.
+    /// Removes the files of this world's ranks, expired notes, and old files of killed processes.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -400,7 +400,8 @@ impl Place {
             let is_old = || entry.metadata().ok().and_then(old).unwrap_or(false);
             let ours = path.file_stem() == self.socket.file_name();
             let of_a_rank = is("rank") || is("part");
-            if of_a_rank && ours || (of_a_rank || is("over")) && is_old() {
+            // A turn file in use is not old, because each attempt to take the turn truncates it.
+            if of_a_rank && ours || (of_a_rank || is("over") || is("turn")) && is_old() {
                 let _ = fs::remove_file(path);
             }
         }
@@ -713,6 +714,26 @@ mod tests {
             place.clear(None);
             assert!(!place.folder.exists(), "nothing is left");
         }
+    }
+
+    #[test]
+    fn old_files_of_killed_processes_are_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let [place, other] =
+            ["job", "other"].map(|job| Place::at(temp.path().join("iris"), true, job.to_string()));
+        std::mem::forget(other.take_turn().unwrap().expect("nobody has it"));
+        place.listen().unwrap();
+        place.clear(None);
+        assert!(other.turn().exists(), "a new turn file is kept");
+        let old = SystemTime::now() - 2 * NOTE;
+        File::options().write(true).open(other.turn()).unwrap().set_modified(old).unwrap();
+        // The other process is still there, and another rank of its node asks for the turn.
+        assert!(other.take_turn().unwrap().is_none());
+        place.clear(None);
+        assert!(other.turn().exists(), "a turn file in use is kept");
+        File::options().write(true).open(other.turn()).unwrap().set_modified(old).unwrap();
+        place.clear(None);
+        assert!(!place.folder.exists(), "nothing is left");
     }
 
     #[test]
