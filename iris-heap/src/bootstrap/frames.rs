@@ -56,7 +56,8 @@ pub(crate) enum Frame {
     /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
     /// informs the user.
     Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
-    /// Between the hub and a relay: `packet` is from, or for, these ranks behind the relay.
+    /// Hub to relay: passes `packet` on to these ranks behind the relay. Relay to hub: passes on
+    /// `packet` of the only rank in `ranks`.
     Relayed { ranks: Vec<u64>, packet: Packet },
     /// Relay to hub: the process of `rank`, behind the relay, has ended. Relay to process: the
     /// relay has lost `rank`, which runs the hub.

@@ -188,8 +188,9 @@ impl Relay {
         }
     }
 
-    /// Takes leave of the hub and of all ranks, before this process ends after a collective close.
-    /// Every rank has entered the close, so none has anything to say but that it leaves.
+    /// Tells the hub that all ranks of the node leave, and the ranks that the world is closed,
+    /// because this process may end now. The close is collective: each rank takes part in it
+    /// already, and its only further message would be that it leaves.
     fn say_goodbye(&mut self) {
         let leave = Frame::Leave { group: 0, clean: true }.pack();
         for rank in self.ranks.keys().copied().collect::<Vec<_>>() {

@@ -92,8 +92,9 @@ impl Meeting {
 
     /// Finds the way of `rank`, any rank except 0, to the hub, with retries until `deadline`.
     ///
-    /// On node 0 that is the door which rank 0 opens before its port. On any other node, one rank
-    /// at a time tries to reach rank 0; the first one that does opens the door as the node's relay.
+    /// On node 0 that is a Unix socket, at which rank 0 listens before it listens at its port. On
+    /// any other node, one rank at a time tries to reach rank 0; the first one that does becomes the
+    /// node's relay and listens at the node's Unix socket.
     fn find(&self, place: &Place, rank: usize, deadline: Instant) -> Result<Way> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
@@ -311,10 +312,10 @@ impl Meeting {
 
 /// Way of a rank's messages to the hub.
 enum Way {
-    /// Through the relay in the process of another rank of the node.
+    /// Connection to the relay in the process of another rank of the node; has that rank's number.
     Through(UnixStream, usize),
-    /// Through a relay in this process, which opens `door` to the node and has the connection
-    /// `hub`. `thread` is that of the hub, on rank 0.
+    /// Relay in this process, for which the ranks of the node connect at `door`, and which has the
+    /// connection `hub`. On rank 0, `thread` is that of the hub.
     Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>> },
 }
 
