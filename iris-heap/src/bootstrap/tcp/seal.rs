@@ -21,7 +21,7 @@ const LONGEST: usize = 65535;
 const TAG: usize = 16;
 /// Size of a chunk's header in bytes: length (16 bits) and number (64 bits).
 const HEAD: usize = 2 + 8;
-const MAGIC: &[u8; 4] = b"IRS1";
+const MAGIC: &[u8; 4] = b"IRS2";
 /// Size of a handshake message without payload in bytes: a public key and a tag.
 const MESSAGE: usize = 32 + TAG;
 /// Size of a rank's first message in bytes: magic number, rank and handshake message.
