@@ -590,6 +590,8 @@ fn dropped(world: &World) -> Result<()> {
     if world.rank() == 0 {
         sum.enqueue()?;
     }
+    // A call that is enqueued after rank 1 has dropped its heap may fail at once.
+    stay(world)?;
     drop(sum);
     stay(world)
 }
