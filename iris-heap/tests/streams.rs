@@ -302,7 +302,9 @@ fn imported_memory_stays_while_work_may_use_it() {
         let (go, gone): (_, Receiver<()>) = mpsc::channel();
         let gone = Mutex::new(gone);
         let (give, got) = mpsc::channel();
+        let (begin, begun) = mpsc::channel();
         let kernel = move |_: Group| {
+            let _ = begin.send(());
             let _ = gone.lock().unwrap().recv();
             let _ = give.send(mapped(address));
             Ok(())
@@ -310,10 +312,10 @@ fn imported_memory_stays_while_work_may_use_it() {
         stream.launch_cpu("reads", 1, Arc::new(kernel)).unwrap();
         // The launch must have begun before the heap is dropped, because work that has not begun is
         // skipped.
+        begun.recv().unwrap();
         while Arc::strong_count(&heap) > 1 {
             std::thread::yield_now();
         }
-        std::thread::sleep(Duration::from_millis(20));
         drop(heap);
         drop(go);
         assert!(got.recv().unwrap(), "unmapped under a kernel that runs");
