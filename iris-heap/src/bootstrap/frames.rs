@@ -296,14 +296,20 @@ impl Packet {
         let Some((header, body)) = self.bytes.split_first_chunk::<HEADER>() else {
             return Err(broken("a relayed frame without a header"));
         };
-        let mut r = Reader::new("header of a relayed frame", header);
-        let (length, both) = (r.u64()?, r.u64()?);
+        let (length, kind, _) = read_header(header)?;
         if length != body.len() as u64 {
             return Err(broken("a relayed frame of another length"));
         }
-        // The upper half of `both` is the number of descriptors; frames that need some fail.
-        Frame::unpack(both as u32, body, Vec::new())
+        // A frame that needs descriptors fails, because relays pass none on.
+        Frame::unpack(kind, body, Vec::new())
     }
+}
+
+/// Length of the body, kind and number of descriptors of a frame with this header.
+pub(super) fn read_header(header: &[u8; HEADER]) -> Result<(u64, u32, usize)> {
+    let mut r = Reader::new("header", header);
+    let (length, both) = (r.u64()?, r.u64()?);
+    Ok((length, both as u32, (both >> 32) as usize))
 }
 
 pub(super) fn broken(problem: &str) -> Error {

@@ -13,11 +13,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken};
+use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken, read_header};
 use super::tcp::seal::{Keys, Opener, Sealer};
 use crate::error::{Error, Result};
 use crate::limits::open_files;
-use crate::wire::Reader;
 
 /// Largest number of descriptors per message, below Linux's limit of 253.
 const DESCRIPTORS: usize = 128;
@@ -194,9 +193,7 @@ impl Inbox {
         let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);
         };
-        let mut r = Reader::new("header", header);
-        let (length, both) = (r.u64()?, r.u64()?);
-        let (kind, descriptors) = (both as u32, (both >> 32) as usize);
+        let (length, kind, descriptors) = read_header(header)?;
         if length > if self.stranger { HELLO as u64 } else { LONGEST } {
             return Err(broken(&format!("a frame of {length} bytes")));
         }

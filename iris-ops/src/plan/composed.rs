@@ -450,8 +450,10 @@ impl Maker<'_> {
                 // Fewer blocks of this size may be enough for all rows.
                 self.composed.blocks = m.div_ceil(rows).max(1);
                 let blocks = self.composed.blocks as u64;
-                product(self, rows)?;
-                gather(self, rows)?;
+                if rows != m {
+                    product(self, rows)?;
+                    gather(self, rows)?;
+                }
                 // Ranks have different numbers of columns of A, but must use tiles of the same
                 // shape.
                 let tile = TileShape { m: rows.clamp(1, 64), n: own.clamp(1, 256) };

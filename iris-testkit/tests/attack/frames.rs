@@ -62,6 +62,9 @@ fn hello(job: &str, rank: u64, size: u64) -> Vec<u8> {
     frame(1, 0, body.len() as u64, &body)
 }
 
+/// Number of kinds of frames, which are numbered from 1.
+const KINDS: u64 = 17;
+
 /// Bytes that a stranger sends: noise, or a frame of any kind whose body, length or number of
 /// descriptors may be wrong.
 fn of_stranger(random: &mut Random) -> Vec<u8> {
@@ -75,7 +78,7 @@ fn of_stranger(random: &mut Random) -> Vec<u8> {
         0 => body,
         // Hello with the name of another job, which rank 0 must refuse.
         1 => hello(&format!("job {}", random.next()), random.below(9), random.below(9)),
-        _ => frame(random.below(16) as u32, random.below(3) as u32, length, &body),
+        _ => frame(random.below(KINDS + 3) as u32, random.below(3) as u32, length, &body),
     }
 }
 
@@ -88,7 +91,7 @@ fn of_rank(random: &mut Random) -> Vec<u8> {
         _ => random.below(6),
     };
     let body: Vec<u8> = (0..words).flat_map(|_| word().to_le_bytes()).collect();
-    frame(1 + random.below(14) as u32, 0, body.len() as u64, &body)
+    frame(1 + random.below(KINDS) as u32, 0, body.len() as u64, &body)
 }
 
 /// Sends `count` frames as strangers, each over a connection of its own; some connections stay
