@@ -5,13 +5,18 @@
 //! complete or not at all. An entry that does not match its checksum is treated as absent and is
 //! written anew.
 
+mod in_build;
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use iris_heap::{check_file_size, fnv};
+
+pub use in_build::in_build;
 
 use crate::rtc::error::{Error, Result};
 
@@ -26,7 +31,13 @@ pub struct Key {
 }
 
 impl Key {
-    pub(crate) fn new(source: &str, arch: &str, hash: u128) -> Self {
+    /// Makes the key of a compilation of the file `source` for `arch`. `parts` must contain
+    /// everything else that determines the result: text, options, and the compiler's version.
+    pub fn of(source: &str, arch: &str, parts: &[&[u8]]) -> Self {
+        Self::new(source, arch, fnv(parts))
+    }
+
+    fn new(source: &str, arch: &str, hash: u128) -> Self {
         let plain = |text: &str| {
             let kept = text.strip_suffix(".cu").unwrap_or(text).chars();
             kept.map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(48).collect()
@@ -95,7 +106,7 @@ impl Cache {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
         File::open(&path).ok()?.read_to_end(&mut bytes).ok()?;
-        let whole = bytes.len() > HEADER
+        let whole = bytes.len() >= HEADER
             && bytes.starts_with(MAGIC)
             && bytes[8..24] == key.hash.to_le_bytes()
             && bytes[24..HEADER] == fnv(&[&bytes[HEADER..]]).to_le_bytes();
@@ -127,6 +138,13 @@ impl Cache {
                 ),
             }
         })
+    }
+
+    /// Marks an entry as used now.
+    fn touch(&self, key: &Key) {
+        // The time only decides which entries are removed first.
+        let _ = File::open(self.folder.join(&key.file))
+            .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
     /// Path of the cache's folder.

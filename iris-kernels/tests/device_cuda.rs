@@ -48,8 +48,8 @@ fn main() -> ExitCode {
     ])
 }
 
-fn nvrtc() -> &'static Compiler {
-    Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
+fn compile(source: KernelSource<'_>, options: &Options, arch: &str) -> rtc::Result<Vec<u8>> {
+    harness::compiled_by(Compiler::nvrtc()?, source, options, arch)
 }
 
 /// Tests that kernels with products compile, for every type and two of the three tile sizes. The
@@ -70,7 +70,6 @@ fn every_kernel_compiles_for_every_build() {
 /// Compiles kernels with products for these tile sizes, architectures and types; also compiles
 /// message kernels if `messages`. Prints the slowest compilations.
 fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
-    let compiler = nvrtc();
     let mut jobs = Vec::new();
     for (at, &(arch, dtype)) in targets.iter().enumerate() {
         for text in KERNELS {
@@ -89,9 +88,8 @@ fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
         loop {
             let Some((arch, dtype, text, tile)) = jobs.lock().unwrap().next() else { break };
             let begun = Instant::now();
-            let code = compiler
-                .compile((*text).into(), &TileConfig::of(arch, dtype, tile).options(), arch)
-                .unwrap_or_else(|error| panic!("{error}"));
+            let options = TileConfig::of(arch, dtype, tile).options();
+            let code = compile((*text).into(), &options, arch).unwrap_or_else(|it| panic!("{it}"));
             assert!(code.starts_with(b"\x7fELF"), "{} for {arch} is a cubin", text.name);
             times.lock().unwrap().push((begun.elapsed(), text.name, dtype, tile.m, arch));
         }
@@ -109,7 +107,6 @@ fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
 }
 
 fn a_users_source_compiles_and_errors_carry_the_log() {
-    let compiler = nvrtc();
     let ring = KernelSource {
         name: "ring.cu",
         text: r#"
@@ -123,7 +120,7 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
                            (heap.rank + heap.size - 1) % heap.size);
             }"#,
     };
-    let code = compiler.compile(ring, &Options::new(), "sm_90a").expect("it is right");
+    let code = compile(ring, &Options::new(), "sm_90a").expect("it is right");
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
@@ -146,7 +143,7 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
              IRIS_KERNEL k(IRIS_ARGS HeapView heap, Channel c) {{ (void)sizeof(f); }}"
         );
         let source = KernelSource { name: "wrong.cu", text: &text };
-        match compiler.compile(source, &Options::new(), "sm_90a") {
+        match compile(source, &Options::new(), "sm_90a") {
             Err(Error::Compile { log, .. }) => assert!(log.contains(message), "{text}: {log}"),
             other => panic!("{text} compiled: {other:?}"),
         }
@@ -165,7 +162,7 @@ fn the_kernels_of_the_examples_compile() {
         let (_, rest) = program.split_once("r#\"").expect("a raw string");
         let (text, _) = rest.split_once("\"#").expect("its end");
         for arch in ["sm_80", "sm_90a"] {
-            let code = nvrtc().compile(KernelSource { name, text }, &Options::new(), arch);
+            let code = compile(KernelSource { name, text }, &Options::new(), arch);
             let code = code.unwrap_or_else(|error| panic!("{error}"));
             assert!(code.starts_with(b"\x7fELF"), "{name}");
         }
@@ -178,7 +175,7 @@ fn the_kernels_of_the_stress_test_compile() {
     let without = Some(Access::VersionLoad);
     let injected = FaultInjection { delay_ns: 1000, without, hold, whole: None };
     let options = injected.options(Options::new());
-    let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
+    let code = compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
     for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
         assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
@@ -190,7 +187,7 @@ fn the_kernels_of_the_benchmark_compile() {
     let touch = include_str!("../../iris-testkit/cli/src/gpu_bench/touch.cu");
     let options = Options::new().define("IRIS_THREADS", 512);
     for (name, text, kernel) in [("norm.cu", norm, "add_norm"), ("touch.cu", touch, "touch")] {
-        let code = nvrtc().compile(KernelSource { name, text }, &options, "sm_90a");
+        let code = compile(KernelSource { name, text }, &options, "sm_90a");
         let code = code.unwrap_or_else(|error| panic!("{error}"));
         assert!(code.windows(kernel.len()).any(|bytes| bytes == kernel.as_bytes()), "{kernel}");
     }
@@ -208,7 +205,7 @@ fn kernels_that_are_held_up_compile() {
         let text = |hold| {
             let injected = FaultInjection { hold, ..FaultInjection::default() };
             let options = injected.options(Options::new());
-            let code = nvrtc().compile(source.into(), &options, "compute_90a");
+            let code = compile(source.into(), &options, "compute_90a");
             String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
         };
         let sleeps = |text: &str| text.matches("nanosleep").count();
@@ -230,7 +227,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
             _ => CoreConfig::wide(256, 2, 4),
         };
         let options = injected.options_of_products(config.options(2));
-        let code = nvrtc().compile((*source).into(), &options, "compute_90a");
+        let code = compile((*source).into(), &options, "compute_90a");
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };
     let with =

@@ -42,18 +42,18 @@ fn clang() -> &'static str {
 }
 
 fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String {
-    let output = Command::new(clang)
+    let mut command = Command::new(clang);
+    command
         .args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-O3", "-std=c++17"])
-        .args(["-Wall", "-Wextra", "-Werror", "-S", "-o", "-"])
+        .args(["-Wall", "-Wextra", "-Werror", "-S"])
         .arg(format!("--offload-arch={arch}"))
         .arg(format!("-I{KERNEL_FOLDER}"))
         .args(defines)
-        .arg(source)
-        .output()
-        .expect("clang starts");
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{} for {arch}: {log}", source.display());
-    String::from_utf8(output.stdout).expect("assembly is text")
+        .arg(source);
+    let output = tempfile::NamedTempFile::new().expect("room");
+    harness::compile(command, output.path())
+        .unwrap_or_else(|log| panic!("{} for {arch}: {log}", source.display()));
+    std::fs::read_to_string(output.path()).expect("assembly is text")
 }
 
 /// Tests that kernels with products compile for bf16, and that clang parses message kernels. The

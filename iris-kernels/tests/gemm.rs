@@ -60,7 +60,7 @@ fn compile(source: &Text, config: &Config, dtype: DType) {
     let options = config.options(dtype_code(dtype).unwrap());
     let begun = std::time::Instant::now();
     let code = Compiler::nvrtc()
-        .and_then(|compiler| compiler.compile((*source).into(), &options, "sm_90a"))
+        .and_then(|it| harness::compiled_by(it, (*source).into(), &options, "sm_90a"))
         .unwrap_or_else(|error| panic!("{}: {config:?}: {error}", source.name));
     assert!(code.starts_with(b"\x7fELF"), "{config:?}");
     println!("{:.1} s: {dtype} {config:?}", begun.elapsed().as_secs_f64());

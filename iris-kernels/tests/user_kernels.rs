@@ -62,7 +62,8 @@ fn main() -> ExitCode {
 
 fn the_source_compiles() {
     for arch in ["sm_80", "sm_90a"] {
-        let code = Compiler::nvrtc().unwrap().compile(SOURCE, &Options::new(), arch);
+        let nvrtc = Compiler::nvrtc().unwrap();
+        let code = harness::compiled_by(nvrtc, SOURCE, &Options::new(), arch);
         assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
     }
 }

@@ -13,11 +13,17 @@
 //! ```
 
 use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::{BackendKind, Error, ErrorKind};
+use iris_kernels::cache::{Key, in_build};
+use iris_kernels::rtc::{self, Compiler, KernelSource};
+use iris_kernels::source::HEADERS;
 use libtest_mimic::{Arguments, Completion, Trial};
 
 /// Tests as pairs of a name and a function; a test fails by panicking.
@@ -109,16 +115,68 @@ pub fn no_program(name: &str) -> Option<String> {
 /// If compilation fails; the message is the compiler's output.
 pub fn compile_for_host<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, to: &Path) {
     let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels");
-    let output = Command::new("g++")
+    let mut command = Command::new("g++");
+    command
         .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .args([format!("-I{kernels}/kernels"), format!("-I{kernels}/tests/host")])
         .args(["-x", "c++"])
-        .args(arguments)
-        .arg("-o")
-        .arg(to)
-        .output();
-    let output = output.unwrap_or_else(|error| panic!("g++ does not start: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        .args(arguments);
+    compile(command, to).unwrap_or_else(|log| panic!("{log}"));
+}
+
+/// Writes the output of the compiler command `command`, g++ or clang without an option `-o`, to the
+/// file `to`. The output is kept in cargo's build folder ([`in_build`]), and taken from there if the
+/// preprocessed source, the options and the compiler's version are the same.
+///
+/// # Errors
+/// The compiler's output if compilation fails, or why the file cannot be written.
+///
+/// # Panics
+/// If the compiler does not start.
+pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
+    let name = command.get_program().to_owned();
+    let started = |output: io::Result<Output>| match output {
+        Ok(output) if output.status.success() => Ok(output.stdout),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => panic!("{} does not start: {error}", name.display()),
+    };
+    let version = started(Command::new(&name).arg("--version").output())?;
+    let mut preprocess = Command::new(&name);
+    // An option may be without effect here, of which the compiler would warn.
+    preprocess.args(command.get_args()).args(["-E", "-P", "-Wno-error"]);
+    if let Some(folder) = command.get_current_dir() {
+        preprocess.current_dir(folder);
+    }
+    let text = started(preprocess.output())?;
+    let options = format!("{:?}", command.get_args());
+    let key = Key::of(&name.to_string_lossy(), "host", &[&version, options.as_bytes(), &text]);
+    let written = |error: io::Error| format!("{}: {error}", to.display());
+    // A command that only checks the syntax leaves the file empty. The output may be a program.
+    File::create(to).map_err(written)?;
+    let code = in_build(&key, || {
+        started(command.arg("-o").arg(to).output())?;
+        fs::read(to).map_err(written)
+    })?;
+    fs::write(to, code).map_err(written)?;
+    fs::set_permissions(to, Permissions::from_mode(0o755)).map_err(written)
+}
+
+/// Compiles `source` with [`Compiler::compile`], or takes the result of an earlier compilation from
+/// cargo's build folder ([`in_build`]).
+///
+/// # Errors
+/// Errors of [`Compiler::compile`].
+pub fn compiled_by(
+    compiler: &Compiler,
+    source: KernelSource<'_>,
+    options: &rtc::Options,
+    arch: &str,
+) -> rtc::Result<Vec<u8>> {
+    let command = compiler.command(options, arch);
+    let headers = HEADERS.iter().flat_map(|header| [header.name, header.text]);
+    let parts: Vec<_> = [source.text, &command].into_iter().chain(headers).collect();
+    let parts: Vec<_> = parts.into_iter().map(str::as_bytes).collect();
+    in_build(&Key::of(source.name, arch, &parts), || compiler.compile(source, options, arch))
 }
 
 /// Runs the tests that the command line selects, one at a time: tests share the devices, and ranks

@@ -89,7 +89,8 @@ fn check_errors(outcome: &Outcome, ranks: &[usize], names: impl Fn(usize, &str) 
         // The error is the last line, after notices of waits.
         let error = it.stderr.lines().last().unwrap_or_default();
         let (node, local) = (rank / WORLD.1, rank % WORLD.1);
-        let followed = error.contains(&format!("the error of rank {} says why", 1 - local));
+        let other = node * WORLD.1 + 1 - local;
+        let followed = error.contains(&format!("the error of rank {other} says why"));
         assert!(names(node, error) || followed, "rank {rank}:\n{report}");
         named[node] |= names(node, error);
     }

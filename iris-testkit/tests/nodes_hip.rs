@@ -77,6 +77,11 @@ fn main() -> ExitCode {
     )])
 }
 
+/// Options of a heap with little memory, because the fake fills it.
+fn small_heap() -> HeapOptions {
+    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 20).backend(BACKEND)
+}
+
 /// Runs this process's rank of the job `which`.
 fn run_rank(which: &str) -> Result<()> {
     if let Some(nodes) = which.strip_prefix("grouped threads ") {
@@ -180,6 +185,11 @@ const ACCESS: [(&str, usize); 5] = [
     ("", 1),
 ];
 
+/// Patterns of [`ACCESS`] to test at this level.
+fn access_patterns() -> impl Iterator<Item = (&'static str, usize)> {
+    ACCESS.into_iter().step_by(if Level::from_env() <= Level::Quick { 4 } else { 1 })
+}
+
 /// Checks that no driver call of a grouped job failed, and that it used RCCL if it has several
 /// nodes.
 fn check_grouped(outcome: &launch::Outcome, calls: &str, (access, nodes): (&str, usize)) {
@@ -190,7 +200,7 @@ fn check_grouped(outcome: &launch::Outcome, calls: &str, (access, nodes): (&str,
 }
 
 fn processes_on_gpus_without_peer_access_are_grouped() {
-    for (access, nodes) in ACCESS {
+    for (access, nodes) in access_patterns() {
         let which = format!("grouped {nodes}");
         let (outcome, calls) = job(&which, (1, GROUPED), &[("FAKE_HIP_NO_PEERS", access)]);
         check_grouped(&outcome, &calls, (access, nodes));
@@ -198,7 +208,7 @@ fn processes_on_gpus_without_peer_access_are_grouped() {
 }
 
 fn threads_on_gpus_without_peer_access_are_grouped() {
-    for (access, nodes) in ACCESS {
+    for (access, nodes) in access_patterns() {
         let which = format!("grouped threads {nodes}");
         let (outcome, calls) = job(&which, (1, 1), &[("FAKE_HIP_NO_PEERS", access)]);
         check_grouped(&outcome, &calls, (access, nodes));
@@ -220,7 +230,7 @@ fn nodes_with_gpus_without_peer_access_are_divided() {
 fn grouped(world: &World, nodes: usize) -> Result<()> {
     let (rank, size, before) = (world.rank(), world.size(), world.nodes());
     let per_node = size / nodes;
-    let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).backend(BACKEND))?;
+    let heap = SymmetricHeap::open(world, small_heap())?;
     let all = heap.whole_world();
     let seen = (all.nodes(), all.node(), all.rank(), all.size(), heap.rank(), heap.size());
     let expected = (nodes, rank / per_node, rank, size, rank % per_node, per_node);
@@ -307,7 +317,7 @@ struct Sum {
 
 impl Sum {
     fn new(world: &World) -> Result<Sum> {
-        let options = HeapOptions::new().data_bytes(1 << 20).backend(BACKEND);
+        let options = small_heap();
         let heap = SymmetricHeap::open(world, options)?;
         let op = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (x, y) = (heap.full::<f32>(COUNT, 1.0)?, heap.zeros::<f32>(COUNT)?);
@@ -602,7 +612,7 @@ fn the_fake_refuses_wrong_calls() {
 
 /// Makes wrong calls on a communicator of this rank alone.
 fn refused(world: &World) -> Result<()> {
-    let options = HeapOptions::new().data_bytes(1 << 20).backend(BACKEND);
+    let options = small_heap();
     let heap = SymmetricHeap::open(world, options)?;
     let (gpu, stream) = (heap.gpu()?, heap.stream()?);
     let library = Nccl::get(BACKEND)?;

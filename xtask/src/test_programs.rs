@@ -4,7 +4,7 @@
 //! for deadlines or for other ranks, or have fewer tests than the machine has cores. The searches
 //! and compilations of the models fill these gaps.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -40,6 +40,15 @@ struct Job {
 
 /// Jobs that wait for a thread that runs them.
 type Queue = Mutex<VecDeque<Job>>;
+
+/// Results of jobs that have ended.
+#[derive(Default)]
+struct Results {
+    /// Names of the jobs that have failed.
+    failed: Vec<String>,
+    /// Duration in seconds of each job that has passed, by name.
+    seconds: BTreeMap<String, f64>,
+}
 
 /// Environment variables that a command sets.
 type Environment = Vec<(OsString, OsString)>;
@@ -112,40 +121,52 @@ fn programs(messages: &str, environment: &Environment, level: Level) -> Result<V
     Ok(jobs)
 }
 
-/// Runs all jobs in their order: one job at a time of the jobs that only compute, and at the same
-/// time up to `at_once` of the others. The output of each job goes to a file in `folder`.
-fn run_jobs(jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
+/// Runs all jobs: one job at a time of the jobs that only compute, and at the same time up to
+/// `at_once` of the others. Those start first that took longest the last time, because a long job at
+/// the end would leave cores idle. The output of each job, and their durations, go to files in
+/// `folder`.
+fn run_jobs(mut jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let record = folder.join("seconds.json");
+    // Without a record, or with a damaged one, jobs run in their order.
+    let before = fs::read(&record).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let before: BTreeMap<String, f64> = before.unwrap_or_default();
+    let expected = |job: &Job| before.get(&job.name).copied().unwrap_or(f64::INFINITY);
+    jobs.sort_by(|one, other| expected(other).total_cmp(&expected(one)));
     let (compute, wait): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.computes);
     let queues = [(compute, 1), (wait, at_once)]
         .map(|(jobs, at_once)| (Mutex::new(VecDeque::from(jobs)), at_once));
-    let failed = Mutex::new(Vec::new());
+    let results = Mutex::new(Results { seconds: before, ..Results::default() });
     thread::scope(|scope| {
         for (queue, at_once) in &queues {
             for _ in 0..*at_once {
-                scope.spawn(|| run_queue(queue, folder, &failed));
+                scope.spawn(|| run_queue(queue, folder, &results));
             }
         }
     });
-    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Results { failed, seconds } = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fs::write(&record, serde_json::to_vec_pretty(&seconds)?)
+        .with_context(|| record.display().to_string())?;
     if !failed.is_empty() {
         bail!("failed tests in {}", failed.join(", "));
     }
     Ok(())
 }
 
-/// Runs the jobs of a queue until it is empty, prints the result of each, and adds the names of
-/// failed jobs to `failed`.
-fn run_queue(queue: &Queue, folder: &Path, failed: &Mutex<Vec<String>>) {
+/// Runs the jobs of a queue until it is empty, prints the result of each, and adds it to `results`.
+fn run_queue(queue: &Queue, folder: &Path, results: &Mutex<Results>) {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     while let Some(Job { name, command, .. }) = next() {
         let start = Instant::now();
         let log = folder.join(name.replace(' ', "-")).with_extension("log");
         let outcome = run_to_file(command, &log);
         // The lock is held while the result is printed, so that results are not mixed.
-        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if !print_result(&name, outcome, start.elapsed()) {
-            failed.push(name);
+        let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+        let took = start.elapsed();
+        if print_result(&name, outcome, took) {
+            results.seconds.insert(name, took.as_secs_f64());
+        } else {
+            results.failed.push(name);
         }
     }
 }
@@ -231,6 +252,25 @@ mod tests {
         assert!(error.contains("bad") && error.contains("absent"), "{error}");
         assert!(!error.contains("good"), "{error}");
         run_jobs(jobs().drain(..1).collect(), 1, folder.path()).expect("no program failed");
+    }
+
+    #[test]
+    fn programs_that_took_longest_start_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let note = folder.path().join("order");
+        let jobs = || {
+            ["short", "long", "new"]
+                .map(|name| shell(name, &format!("echo {name} >> {}", note.display())))
+        };
+        let record = folder.path().join("seconds.json");
+        fs::write(&record, r#"{"short": 1.5, "long": 20, "gone": 7}"#).expect("room");
+        run_jobs(jobs().into(), 1, folder.path()).expect("no program failed");
+        assert_eq!(fs::read_to_string(&note).expect("notes"), "new\nlong\nshort\n");
+        let text = fs::read(&record).expect("a record");
+        let seconds: BTreeMap<String, f64> = serde_json::from_slice(&text).expect("numbers");
+        assert!(seconds["long"] < 20.0 && seconds.len() == 4, "{seconds:?}");
+        fs::write(&record, "damaged").expect("room");
+        run_jobs(jobs().into(), 1, folder.path()).expect("no program failed");
     }
 
     #[test]

@@ -228,6 +228,15 @@ impl Compiler {
         }
     }
 
+    /// Text that stands for everything but the source that determines the compiled code: the
+    /// compiler's file with its size and time, and all options. For keys of caches.
+    pub fn command(&self, options: &Options, arch: &str) -> String {
+        let path = self.path();
+        let file = path.metadata().map(|it| (it.len(), it.modified().ok())).ok();
+        let words = [fixed_options(self.vendor, arch), options.words()].concat();
+        format!("{} {} {file:?} {words:?}", self.title(), path.display())
+    }
+
     /// Compiles for an architecture (`sm_90a`, `gfx942`), without the cache. For a virtual
     /// architecture such as `compute_90a` the result is PTX text.
     ///
@@ -283,11 +292,7 @@ impl Compiler {
         options: &Options,
         arch: &str,
     ) -> Result<Compiled> {
-        let mut words = match self.vendor {
-            Vendor::Nvidia => nvrtc::fixed_options(arch),
-            Vendor::Amd => hiprtc::fixed_options(arch),
-        };
-        words.extend(options.words());
+        let words = [fixed_options(self.vendor, arch), options.words()].concat();
         match &self.tool {
             Tool::Library(api) => api.compile(source, headers, &words, arch),
             Tool::Program(clang) => {
@@ -295,6 +300,14 @@ impl Compiler {
                 Ok(Compiled { text: Vec::new(), code })
             }
         }
+    }
+}
+
+/// Options for every compilation for `arch`.
+fn fixed_options(vendor: Vendor, arch: &str) -> Vec<String> {
+    match vendor {
+        Vendor::Nvidia => nvrtc::fixed_options(arch),
+        Vendor::Amd => hiprtc::fixed_options(arch),
     }
 }
 
@@ -355,10 +368,11 @@ pub fn key(
         let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);
         iris_heap::fnv(&texts.map(str::as_bytes).collect::<Vec<_>>()).to_le_bytes()
     });
-    let (words, version) = (options.words(), format!("{version:?}"));
+    let words = [fixed_options(Vendor::of(arch), arch), options.words()].concat();
+    let version = format!("{version:?}");
     let words = words.iter().map(String::as_bytes);
     let others = [arch.as_bytes(), version.as_bytes()];
     let parts: Vec<&[u8]> =
         [source.text.as_bytes(), headers].into_iter().chain(words).chain(others).collect();
-    Key::new(source.name, arch, iris_heap::fnv(&parts))
+    Key::of(source.name, arch, &parts)
 }

@@ -292,12 +292,22 @@ impl Communicator {
 
     /// Waits until the library has accepted a call of `function`, which returned `code`.
     fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
+        // Number of polls before the thread sleeps between polls. A call is accepted within a few
+        // polls, except the first, during which the ranks connect to each other for seconds.
+        const SPINS: u32 = 1000;
+        const PAUSE: Duration = Duration::from_micros(50);
         let begun = Instant::now();
+        let mut polls = 0_u32;
         while code == IN_PROGRESS {
             if let Some(deadline) = self.deadline.filter(|&deadline| begun.elapsed() > deadline) {
                 return Err(Error::Late { function, seconds: deadline.as_secs() });
             }
-            std::thread::yield_now();
+            polls = polls.saturating_add(1);
+            if polls < SPINS {
+                std::thread::yield_now()
+            } else {
+                std::thread::sleep(PAUSE)
+            }
             let mut state = 0;
             // SAFETY: the communicator is alive; the function only writes to `state`.
             let asked = unsafe { (self.nccl.table.ncclCommGetAsyncError)(handle, &mut state) };

@@ -131,7 +131,14 @@ void iris_hook_diverge(void) {}
 void iris_hook_reconverge(void) {}
 
 u64 iris_hook_now(void) { return nanoseconds(); }
-void iris_hook_pause(u32) { std::this_thread::yield(); }
+void iris_hook_pause(u32 spins) {
+    // Most waits are short: yields the core first, and sleeps only then.
+    if (spins < 1000) {
+        std::this_thread::yield();
+    } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+}
 int iris_hook_expired(int, u32 spins, u64 ns) {
     if (spins == 0) {
         began = std::chrono::steady_clock::now();

@@ -23,7 +23,7 @@ use iris_kernels::source::KERNELS;
 use iris_models::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_models::headers::COMPILER;
 use iris_sync::{Access, Order, Scope};
-use iris_testkit::Level;
+use iris_testkit::{Level, harness};
 
 /// Fault planted into the device source: each edit replaces text in a file. `kernel` is the file
 /// whose compiled code shows the fault, optionally followed by the name of one of its entries.
@@ -322,7 +322,9 @@ fn planted(plant: &Plant) -> Source {
 
 fn compiler(folder: &Path) -> Command {
     let mut command = Command::new(COMPILER);
-    command.args(["-std=c++17", "-w", "-x", "c++", "-I"]).arg(folder);
+    // The source is below the current folder, so that the path of the folder is no option: equal
+    // compilations in different folders have equal options.
+    command.current_dir(folder).args(["-std=c++17", "-w", "-x", "c++", "-I."]);
     command
 }
 
@@ -397,17 +399,14 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
             format!("{name}({});", all.join(", "))
         })
         .collect();
-    let output = compiler(folder)
+    let mut command = compiler(folder);
+    command
         .args(["-O0", "-DIRIS_DTYPE=0", "-DIRIS_OBSERVED=1"])
         .arg(format!("-DIRIS_PLANT_FILE=\"{kernel}\""))
         .arg(format!("-DIRIS_PLANT_ENTRIES={entries}"))
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plants/hooks.cpp"))
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .expect("the compiler that built this crate");
-    if !output.status.success() {
-        return vec![("type", text(&output.stderr))];
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plants/hooks.cpp"));
+    if let Err(log) = harness::compile(command, &program) {
+        return vec![("type", log)];
     }
     let Output { status, stdout, .. } = Command::new(&program).output().expect("it starts");
     let said = text(&stdout);

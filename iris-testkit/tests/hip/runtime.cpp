@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -412,8 +413,9 @@ static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
     if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return OUT_OF_MEMORY;
     *address = map(file, bytes);
     if (*address == 0) return OUT_OF_MEMORY;
-    // New memory has undefined content, so it is filled with a pattern that tests would notice.
-    std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
+    // New memory has undefined content, so it is filled with a pattern that tests would notice; not
+    // all of it, because the host's memory behind it is taken at the first touch.
+    std::memset(reinterpret_cast<void*>(*address), 0xa5, std::min<u64>(bytes, 4 << 20));
     std::lock_guard guard(lock);
     memory[*address] = {bytes, current, file, false};
     return outcome(SUCCESS, call, bytes, "flags", flags);
@@ -585,17 +587,17 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
     std::string all = program->text + defines;
     for (const auto& [name, text] : program->headers) all += name + text;
     const auto file = shared + "/" + std::to_string(std::hash<std::string>{}(all));
-    const int held = open(file.c_str(), O_CREAT | O_RDONLY | O_CLOEXEC, 0600);
+    // The lock is a file of its own, because the renaming below replaces the file.
+    const int held = open((file + ".lock").c_str(), O_CREAT | O_RDONLY | O_CLOEXEC, 0600);
     flock(held, LOCK_EX);
     program->code = content(file);
-    const bool done = !program->code.empty() || compiled(*program, defines);
-    if (done) {
+    if (program->code.empty() && compiled(*program, defines)) {
         // The file is renamed when it is complete, because this process may be killed at any time.
         std::ofstream(file + ".new", std::ios::binary) << program->code;
         std::rename((file + ".new").c_str(), file.c_str());
     }
     close(held);
-    return done ? 0 : 6;
+    return program->code.empty() ? 6 : 0;
 }
 int hiprtcGetProgramLogSize(Program* program, u64* bytes) {
     *bytes = program->log.size() + 1;

@@ -10,9 +10,7 @@ use iris_sync::{Order, Scope};
 use super::probes::{self, Kind, Probe, Rmw};
 use super::resources::{self, Resources};
 use super::ways::Ways;
-use super::{
-    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options,
-};
+use super::{Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options};
 
 /// Whether a clang that can compile for AMD architectures is installed.
 pub fn has_clang() -> bool {
@@ -38,7 +36,8 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
         Err(error) => return failed(error.to_string()),
     };
     let mut findings = Vec::new();
-    match (Checker { clang, arch, source, folder: folder.path() }).run(&mut findings) {
+    let checker = Checker { clang, version: &version, arch, source, folder: folder.path() };
+    match checker.run(&mut findings) {
         Ok((probes, twice)) if findings.is_empty() => {
             Outcome::Done { compiler: version, kernels: source.kernels.len(), probes, twice }
         }
@@ -59,11 +58,12 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
 /// # Errors
 /// A missing compiler, or the compiler's log.
 pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
-    let (clang, _) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;
+    let (clang, version) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let source = Source::embedded();
     source.write_to(folder.path()).map_err(|error| error.to_string())?;
-    let checker = Checker { clang, arch, source: &source, folder: folder.path() };
+    let checker =
+        Checker { clang, version: &version, arch, source: &source, folder: folder.path() };
     let (largest, smallest) = (TileSize::ALL[0], TileSize::ALL[TileSize::ALL.len() - 1]);
     let mut all = Vec::new();
     for build in iris_kernels::ahead::builds(arch) {
@@ -77,7 +77,8 @@ pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
             None => build.source.name.to_string(),
         };
         let defines = options.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
-        let code = checker.compile(build.source.name, &defines.collect::<Vec<_>>())?;
+        let (name, text) = (build.source.name, build.source.text);
+        let code = checker.compile((name, text), &defines.collect::<Vec<_>>())?;
         let found = resources::read(&code).into_iter();
         all.extend(found.map(|kernel| Resources { build: label.clone(), ..kernel }));
     }
@@ -86,6 +87,7 @@ pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
 
 struct Checker<'a> {
     clang: &'a str,
+    version: &'a str,
     arch: &'a str,
     source: &'a Source,
     /// Folder to which the source is written before it is compiled.
@@ -93,29 +95,26 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Compiles `text`, a source file of probes, to text. Results are cached for the life of the
-    /// process, by the file and the files that it includes.
-    fn probe(&self, file: &str, text: &str, options: &[String]) -> Result<String, String> {
-        static BEFORE: Compilations = Compilations::new();
-        let path = self.folder.join(file);
-        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
-        let words = format!("{} {} {options:?}", self.clang, self.arch);
-        let compile = || self.compile(file, options).map(String::into_bytes);
-        let code = BEFORE.once(words, (self.source, text), compile)?;
-        Ok(String::from_utf8_lossy(&code).into_owned())
-    }
-
-    /// Compiles `file` and returns the compiler's text output, or its log as the error.
-    fn compile(&self, file: &str, options: &[String]) -> Result<String, String> {
+    /// Compiles `text`, the file `file`, and returns the compiler's text output, or its log as the
+    /// error.
+    fn compile(&self, (file, text): (&str, &str), options: &[String]) -> Result<String, String> {
         let mut command = Command::new(self.clang);
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-O3"]);
         command.args(["-std=c++17", "-S", "-o", "-"]);
         command.arg(format!("--offload-arch={}", self.arch)).args(options);
-        command.arg("-I").arg(self.folder).arg(self.folder.join(file));
-        let output = command.stdin(Stdio::null()).output();
-        let output = output.map_err(|error| format!("{}: {error}", self.clang))?;
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        let words = format!("{} {:?}", self.version, command.get_args());
+        let code = self.source.compiled((file, text), self.arch, &words, || {
+            let path = self.folder.join(file);
+            std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+            command.arg("-I").arg(self.folder).arg(path);
+            let output = command.stdin(Stdio::null()).output();
+            let output = output.map_err(|error| format!("{}: {error}", self.clang))?;
+            match output.status.success() {
+                true => Ok(output.stdout),
+                false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+            }
+        })?;
+        Ok(String::from_utf8_lossy(&code).into_owned())
     }
 
     /// Runs all checks; returns the number of probes that were read as LLVM IR, and the number of
@@ -125,7 +124,7 @@ impl Checker<'_> {
         self.source.write_to(self.folder).map_err(unwritten)?;
         let probes = [probes::all(), probes::at_loaded_addresses()].concat();
         let text = probes::source(&probes);
-        let code = self.probe("probes.cu", &text, &[])?;
+        let code = self.compile(("probes.cu", &text), &[])?;
         let twice = compare(
             "isa",
             findings,
@@ -133,10 +132,10 @@ impl Checker<'_> {
             |entry| instructions(&code, entry),
             |probe| isa(probe, self.arch),
         );
-        let barriers = self.probe("barriers.cu", &barriers_source(), &[])?;
+        let barriers = self.compile(("barriers.cu", &barriers_source()), &[])?;
         findings
             .extend(wrong_barriers(&barriers).into_iter().map(|what| Finding::new("isa", what)));
-        let language = self.probe("probes.cu", &text, &["-emit-llvm".into()])?;
+        let language = self.compile(("probes.cu", &text), &["-emit-llvm".into()])?;
         let read = compare(
             "ir",
             findings,
@@ -147,8 +146,8 @@ impl Checker<'_> {
         let defines = options(self.arch).defines;
         let defines: Vec<String> =
             defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
-        for (name, _) in &self.source.kernels {
-            let code = self.compile(name, &defines)?;
+        for (name, text) in &self.source.kernels {
+            let code = self.compile((name, text), &defines)?;
             findings.extend(wrong_in(name, &code, self.arch).map(|what| Finding::new("isa", what)));
         }
         Ok((read, twice))

@@ -23,11 +23,11 @@ mod resources;
 mod turns;
 mod ways;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use iris_kernels::cache::{Key, in_build};
 use iris_kernels::gemm_config::{TileConfig, TileSize};
 use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::source::{GEMMS, HEADERS, KERNELS};
@@ -148,7 +148,8 @@ impl Source {
         let mut begin = 0;
         while begin < whole.len() {
             let quoted = |line: &str| {
-                let name = line.trim().strip_prefix("#include \"")?.split('"').next()?;
+                let directive = line.trim_start().strip_prefix('#')?.trim_start();
+                let name = directive.strip_prefix("include")?.split('"').nth(1)?;
                 self.headers.iter().find(|(header, _)| *header == name)
             };
             let found: Vec<_> = whole[begin..].lines().filter_map(quoted).collect();
@@ -160,6 +161,21 @@ impl Source {
             }
         }
         whole
+    }
+
+    /// Result of `compile`, which compiles `text`, the file `name`, for `arch`; kept in the build
+    /// folder. `options` must contain everything else that determines the result, such as the
+    /// compiler's version. Most tests that put a fault into the source change few files.
+    fn compiled<E>(
+        &self,
+        (name, text): (&str, &str),
+        arch: &str,
+        options: &str,
+        compile: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
+        let text = self.with_included(text);
+        let key = Key::of(name, arch, &[text.as_bytes(), options.as_bytes()]);
+        in_build(&key, compile)
     }
 
     fn headers(&self) -> Vec<KernelSource<'_>> {
@@ -192,37 +208,6 @@ const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iri
 fn options(arch: &str) -> Options {
     let smallest = TileSize::ALL[TileSize::ALL.len() - 1];
     TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
-}
-
-/// Cache of compilations in this process, by compiler options and full text. A test that puts a
-/// fault into the source changes few files, so most of its probes are in the cache.
-struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
-
-/// Options for the compiler, and source text, of one build.
-type Words = (String, String);
-
-impl Compilations {
-    const fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    /// Compiles `text` of `source` with `compile` unless the cache has the result. Failures are not
-    /// cached.
-    fn once<E>(
-        &self,
-        words: String,
-        (source, text): (&Source, &str),
-        compile: impl FnOnce() -> Result<Vec<u8>, E>,
-    ) -> Result<Arc<Vec<u8>>, E> {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (words, source.with_included(text));
-        if let Some(code) = known().get_or_insert_default().get(&key) {
-            return Ok(code.clone());
-        }
-        let code = Arc::new(compile()?);
-        known().get_or_insert_default().insert(key, code.clone());
-        Ok(code)
-    }
 }
 
 /// First word of a line.

@@ -1,7 +1,6 @@
 //! Checks of the code that NVRTC compiles from the device source.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use iris_kernels::gemm_config::{CoreConfig, TileConfig, TileSize};
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
@@ -11,8 +10,7 @@ use iris_sync::{Order, Scope};
 use super::probes::{self, Kind, Probe, Rmw};
 use super::turns::out_of_turn;
 use super::{
-    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word,
-    options,
+    Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word, options,
 };
 
 /// First NVRTC version with atomic functions of its own.
@@ -53,35 +51,34 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn compile(&self, name: &str, text: &str, options: &Options) -> Result<Vec<u8>, Error> {
-        let source = KernelSource { name, text };
-        self.compiler.compile_with(source, &self.source.headers(), options, self.arch)
-    }
-
-    /// Compiles `text`, a source file of probes, to PTX or machine code. Results are cached for the
-    /// life of the process, by the file and the files that it includes.
-    fn probe(&self, name: &str, text: &str, as_ptx: bool) -> Result<Arc<Vec<u8>>, Error> {
-        static BEFORE: Compilations = Compilations::new();
-        let words = format!("{} {name} {as_ptx}", self.arch);
-        BEFORE.once(words, (self.source, text), || {
-            let options = Options::new();
-            match as_ptx {
-                true => self.ptx(name, text, &options).map(String::into_bytes),
-                false => self.compile(name, text, &options),
-            }
+    /// Compiles a source for `arch`: to machine code, or to PTX for a virtual architecture.
+    fn compile(
+        &self,
+        (name, text): (&str, &str),
+        options: &Options,
+        arch: &str,
+    ) -> Result<Vec<u8>, Error> {
+        let words = self.compiler.command(options, arch);
+        self.source.compiled((name, text), arch, &words, || {
+            let source = KernelSource { name, text };
+            self.compiler.compile_with(source, &self.source.headers(), options, arch)
         })
     }
 
     /// Compiles a source to PTX, and checks that the PTX can be assembled to machine code.
     fn ptx_and_code(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
-        let (source, headers) = (KernelSource { name, text }, self.source.headers());
-        self.compiler.compile_with_ptx(source, &headers, options, self.arch).map(|(ptx, _)| ptx)
+        let words = format!("{} with PTX", self.compiler.command(options, self.arch));
+        let ptx = self.source.compiled((name, text), self.arch, &words, || {
+            let (source, headers) = (KernelSource { name, text }, self.source.headers());
+            let both = self.compiler.compile_with_ptx(source, &headers, options, self.arch);
+            both.map(|(ptx, _)| ptx.into_bytes())
+        })?;
+        Ok(String::from_utf8_lossy(&ptx).into_owned())
     }
 
     fn ptx(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
         let arch = self.arch.replace("sm_", "compute_");
-        let source = KernelSource { name, text };
-        let bytes = self.compiler.compile_with(source, &self.source.headers(), options, &arch)?;
+        let bytes = self.compile((name, text), options, &arch)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -90,8 +87,7 @@ impl Checker<'_> {
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), Error> {
         let probes = probes::all();
         let text = probes::source(&probes);
-        let ptx = self.probe("probes.cu", &text, true)?;
-        let ptx = String::from_utf8_lossy(&ptx);
+        let ptx = self.ptx("probes.cu", &text, &Options::new())?;
         let read = compare(
             "ptx",
             findings,
@@ -172,8 +168,7 @@ impl Checker<'_> {
         for (name, what, _) in &between {
             text += &format!("PROBE(kept_{name}, *out = 1; {what}; *out = 2)\n");
         }
-        let ptx = self.probe("kept.cu", &text, true)?;
-        let ptx = String::from_utf8_lossy(&ptx);
+        let ptx = self.ptx("kept.cu", &text, &Options::new())?;
         for (name, _, stores) in between {
             let plain = |line: &&str| line.starts_with("st.global");
             let entry = entry(&ptx, &format!("kept_{name}")).unwrap_or_default();
@@ -198,8 +193,8 @@ impl Checker<'_> {
         if self.compiler.version() < HAS_ATOMICS {
             return Ok(0);
         }
-        let own = self.probe("probes.cu", text, false)?;
-        let theirs = self.probe("atomics.cu", &reference(probes), false)?;
+        let code = |name, text: &str| self.compile((name, text), &Options::new(), self.arch);
+        let (own, theirs) = (code("probes.cu", text)?, code("atomics.cu", &reference(probes))?);
         let (own, theirs) = (sections(&own), sections(&theirs));
         let differ = |a: Option<&Vec<u8>>, b: Option<&Vec<u8>>| difference(a?, b?);
         let mut compared = 0;
