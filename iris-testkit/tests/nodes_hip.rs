@@ -317,8 +317,7 @@ struct Sum {
 
 impl Sum {
     fn new(world: &World) -> Result<Sum> {
-        let options = small_heap();
-        let heap = SymmetricHeap::open(world, options)?;
+        let heap = SymmetricHeap::open(world, small_heap())?;
         let op = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (x, y) = (heap.full::<f32>(COUNT, 1.0)?, heap.zeros::<f32>(COUNT)?);
         let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
@@ -612,8 +611,7 @@ fn the_fake_refuses_wrong_calls() {
 
 /// Makes wrong calls on a communicator of this rank alone.
 fn refused(world: &World) -> Result<()> {
-    let options = small_heap();
-    let heap = SymmetricHeap::open(world, options)?;
+    let heap = SymmetricHeap::open(world, small_heap())?;
     let (gpu, stream) = (heap.gpu()?, heap.stream()?);
     let library = Nccl::get(BACKEND)?;
     let options =

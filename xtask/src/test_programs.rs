@@ -145,12 +145,11 @@ fn run_jobs(mut jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
         }
     });
     let Results { failed, seconds } = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    fs::write(&record, serde_json::to_vec_pretty(&seconds)?)
-        .with_context(|| record.display().to_string())?;
+    let recorded = fs::write(&record, serde_json::to_vec_pretty(&seconds)?);
     if !failed.is_empty() {
         bail!("failed tests in {}", failed.join(", "));
     }
-    Ok(())
+    recorded.with_context(|| record.display().to_string())
 }
 
 /// Runs the jobs of a queue until it is empty, prints the result of each, and adds it to `results`.

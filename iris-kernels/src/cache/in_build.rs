@@ -94,8 +94,14 @@ mod tests {
         };
         assert_eq!(compile(Err("no such type")), Err("no such type"));
         assert_eq!(compile(Ok(b"code".to_vec())), Ok(b"code".to_vec()));
+        let folder = folder_of(&std::env::current_exe().expect("a path")).expect("of cargo");
+        let entry = File::open(folder.join(&key.file)).expect("the entry");
+        let old = SystemTime::UNIX_EPOCH;
+        entry.set_modified(old).expect("a time");
         assert_eq!(compile(Ok(b"newer".to_vec())), Ok(b"code".to_vec()));
         assert_eq!(compiled.get(), 2);
+        let used = entry.metadata().and_then(|it| it.modified()).expect("a time");
+        assert!(used > old, "an entry that is used stays the oldest");
     }
 
     #[test]

@@ -292,8 +292,8 @@ impl Communicator {
 
     /// Waits until the library has accepted a call of `function`, which returned `code`.
     fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
-        // Number of polls before the thread sleeps between polls. A call is accepted within a few
-        // polls, except the first, during which the ranks connect to each other for seconds.
+        // Number of polls before the thread sleeps between polls. Most waits are short; a rank that
+        // waits for others to connect must not keep a core busy.
         const SPINS: u32 = 1000;
         const PAUSE: Duration = Duration::from_micros(50);
         let begun = Instant::now();

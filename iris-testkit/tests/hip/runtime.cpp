@@ -18,7 +18,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -413,9 +412,8 @@ static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
     if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return OUT_OF_MEMORY;
     *address = map(file, bytes);
     if (*address == 0) return OUT_OF_MEMORY;
-    // New memory has undefined content, so it is filled with a pattern that tests would notice; not
-    // all of it, because the host's memory behind it is taken at the first touch.
-    std::memset(reinterpret_cast<void*>(*address), 0xa5, std::min<u64>(bytes, 4 << 20));
+    // New memory has undefined content, so it is filled with a pattern that tests would notice.
+    std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
     std::lock_guard guard(lock);
     memory[*address] = {bytes, current, file, false};
     return outcome(SUCCESS, call, bytes, "flags", flags);

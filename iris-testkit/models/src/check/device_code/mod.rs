@@ -165,7 +165,7 @@ impl Source {
 
     /// Result of `compile`, which compiles `text`, the file `name`, for `arch`; kept in the build
     /// folder. `options` must contain everything else that determines the result, such as the
-    /// compiler's version. Most tests that put a fault into the source change few files.
+    /// compiler's version.
     fn compiled<E>(
         &self,
         (name, text): (&str, &str),
