@@ -219,3 +219,34 @@ fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
     });
     libtest_mimic::run(arguments, trials.collect()).exit_code()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_sources_with_other_options_are_compiled_anew() {
+        if let Some(missing) = no_program("g++") {
+            eprintln!("skipped: {missing}");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let [source, to] = ["source.cpp", "output"].map(|name| folder.path().join(name));
+        // The process's number is in the text, so that nothing was compiled by an earlier run.
+        fs::write(&source, format!("int number() {{ return {}; }}", std::process::id()))
+            .expect("room");
+        let output = |option: &str| {
+            let mut command = Command::new("g++");
+            command.current_dir(folder.path()).args([option, "source.cpp"]);
+            compile(command, &to).expect("it is right");
+            fs::read(&to).expect("the output")
+        };
+        let [object, assembly] = ["-c", "-S"].map(output);
+        assert!(object.starts_with(b"\x7fELF") && !assembly.starts_with(b"\x7fELF"));
+        fs::write(&source, "int number() { return none; }").expect("room");
+        let mut command = Command::new("g++");
+        command.current_dir(folder.path()).args(["-c", "source.cpp"]);
+        let log = compile(command, &to).expect_err("it is wrong");
+        assert!(log.contains("none"), "{log}");
+    }
+}
