@@ -15,8 +15,9 @@ constexpr u32 HEAD = FIELDS / 2;
 
 /// Largest number of sources that one wait polls together. The number is bounded because a thread
 /// holds the data of all these sources in registers. Functions below have it as template parameter
-/// N; with two ranks N is 1, which shortens the code that a small message runs.
-constexpr u32 SOURCES = 8;
+/// N. N is 1 with two ranks and FEW with three or four, which shortens the code that a small message
+/// runs.
+constexpr u32 SOURCES = 8, FEW = 4;
 
 /// Largest number of items per source that one wait polls together. The number is bounded because a
 /// thread holds the data of all these items in registers.

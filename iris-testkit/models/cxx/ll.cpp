@@ -164,8 +164,9 @@ extern "C" int iris_model_exchange(const Input& in) {
         const bool done = [&] {
             const Launch launch = model.launch();
             if (plan.pattern < ROWS) {
-                return plan.ranks == 2 ? flow::exchange<1>(launch, plan, body)
-                                       : flow::exchange<ll::SOURCES>(launch, plan, body);
+                if (plan.ranks == 2) return flow::exchange<1>(launch, plan, body);
+                return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW>(launch, plan, body)
+                                             : flow::exchange<ll::SOURCES>(launch, plan, body);
             }
             if (plan.pattern == TILES) {
                 TileMessage tile{{model, plan}};

@@ -638,6 +638,7 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
+    else if (args.channel.size <= ll::FEW) run_exchange_of<C, ll::FEW>(args);
     else run_exchange_of<C, ll::SOURCES>(args);
 }
 

@@ -89,8 +89,8 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 /// ranks; false if the call cannot be finished.
 ///
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
-/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, otherwise
-/// ll::SOURCES.
+/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW with
+/// up to four, otherwise ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
