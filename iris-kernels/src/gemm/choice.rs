@@ -13,6 +13,10 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (64, 1, 7, 130),
 ];
 
+/// Widths of the tiles that a GEMM stores to peers.
+pub(super) const WIDEST: u32 = 256;
+pub(super) const NARROW: u32 = 128;
+
 /// The most rows of C for tiles of C transposed.
 pub(super) const FLIPPED_ROWS: usize = 128;
 
@@ -88,10 +92,20 @@ impl Config {
         CONSUMERS.into_iter().flat_map(of).collect()
     }
 
-    /// Builds of tiles of this width for a GEMM that stores to peers, by preference.
-    pub(super) fn storing(width: u32) -> [Config; 2] {
+    /// Builds of tiles of this width for a GEMM that stores to peers and in which a rank owns `own` rows of C, by
+    /// preference. If all these rows are in one tile, that is narrow and has no cluster, whose second workgroup would
+    /// multiply nothing.
+    pub(super) fn storing(width: u32, own: usize) -> [Config; 2] {
         let config = Self::of_width(width);
-        [true, false].map(|hold| Config { hold, ..config })
+        let alone = width == NARROW && own <= config.rows() as usize;
+        let cluster = if alone { 1 } else { config.cluster };
+        [true, false].map(|hold| Config { hold, cluster, ..config })
+    }
+
+    /// All builds for GEMMs that store to peers.
+    pub(super) fn storing_any() -> Vec<Config> {
+        let all = [(WIDEST, usize::MAX), (NARROW, usize::MAX), (NARROW, 1)];
+        all.into_iter().flat_map(|(width, own)| Self::storing(width, own)).collect()
     }
 
     /// Every build that [`Config::of_plan`] returns: they differ in `hold`, for small depths and large ones.

@@ -74,9 +74,7 @@ impl GemmKernel {
             GemmKernel::Gathering => {
                 Config::of_any_depth().into_iter().filter(|it| !it.flipped).collect()
             }
-            GemmKernel::Scattering { .. } => {
-                [128, 256].into_iter().flat_map(Config::storing).collect()
-            }
+            GemmKernel::Scattering { .. } => Config::storing_any(),
             GemmKernel::ExchangingLl { .. } | GemmKernel::ExchangingTiles { .. } => {
                 Config::of_any_tile()
             }

@@ -17,6 +17,7 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
+use super::choice::{NARROW, WIDEST};
 use super::kernels::PEERS;
 use super::{Config, Gemm, GemmKernel, TensorMap, is_aligned};
 use crate::args::{Matrix, OpArgs, rows_of};
@@ -59,15 +60,19 @@ pub struct Scattering {
 }
 
 impl Scattering {
-    /// Number of rows and columns that share a signal, in a GEMM with up to this many rows and columns on a device with
-    /// this many multiprocessors: the rows of a consumer, the columns of a tile. If the widest tiles made one wave, all
-    /// that goes to peers would leave at its end. Narrower tiles make two waves, and the first leaves beside the second:
-    /// on 2 x H200 an all-reduce of 512 rows took 73.7 us with tiles of 128 columns, 81.3 with those of 256, a
-    /// reduce-scatter of 1024 rows, two waves, 112 and 100 (2026-11-22).
-    pub fn signalled(rows: usize, cols: usize, multiprocessors: u32) -> [u32; 2] {
-        let [tall, wide] = [128, 256];
-        let narrow = rows.div_ceil(tall) * cols.div_ceil(wide) <= multiprocessors as usize;
-        [tall as u32 / 2, if narrow { 128 } else { wide as u32 }]
+    /// Number of rows and columns that share a signal: the rows of a consumer, the columns of a tile. A rank multiplies
+    /// up to `rows` rows and `cols` columns and owns up to `own` rows of C.
+    ///
+    /// Tiles are narrow in two cases. If the widest tiles made one wave of the device, all that goes to peers would
+    /// leave at its end; narrow tiles make two waves, and the first leaves beside the second (2 x H200: an all-reduce
+    /// of 512 rows took 73.7 us with tiles of 128 columns, 81.3 with those of 256, a reduce-scatter of 1024 rows, two
+    /// waves, 112 and 100; 2026-11-22). And if all rows that a rank owns are in one tile, narrow tiles have no cluster,
+    /// whose second workgroup would multiply nothing.
+    pub fn signalled(rows: usize, own: usize, cols: usize, multiprocessors: u32) -> [u32; 2] {
+        const TALL: usize = 128;
+        let widest = rows.div_ceil(TALL) * cols.div_ceil(WIDEST as usize);
+        let narrow = own <= TALL || widest <= multiprocessors as usize;
+        [TALL as u32 / 2, if narrow { NARROW } else { WIDEST }]
     }
 
     /// Loads the builds for a product; none where there are none for the device and types.
@@ -80,8 +85,11 @@ impl Scattering {
         injected: FaultInjection,
     ) -> Result<Option<Scattering>> {
         // Another tile has been asked for, which no build stores.
-        let Some(signalled @ [64, width @ (128 | 256)]) = whole.signalled else { return Ok(None) };
-        let config = Config::storing(width).into_iter().find(|it| it.takes(whole.shape));
+        let Some(signalled @ [64, width @ (NARROW | WIDEST)]) = whole.signalled else {
+            return Ok(None);
+        };
+        let own = whole.shape[0].div_ceil(heap.world().size());
+        let config = Config::storing(width, own).into_iter().find(|it| it.takes(whole.shape));
         let peers = (heap.world().size() - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, injected);
         let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
@@ -228,8 +236,17 @@ mod tests {
     #[test]
     fn tiles_are_narrow_while_the_widest_make_one_wave_of_the_device() {
         // 4 x 32 tiles of 128 x 256, and 4 x 33.
-        let columns = |cols, multiprocessors| Scattering::signalled(512, cols, multiprocessors)[1];
+        let columns =
+            |cols, multiprocessors| Scattering::signalled(512, 256, cols, multiprocessors)[1];
         assert_eq!([columns(8192, 132), columns(8448, 132), columns(8449, 132)], [128, 128, 256]);
         assert_eq!([columns(8192, 114), columns(7168, 114)], [256, 128]);
+    }
+
+    #[test]
+    fn a_rank_that_owns_one_tile_of_rows_multiplies_no_second() {
+        for (rows, own, cluster) in [(1024, 128, 1), (1024, 129, 2), (2048, 256, 2), (4, 1, 1)] {
+            let [_, width] = Scattering::signalled(rows, own, 8192, 132);
+            assert!(Config::storing(width, own).iter().all(|it| it.cluster == cluster), "{own}");
+        }
     }
 }

@@ -39,11 +39,12 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     }
     if form.stores && !product {
         // Number of rows that this rank multiplies.
-        let rows = if form.gemm == GemmStage::Rows { m.div_ceil(ranks.size) } else { m };
+        let own = m.div_ceil(ranks.size);
+        let rows = if form.gemm == GemmStage::Rows { own } else { m };
         // A host runs all tiles at once, like a device with an unlimited number of multiprocessors.
         let host = ranks.device.backend.traits().host_threads;
         let multiprocessors = if host { u32::MAX } else { ranks.device.multiprocessors };
-        let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
+        let [m, n] = Scattering::signalled(rows, own, n, multiprocessors).map(|it| it as usize);
         return TileShape { m, n };
     }
     // Tile of a GEMM that does the all-reduce itself, without a separate kernel for the message.
