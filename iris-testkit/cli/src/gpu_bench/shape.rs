@@ -213,7 +213,11 @@ struct Seen {
 pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let dtype = shape.options.dtype;
     let world = &rank.world.for_heap(&HeapOptions::new().backend(shape.options.backend))?;
-    let ranks = Ranks::from(world);
+    let ranks = match shape.beside {
+        // `iris tune` measures for a tuning file, which may not be there yet.
+        Beside::First => Ranks::from(world).untuned(),
+        Beside::Libraries => Ranks::from(world),
+    };
     let plans = Plans::new(shape, ranks)?;
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
