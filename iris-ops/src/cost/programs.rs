@@ -276,18 +276,21 @@ impl Clock<'_> {
         }
     }
 
-    /// Time of a GEMM that stores tiles to peers, in waves of tiles: first the tiles that peers
-    /// own, then the tiles that this rank owns.
+    /// Time of a GEMM that stores tiles to peers, in waves of tiles: those of the rows that this
+    /// rank owns and, if `blocks`, those of the rows that its peers own.
     fn waves(&self, blocks: bool) -> f64 {
         let (machine, problem) = (self.machine, self.problem);
         let [_, n, k] = problem.shape;
         let each = f64::from(problem.multiprocessors.max(1));
-        // One tile of the GEMM covers the rows of two signals.
+        // One tile of the GEMM covers the rows of two signals. Unless it has all rows of a rank, two
+        // workgroups multiply tiles one below the other.
         let (rows, cols) = (2 * self.tile[0], self.tile[1]);
-        let tiles = (problem.own_rows().div_ceil(rows) * n.div_ceil(cols)) as f64;
-        let others = if blocks { (tiles * (problem.world - 1) as f64 / each).ceil() } else { 0.0 };
+        let own = problem.own_rows().div_ceil(rows).max(1);
+        let own = if own > 1 { own.next_multiple_of(2) } else { own };
+        let ranks = if blocks { problem.world } else { 1 };
+        let tiles = (ranks * own * n.div_ceil(cols)) as f64;
         let wave = 2.0 * (rows * cols) as f64 * k as f64 * each / machine.rate(problem.dtype);
-        machine.gemm_us + ((tiles / each).ceil() + others) * wave
+        machine.gemm_us + (tiles / each).ceil() * wave
     }
 
     /// Adds copies to the side timeline, one after the other. No copy starts before the current

@@ -221,17 +221,17 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // The limit is the number of bytes sent to each peer: 8 MiB with two ranks, 16 MiB with four.
-    assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
-    assert_eq!(
-        (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
-        (Variant::Unfused, Variant::Unfused)
-    );
+    assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::Epilogue));
+    // With three ranks the GEMM that stores to peers has not run on GPUs.
+    assert_eq!((sum(1024, 3, Cuda), sum(4096, 3, Cuda)), (Variant::Unfused, Variant::CopyEngine));
+    assert_eq!((sum(256, 4, Cuda), sum(1024, 4, Cuda)), (Variant::Unfused, Variant::Epilogue));
+    assert_eq!(sum(4096, 2, BackendKind::Hip), Variant::Unfused);
     let scattered = |m, size| {
         let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);
         options.plan(Ranks::new(0, size).on_device(Device::assumed(Cuda))).unwrap().at(m).variant
     };
-    assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::Epilogue, Variant::Unfused));
+    assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::Epilogue, Variant::Epilogue));
+    assert_eq!(scattered(512, 3), Variant::Unfused);
     let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
     let variant = |options: all_gather_matmul::Options| {
         options.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap().variant()
