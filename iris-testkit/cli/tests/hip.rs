@@ -66,6 +66,7 @@ fn main() -> ExitCode {
                 what_comes_in_parts_is_added_by_the_library,
                 a_library_that_refuses_is_quoted,
                 without_libraries_ops_are_timed_alone,
+                a_tuning_file_need_not_be_there_before,
             ],
         ),
     ])
@@ -720,5 +721,22 @@ fn without_libraries_ops_are_timed_alone() {
     for line in lines {
         assert!(line["us"].as_f64().unwrap() > 0.0, "{line}");
         assert!(line.get("ratio").is_none() && line.get("rel_error").is_none(), "{line}");
+    }
+}
+
+fn a_tuning_file_need_not_be_there_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cases, file] = ["cases.toml", "tuned.toml"].map(|name| folder.path().join(name));
+    std::fs::write(&cases, "[[row]]\nop = \"all_to_all\"\nshapes = [[8, 64, 0]]\n").unwrap();
+    let words = ["tune", "--backend", "hip", "--limit", "36000", "--cases"];
+    let words = [&words[..], &[cases.to_str().unwrap()]].concat();
+    let set = [("IRIS_TUNING", file.to_str().unwrap())];
+    // The second run replaces the file of the first.
+    for _ in 0..2 {
+        let iris = Path::new(env!("CARGO_BIN_EXE_iris"));
+        let (output, _) = Fake::of(7).run(iris, &words, &set);
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(out.contains("1 shapes with 2 ranks: ") && file.exists(), "{out}");
     }
 }

@@ -215,7 +215,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let world = &rank.world.for_heap(&HeapOptions::new().backend(shape.options.backend))?;
     let ranks = match shape.beside {
         // `iris tune` measures for a tuning file, which may not be there yet.
-        Beside::First => Ranks::from(world).untuned(),
+        Beside::First => Ranks::from(world).on(shape.options.backend).untuned(),
         Beside::Libraries => Ranks::from(world),
     };
     let plans = Plans::new(shape, ranks)?;
