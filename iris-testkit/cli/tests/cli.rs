@@ -217,12 +217,12 @@ fn a_result_has_the_options_of_its_run() {
 #[test]
 fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
     let table = good(&["record"]);
-    assert!(table.contains("| `matmul` | 2 x NVIDIA H200"), "{table}");
+    assert!(table.contains("| `matmul` | 2 x NVIDIA H100"), "{table}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     let outside = command.arg("record").current_dir("/").output().unwrap();
     let error = text(&outside.stderr);
     assert!(
-        outside.status.code() == Some(2) && error.contains("bench/record/h200.jsonl"),
+        outside.status.code() == Some(2) && error.contains("bench/record/h100-80gb-hbm3.jsonl"),
         "{error}"
     );
 }
