@@ -83,3 +83,8 @@ IRIS_KERNEL iris_one_shot_ll_pair(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_exchange_of_pair<Collective::AllReduce>(args);
 }
+
+IRIS_KERNEL iris_two_shot_ll(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_two_shot_ll<SumBody>(args);
+}

@@ -84,6 +84,10 @@ pub enum Kernel {
     AllToAllLl,
     /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
     BroadcastLl,
+    /// [`Kernel::TwoShot`] for small messages, by the LL protocol.
+    TwoShotLl,
+    /// [`Kernel::Relay`] for small messages, by the LL protocol.
+    RelayLl,
     /// Kernel that writes a time stamp into the trace, before or after a GEMM that writes no trace
     /// itself. The stamp after the GEMM ends the GEMM's trace span.
     Stamp {
@@ -157,7 +161,9 @@ impl Kernel {
             | ReduceScatterLl
             | AllGatherLl
             | AllToAllLl
-            | BroadcastLl => false,
+            | BroadcastLl
+            | TwoShotLl
+            | RelayLl => false,
         }
     }
 
@@ -188,6 +194,8 @@ impl Kernel {
             | AllGatherLl
             | AllToAllLl
             | BroadcastLl
+            | TwoShotLl
+            | RelayLl
             | Barrier { last: true, .. } => Effects::ALL,
         }
     }
@@ -213,10 +221,11 @@ impl Kernel {
             Kernel::AllGatherLl => Collective::AllGather,
             Kernel::AllToAllLl => Collective::AllToAll,
             Kernel::BroadcastLl => Collective::Broadcast { root: args.root },
+            Kernel::TwoShotLl => Collective::TwoShot { root: None },
+            Kernel::RelayLl => Collective::TwoShot { root: Some(args.root) },
             _ => return None,
         };
-        let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
-        let dtype = if reduces { args.wire } else { args.c.dtype };
+        let dtype = if collective.reduces() { args.wire } else { args.c.dtype };
         let per_item = 8 / element_bytes(dtype) as u32;
         Some(Items { collective, size: args.channel.size, rows: args.m, cols: args.n, per_item })
     }
@@ -254,6 +263,8 @@ impl Kernel {
             Kernel::AllGatherLl => "all_gather_ll",
             Kernel::AllToAllLl => "all_to_all_ll",
             Kernel::BroadcastLl => "broadcast_ll",
+            Kernel::TwoShotLl => "two_shot_ll",
+            Kernel::RelayLl => "relay_ll",
             Kernel::Barrier { .. } => "barrier",
         }
     }

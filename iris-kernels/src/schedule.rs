@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use iris_sync::flow::Parts;
+
 /// Range of part number `part` when `total` items are split into `parts` parts as evenly as
 /// possible. The first parts get one item more if there is a remainder.
 ///
@@ -331,6 +333,23 @@ pub enum Collective {
         /// Rank that sends its message.
         root: u32,
     },
+    /// All-reduce, or broadcast of the root's message, in two hops: [`Parts`] of the message go to
+    /// their owners, and from these to all ranks.
+    TwoShot {
+        /// Rank that sends its message; `None` for an all-reduce.
+        root: Option<u32>,
+    },
+}
+
+impl Collective {
+    /// Whether data of several ranks is added up.
+    pub fn reduces(self) -> bool {
+        match self {
+            Collective::AllReduce | Collective::ReduceScatter => true,
+            Collective::TwoShot { root } => root.is_none(),
+            Collective::AllGather | Collective::AllToAll | Collective::Broadcast { .. } => false,
+        }
+    }
 }
 
 /// Division of a message into items of the LL protocol. The rows are concatenated, and every eight
@@ -358,7 +377,7 @@ impl Items {
     /// that the rank keeps for itself.
     pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
         match self.collective {
-            Collective::AllReduce => self.rows,
+            Collective::AllReduce | Collective::TwoShot { .. } => self.rows,
             Collective::ReduceScatter | Collective::AllToAll => self.part(to).len() as u32,
             Collective::AllGather => self.part(from).len() as u32,
             Collective::Broadcast { root } if root == from => self.rows,
@@ -369,12 +388,35 @@ impl Items {
     /// Number of items that `from` sends to `to`. It saturates at `u32::MAX`; every plan refuses
     /// that number.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
-        let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
+        if let Some(parts) = self.parts() {
+            return parts.sent(from, to);
+        }
+        self.of_rows(self.rows_sent(from, to))
+    }
+
+    /// Number of items in `rows` rows; it saturates.
+    fn of_rows(&self, rows: u32) -> u32 {
+        let elements = u64::from(rows) * u64::from(self.cols);
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
+    }
+
+    /// Parts of the message, for a collective in two hops.
+    pub fn parts(&self) -> Option<Parts> {
+        let Collective::TwoShot { root } = self.collective else { return None };
+        Some(Parts { size: self.size, items: self.of_rows(self.rows), root })
+    }
+
+    /// Number of items that the threads of a rank share: each thread has the same share of what its
+    /// rank sends to each peer, and in two hops the same share of each part.
+    pub fn shared(&self) -> u32 {
+        self.parts().map_or_else(|| self.most(), |parts| parts.longest())
     }
 
     /// Largest number of items that any rank sends to another rank.
     pub fn most(&self) -> u32 {
+        if let Some(parts) = self.parts() {
+            return parts.longest().saturating_mul(2);
+        }
         let root = match self.collective {
             Collective::Broadcast { root } => root,
             _ => 0,

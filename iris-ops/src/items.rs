@@ -12,10 +12,7 @@ pub(crate) fn of(
     collective: Collective,
     (m, n): (usize, usize),
 ) -> Items {
-    let dtype = match collective {
-        Collective::AllReduce | Collective::ReduceScatter => request.wire_dtype(),
-        _ => request.output_dtype(),
-    };
+    let dtype = if collective.reduces() { request.wire_dtype() } else { request.output_dtype() };
     let (size, rows, cols) = (ranks.size as u32, m as u32, n as u32);
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }

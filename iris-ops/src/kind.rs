@@ -112,6 +112,8 @@ named! {
         /// LL protocol for small messages: each word carries data and a flag, so a message takes a
         /// single one-way latency.
         Ll = "ll",
+        /// Two hops as in `two_shot`, by the LL protocol.
+        TwoShotLl = "two_shot_ll",
         /// All-gather, barrier and product, one after the other: the simplest program, used for
         /// comparisons.
         Baseline = "baseline",

@@ -10,11 +10,12 @@ use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::build::FaultInjection;
 use iris_kernels::gemm_config::TileSize;
+use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::ranks::Ranks;
-use crate::spec::{Form, Norm, Row};
+use crate::spec::{Form, Memory, Norm, Row};
 
 /// Maximum number of rows, and maximum number of columns, of a tile.
 pub(crate) const WIDEST: usize = 65536;
@@ -182,10 +183,16 @@ pub struct Request {
 }
 
 impl Form {
-    /// Whether the variant supports the request. The only feature that some variants lack is the
-    /// RMSNorm.
+    /// Whether the variant supports the request. Some variants lack the RMSNorm, and one needs a sum
+    /// of the type in which it is sent.
     pub(crate) fn serves(&self, request: &Request) -> bool {
-        self.norm != Norm::None || request.rms_norm.is_none()
+        let normed = self.norm != Norm::None || request.rms_norm.is_none();
+        normed && (!self.sends_sums_as_items() || request.wire_dtype() == request.output_dtype())
+    }
+
+    /// Whether finished sums are sent as items of the LL protocol, like the data that is added up.
+    pub(crate) fn sends_sums_as_items(&self) -> bool {
+        matches!(self.memory, Memory::Pairs(Collective::TwoShot { root: None }))
     }
 }
 
@@ -343,8 +350,8 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a form supports the requested RMSNorm, and, if requested, a kernel of the caller
-    /// that runs at the same time.
+    /// Checks that a form supports the requested RMSNorm and wire type, and, if requested, a kernel
+    /// of the caller that runs at the same time.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
@@ -354,6 +361,15 @@ impl Request {
                 what: "variant with a kernel beside it".into(),
                 value: form.variant.to_string(),
                 expected: format!("one whose tiles of C have signals: {}", names.join(", ")),
+            });
+        }
+        let (wire, output) = (self.wire_dtype(), self.output_dtype());
+        if form.sends_sums_as_items() && wire != output {
+            return Err(Error::Invalid {
+                op: self.op().into(),
+                what: format!("wire of variant {}", form.variant),
+                value: wire.to_string(),
+                expected: format!("{output}, the type of C"),
             });
         }
         if form.serves(self) {

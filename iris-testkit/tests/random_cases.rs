@@ -4,7 +4,7 @@ mod common;
 
 use common::{run_all, taken};
 use iris_heap::DType;
-use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
+use iris_ops::{Epilogue, Shard, StagingLayout, TileShape, Variant};
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options};
 use proptest::prelude::*;
@@ -73,6 +73,9 @@ fn case() -> impl Strategy<Value = Case> {
         )| {
             if !op.multiplies() {
                 (options.k, options.output) = (0, None);
+            }
+            if (op, variant) == (Op::AllReduce, Variant::TwoShotLl) {
+                options.wire = None;
             }
             let most = options.m + 1;
             let mut case = Case::new(op, variant, options);

@@ -142,7 +142,9 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         | Kernel::ReduceScatterLl
         | Kernel::AllGatherLl
         | Kernel::AllToAllLl
-        | Kernel::BroadcastLl => ll::run(&launch, kernel, args),
+        | Kernel::BroadcastLl
+        | Kernel::TwoShotLl
+        | Kernel::RelayLl => ll::run(&launch, kernel, args),
         Kernel::Barrier { phase, members, last } => {
             let end = if last { End::Advance } else { End::Keep };
             flow::barrier(&launch, phase, members, end)

@@ -151,6 +151,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
+        (Kernel::TwoShotLl, Collective::TwoShot { root: None }),
+        (Kernel::RelayLl, Collective::TwoShot { root: Some(1) }),
         // Reductions tile by tile, in which a thread loads several vectors at a time.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
@@ -219,7 +221,10 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         let are_items = |(_, message): &(u32, Message)| {
             // With the LL protocol and an RMSNorm, rows must consist of whole items (here of four
             // elements each).
-            kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4)
+            let whole =
+                kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4);
+            // Sums are sent in the type of C.
+            whole && (kernel != Kernel::TwoShotLl || message.wire == message.dtype)
         };
         for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
             let rust = |args: &OpArgs, index, count| {
@@ -281,7 +286,7 @@ fn exchange(
     launches: &[&Run<'_>],
 ) {
     let Message { dtype, rows, cols, .. } = message;
-    let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+    let reduces = collective.reduces();
     let travels = if reduces { message.wire } else { dtype };
     let per_item = if travels == 0 { 2 } else { 4 };
     let items = Items { collective, size, rows, cols, per_item };
@@ -435,7 +440,10 @@ fn exchange(
                         let part = items.rows_sent(0, rank);
                         seen == at(row / part, items.source_row(rank) + row % part, col)
                     }
-                    Collective::Broadcast { root } => seen == at(root, row, col),
+                    Collective::Broadcast { root } | Collective::TwoShot { root: Some(root) } => {
+                        seen == at(root, row, col)
+                    }
+                    Collective::TwoShot { root: None } => is_sum(sum(row, col, 0)),
                 };
                 assert!(
                     right,

@@ -1,12 +1,16 @@
 //! All-reduce: every rank gets the sum over all ranks' inputs.
 
+use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
+use iris_kernels::schedule::Collective;
+
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
-use crate::kind::Op;
+use crate::kind::{self, Op};
 use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
 
 operator! {
     /// All-reduce. Output (on all ranks) = sum over ranks of the input. The call may run in place:
@@ -34,6 +38,10 @@ variants! { ROW;
     /// LL protocol (data and a flag in one word); each rank adds all inputs in the same order as
     /// `OneShot`. Only for messages of at most 2 MiB.
     Ll,
+    /// The owner of a part adds it up in the order of ranks and sends the sum to all ranks, by the LL
+    /// protocol, with the same bits as `OneShot`. `wire` must be the type of C. For messages that are
+    /// too large for `Ll`, with more than two ranks.
+    TwoShotLl,
     /// Ranks add their inputs to an f32 sum at the tile's owner while they hold a spinlock. The
     /// order of additions varies between runs, so the last bits of the result vary too.
     Spinlock,
@@ -58,5 +66,10 @@ pub(crate) const ROW: Row = Row {
         FORMS[2],
         FORMS[3],
         LL.norms(Norm::Within),
+        Form::push(
+            kind::Variant::TwoShotLl,
+            &[always(&[kernel(Kernel::TwoShotLl)])],
+            Memory::Pairs(Collective::TwoShot { root: None }),
+        ),
     ],
 };

@@ -37,6 +37,9 @@ variants! { ROW;
     TwoShot,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB.
     Ll,
+    /// Each part of the message goes to one of the other ranks, which passes it on, by the LL
+    /// protocol. For messages that are too large for `Ll`, with more than two ranks.
+    TwoShotLl,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -61,5 +64,10 @@ pub(crate) const ROW: Row = Row {
             Memory::Pairs(Collective::Broadcast { root: 0 }),
         )
         .sends_all(),
+        Form::push(
+            kind::Variant::TwoShotLl,
+            &[always(&[kernel(Kernel::RelayLl)])],
+            Memory::Pairs(Collective::TwoShot { root: Some(0) }),
+        ),
     ],
 };

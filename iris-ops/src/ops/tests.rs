@@ -242,6 +242,25 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!(variant(gather.workgroups(8)), Variant::Unfused);
 }
 
+/// Tests that sums by the LL protocol in two hops are refused if they would be sent in another type
+/// than C's, and that `auto` then does not consider the variant.
+#[test]
+fn sums_that_are_sent_as_items_have_the_type_of_c() {
+    let options = all_reduce::Options::new(4096).dtype(DType::F32).wire(DType::BF16);
+    let ranks = Ranks::new(0, 4);
+    let error = options.clone().variant(all_reduce::Variant::TwoShotLl).plan(ranks).unwrap_err();
+    let expected =
+        "all_reduce of 4096 f32: wire of variant two_shot_ll is bf16, expected f32, the type of C";
+    assert_eq!(error.to_string(), expected);
+    assert!(options.plan(ranks).is_ok());
+    let alike = all_reduce::Options::new(4096).dtype(DType::BF16);
+    let plan = alike.variant(all_reduce::Variant::TwoShotLl).plan(ranks).unwrap();
+    // Two pairs for each item of a part (one for a contribution and one for a sum), where `ll` has
+    // one for each item of the message.
+    let of_ll = all_reduce::Options::new(4096).dtype(DType::BF16).variant(all_reduce::Variant::Ll);
+    assert!(2 * plan.signal_bytes() < 3 * of_ll.plan(ranks).unwrap().signal_bytes() / 2);
+}
+
 /// Tests that `auto` chooses the same variant if a call is traced, counted, delayed, or given a
 /// number of workgroups.
 #[test]
@@ -467,7 +486,7 @@ fn names_are_read_as_they_are_written() {
     let error = "ring".parse::<all_reduce::Variant>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "all_reduce: variant is ring, expected auto, one_shot, two_shot, spinlock, atomic, ll"
+        "all_reduce: variant is ring, expected auto, one_shot, two_shot, spinlock, atomic, ll, two_shot_ll"
     );
 }
 

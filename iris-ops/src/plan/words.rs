@@ -79,7 +79,7 @@ impl Plan {
         collective: Collective,
         shape: (usize, usize),
     ) -> u32 {
-        let items = self.items(collective, shape).most();
+        let items = self.items(collective, shape).shared();
         choice.sizing.threads(items as usize).unwrap_or(MESSAGE_THREADS)
     }
 
@@ -93,7 +93,7 @@ impl Plan {
         shape: (usize, usize),
     ) -> u32 {
         let threads = self.threads_of_pairs(choice, collective, shape) - WAVE;
-        let pushing = self.items(collective, shape).most().div_ceil(threads);
+        let pushing = self.items(collective, shape).shared().div_ceil(threads);
         let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
         pushing.max(rows).clamp(1, tune::LL_GROUPS)
     }

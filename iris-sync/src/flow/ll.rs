@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use super::Launch;
 use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Rows, Strip};
@@ -206,6 +208,158 @@ fn tile_steps<M: Memory + ?Sized>(
         each.try_for_each(|batch| take_batch(wg, &batch, body))
     });
     wg.leave_together(taken)
+}
+
+/// Division of a message into parts for [`two_shot_ll`]: an owner receives the contributions to its
+/// part, finishes the part, and sends it to the other ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    /// Number of ranks.
+    pub size: u32,
+    /// Number of items in the message.
+    pub items: u32,
+    /// Rank that alone contributes, and that gets no finished parts (broadcast); `None` if every
+    /// rank contributes (all-reduce).
+    pub root: Option<u32>,
+}
+
+impl Parts {
+    /// Items that `owner` finishes. The first parts are one item longer if the items cannot be
+    /// divided evenly.
+    pub fn part(&self, owner: u32) -> Range<u32> {
+        let (each, more) = (self.items / self.size, self.items % self.size);
+        let first = owner * each + owner.min(more);
+        first..first + each + u32::from(owner < more)
+    }
+
+    /// Number of items of the longest part.
+    pub fn longest(&self) -> u32 {
+        self.items.div_ceil(self.size)
+    }
+
+    fn contributes(&self, rank: u32) -> bool {
+        self.root.is_none_or(|root| root == rank)
+    }
+
+    /// Number of items that `from` contributes to the part of `to`.
+    pub fn contributed(&self, from: u32, to: u32) -> u32 {
+        if self.contributes(from) { self.part(to).len() as u32 } else { 0 }
+    }
+
+    /// Number of finished items that `from` sends to `to`.
+    pub fn finished(&self, from: u32, to: u32) -> u32 {
+        if self.root == Some(to) { 0 } else { self.part(from).len() as u32 }
+    }
+
+    /// Number of items that `from` sends to another rank `to`: first the contributions, then the
+    /// finished items. It saturates.
+    pub fn sent(&self, from: u32, to: u32) -> u32 {
+        self.contributed(from, to).saturating_add(self.finished(from, to))
+    }
+}
+
+/// Operations on items that one thread performs in an exchange in two hops. Items are numbered
+/// within the whole message.
+pub trait LlParts {
+    /// Data of `item` that this rank contributes.
+    fn give(&mut self, item: u32) -> [u32; 2];
+    /// Begin `item`, which this rank owns.
+    fn begin(&mut self, item: u32);
+    /// Take the contribution of `source` to `item`. Called in ascending order of sources.
+    fn take(&mut self, source: u32, item: u32, data: [u32; 2]);
+    /// Finish and store `item`, after all contributions have been taken; returns its data for the
+    /// other ranks.
+    fn end(&mut self, item: u32) -> [u32; 2];
+    /// Store `item`, which `owner` has finished.
+    fn keep(&mut self, owner: u32, item: u32, data: [u32; 2]);
+}
+
+/// Exchange by LL words in two hops: each rank pushes its contributions to the owners of the parts.
+/// Each owner finishes its part and pushes it to the other ranks. So a rank sends a message about
+/// twice, and not once to each peer.
+///
+/// A thread first pushes all of its contributions, then takes and pushes all items that its rank
+/// owns, then takes finished items. The first step waits for nothing, the second for the first
+/// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
+/// thread has the items of the same numbers in all parts, so a call may run in place.
+pub fn two_shot_ll<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    parts: &Parts,
+    body: &mut impl LlParts,
+) -> Result<(), Stop> {
+    let me = launch.channel.rank;
+    let used = |peer| match parts.sent(me, peer) {
+        0 => 0,
+        items => HEAD + items,
+    };
+    let mut wg =
+        Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
+    let result = two_shot_steps(&mut wg, parts, body);
+    wg.finish_push(End::Advance, result, used)
+}
+
+fn two_shot_steps<M: Memory + ?Sized>(
+    wg: &mut Workgroup<'_, M>,
+    parts: &Parts,
+    body: &mut impl LlParts,
+) -> Result<(), Stop> {
+    let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
+    let (own, longest) = (parts.part(me), parts.longest());
+    let to = members(channel.size, |peer| parts.sent(me, peer) > 0);
+    let from = members(channel.size, |source| parts.sent(source, me) > 0);
+    wg.begin_push(to)?;
+    m.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave complete each step before any of these threads begins the next one, as
+    // in an exchange.
+    divergent(m, || {
+        wg.push_head(to);
+        for item in wg.share_of_threads(longest) {
+            for peer in channel.peers().filter(|&peer| item < parts.contributed(me, peer)) {
+                let data = body.give(parts.part(peer).start + item);
+                ll::push(m, channel, call, peer, HEAD + item, data);
+            }
+        }
+    });
+    m.end(Span::Signal);
+    let finished = divergent(m, || {
+        wg.wait_head(from, ll::SOURCES)?;
+        wg.share_of_threads(own.len() as u32).try_for_each(|item| {
+            let at = own.start + item;
+            body.begin(at);
+            let from = members(channel.size, |source| item < parts.contributed(source, me));
+            m.begin(Span::Wait, at);
+            let taken = ll::each(m, channel, call, HEAD + item, from, |source, data| {
+                body.take(source, at, data);
+                Ok(())
+            });
+            m.end(Span::Wait);
+            taken?;
+            let data = body.end(at);
+            for peer in channel.peers().filter(|&peer| item < parts.finished(me, peer)) {
+                let pair = HEAD + parts.contributed(me, peer) + item;
+                ll::push(m, channel, call, peer, pair, data);
+            }
+            Ok(())
+        })
+    });
+    let kept = divergent(m, || {
+        finished?;
+        wg.share_of_threads(longest).try_for_each(|item| {
+            // Ranks that contribute send finished items after their contributions, others at once.
+            for (contributes, before) in [(true, own.len() as u32), (false, 0)] {
+                let owners = members(channel.size, |owner| {
+                    parts.contributes(owner) == contributes && item < parts.finished(owner, me)
+                });
+                ll::each(m, channel, call, HEAD + before + item, owners, |owner, data| {
+                    body.keep(owner, parts.part(owner).start + item, data);
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        })
+    });
+    wg.leave_together(kept)
 }
 
 /// Wait until all ranks have sent the items of `batch`, and take the items in the order of ranks.

@@ -27,7 +27,10 @@ pub use accumulate::{AccumulateTiles, add, convert, zero};
 pub use copied::{Arrivals, CopiedTiles, Departures, close, copies, gate, open};
 pub use deliver::{DeliverTiles, Delivery, Relays, deliver, relay};
 pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged};
-pub use ll::{Exchange, LlRows, LlTile, LlTiles, exchange, exchange_rows, exchange_tile};
+pub use ll::{
+    Exchange, LlParts, LlRows, LlTile, LlTiles, Parts, exchange, exchange_rows, exchange_tile,
+    two_shot_ll,
+};
 pub use reduce::{Owners, ReduceTiles, Turns, one_shot, reduce_scatter, two_shot};
 
 use std::iter::StepBy;

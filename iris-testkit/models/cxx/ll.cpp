@@ -13,7 +13,7 @@ constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 constexpr u32 TWO_KINDS = 100;
 
 /// Communication pattern; same values as ll::Pattern.
-enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES, TWO_HOPS, RELAY };
 
 /// ROW: number of items of a row in the patterns of rows. ACROSS: number of items of a row in the
 /// pattern of tiles, where the workgroups share the columns.
@@ -143,6 +143,62 @@ struct TileMessage : Message {
     void end() {}
 };
 
+/// Operations on items of an exchange in two hops.
+struct PartsMessage : Message {
+    flow::Parts parts() const {
+        return flow::Parts{plan.ranks, plan.items, plan.pattern == RELAY ? 0 : flow::Parts::ALL};
+    }
+    i32 finished(u32 owner, u32 item, u32 half) const {
+        return plan.pattern == RELAY ? wanted(0, owner, item, half)
+                                     : wanted(owner, 0, 1000 + item, half);
+    }
+    void load(u32, u32) {}
+    void give(u32, u32 item, u32 (&data)[2]) { Message::give(0, 0, item, data); }
+    /// Reads what was taken, so that an item is passed on only after it has arrived.
+    void end(u32 item, u32 (&data)[2]) {
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            if (source == model.me() || parts().contributed(source, model.me()) == 0) continue;
+            for (u32 half = 0; half < 2; ++half) {
+                Model::expect(out(source, item, half), wanted(source, model.me(), item, half));
+            }
+        }
+        for (u32 half = 0; half < 2; ++half) {
+            data[half] = static_cast<u32>(finished(model.me(), item, half));
+        }
+    }
+    void keep(u32 owner, u32 item, const u32 (&data)[2]) {
+        for (u32 half = 0; half < 2; ++half) {
+            const i32 right = finished(owner, item, half);
+            iris_model_check(out(owner, item, half), static_cast<i32>(data[half]), right);
+            Model::put(out(owner, item, half), right);
+        }
+    }
+
+    /// Simulates the next kernel on the stream: each thread reads every n-th item that has arrived.
+    void consume() const {
+        u32 number = 0;
+        const auto mine = [&] { return number++ % port::threads() == model.crossed(); };
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            const u32 me = model.me();
+            if (source == me) continue;
+            for (u32 i = 0; i < parts().contributed(source, me); ++i) {
+                if (!mine()) continue;
+                const u32 item = parts().first(me) + i;
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half), wanted(source, me, item, half));
+                }
+            }
+            for (u32 i = 0; i < parts().finished(source, me); ++i) {
+                if (!mine()) continue;
+                const u32 item = parts().first(source) + i;
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half), finished(source, item, half));
+                }
+            }
+        }
+    }
+};
+
 } // namespace iris::model
 
 using namespace iris;
@@ -161,8 +217,15 @@ extern "C" int iris_model_exchange(const Input& in) {
         }
         const Plan plan{in.option, in.channel->size, items};
         Message body{model, plan};
+        PartsMessage in_parts{{model, plan}};
+        const bool two_hops = plan.pattern == TWO_HOPS || plan.pattern == RELAY;
         const bool done = [&] {
             const Launch launch = model.launch();
+            if (two_hops) {
+                return plan.ranks <= ll::FEW
+                           ? flow::two_shot_ll<ll::FEW>(launch, in_parts.parts(), in_parts)
+                           : flow::two_shot_ll<ll::SOURCES>(launch, in_parts.parts(), in_parts);
+            }
             if (plan.pattern < ROWS) {
                 if (plan.ranks == 2) return flow::exchange<1>(launch, plan, body);
                 return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW>(launch, plan, body)
@@ -179,7 +242,10 @@ extern "C" int iris_model_exchange(const Input& in) {
                                    : flow::exchange_rows<false>(launch, rows, in_rows);
         }();
         iris_model_boundary();
-        if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
+        if (done && !(iris_model_gives_up() && port::workgroups() > 1)) {
+            if (two_hops) in_parts.consume();
+            else body.consume();
+        }
         return done;
     });
 }

@@ -6,7 +6,7 @@
 //! items that it polls. The next kernel on the stream reads items that other threads received.
 
 use iris_sync::barrier::Members;
-use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTile, LlTiles};
+use iris_sync::flow::{self, Exchange, Launch, LlParts, LlRows, LlTile, LlTiles, Parts};
 use iris_sync::ll::{HEAD, Rows, SOURCES, Strip};
 use iris_sync::{Field, Memory, Record, Stop, Workgroup};
 
@@ -41,6 +41,11 @@ pub enum Pattern {
     /// its share of the columns. A thread pushes items that another thread of its workgroup has
     /// multiplied.
     Tiles,
+    /// All-reduce in two hops: every rank contributes to the parts of all owners, and each owner
+    /// sends its finished part to all ranks.
+    TwoShot,
+    /// Broadcast in two hops: rank 0 sends each owner its part, which the owner passes on.
+    Relay,
 }
 
 /// Number of items of a row: `ROW` in the patterns of rows; `ACROSS` in the pattern of tiles, where
@@ -54,8 +59,13 @@ const AT_ONCE: u32 = 4;
 
 impl Pattern {
     /// Patterns whose items are distributed over single threads, with the names of their ops.
-    pub const NAMED: [(&'static str, Pattern); 3] =
-        [("all", Pattern::All), ("parts", Pattern::Parts), ("root", Pattern::Root)];
+    pub const NAMED: [(&'static str, Pattern); 5] = [
+        ("all", Pattern::All),
+        ("parts", Pattern::Parts),
+        ("root", Pattern::Root),
+        ("two hops", Pattern::TwoShot),
+        ("relay", Pattern::Relay),
+    ];
 
     fn name(self) -> &'static str {
         let other = if self == Pattern::Tiles { "tiles" } else { "rows" };
@@ -64,6 +74,10 @@ impl Pattern {
 
     fn in_rows(self) -> bool {
         matches!(self, Pattern::Rows | Pattern::SpreadRows)
+    }
+
+    fn in_two_hops(self) -> bool {
+        matches!(self, Pattern::TwoShot | Pattern::Relay)
     }
 }
 
@@ -83,7 +97,15 @@ impl Exchange for Plan {
             Pattern::Parts => self.items,
             Pattern::Root if from == 0 => self.items,
             Pattern::Root => 0,
+            Pattern::TwoShot | Pattern::Relay => self.parts().sent(from, to),
         }
+    }
+}
+
+impl Plan {
+    fn parts(&self) -> Parts {
+        let root = (self.pattern == Pattern::Relay).then_some(0);
+        Parts { size: self.ranks, items: self.items, root }
     }
 }
 
@@ -143,8 +165,28 @@ impl LlTiles for Items<'_, '_> {
     fn begin(&mut self, _item: u32) {}
 
     fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
-        let me = self.thread.rank();
-        let wanted = self.data(source, me, item);
+        let wanted = self.data(source, self.thread.rank(), item);
+        self.store(source, item, data, wanted);
+    }
+
+    fn end(&mut self, item: u32) {
+        if self.in_place {
+            self.thread.write(self.given(item), 1);
+        }
+    }
+}
+
+impl Items<'_, '_> {
+    /// Values of item `item` that `owner` has finished: those of rank 0 if they are passed on,
+    /// otherwise those of an item with a number of its own.
+    fn finished(&self, owner: u32, item: u32) -> [i32; 2] {
+        match self.plan.pattern {
+            Pattern::Relay => self.data(0, owner, item),
+            _ => self.data(owner, 0, 1000 + item),
+        }
+    }
+
+    fn store(&self, source: u32, item: u32, data: [u32; 2], wanted: [i32; 2]) {
         for ((half, seen), wanted) in (0..).zip(data).zip(wanted) {
             let place = self.out(source, item, half);
             self.thread.check(place, seen as i32, wanted);
@@ -152,10 +194,44 @@ impl LlTiles for Items<'_, '_> {
         }
     }
 
-    fn end(&mut self, item: u32) {
-        if self.in_place {
-            self.thread.write(self.given(item), 1);
+    /// Items of this rank that arrive in two hops, with the rank from whose array they are read and
+    /// their values: contributions to its own part, and finished items of the others.
+    fn arrivals(&self) -> impl Iterator<Item = (u32, u32, [i32; 2])> + use<'_> {
+        let (me, parts) = (self.thread.rank(), self.plan.parts());
+        (0..self.plan.ranks).filter(move |&source| source != me).flat_map(move |source| {
+            let own = parts.part(me).take(parts.contributed(source, me) as usize);
+            let others = parts.part(source).take(parts.finished(source, me) as usize);
+            let contributed = own.map(move |item| (source, item, self.data(source, me, item)));
+            contributed.chain(others.map(move |item| (source, item, self.finished(source, item))))
+        })
+    }
+}
+
+impl LlParts for Items<'_, '_> {
+    fn give(&mut self, item: u32) -> [u32; 2] {
+        LlTiles::give(self, 0, item)
+    }
+
+    fn begin(&mut self, _item: u32) {}
+
+    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
+        LlTiles::take(self, source, item, data);
+    }
+
+    /// Reads what was taken, so that an item is passed on only after it has arrived.
+    fn end(&mut self, item: u32) -> [u32; 2] {
+        let (me, parts) = (self.thread.rank(), self.plan.parts());
+        let gives = |&source: &u32| source != me && parts.contributed(source, me) > 0;
+        for source in (0..self.plan.ranks).filter(gives) {
+            for (half, wanted) in (0..).zip(self.data(source, me, item)) {
+                self.thread.expect(self.out(source, item, half), wanted);
+            }
         }
+        self.finished(me, item).map(|value| value as u32)
+    }
+
+    fn keep(&mut self, owner: u32, item: u32, data: [u32; 2]) {
+        self.store(owner, item, data, self.finished(owner, item));
     }
 }
 
@@ -194,6 +270,15 @@ impl Items<'_, '_> {
     fn consume(&self) {
         let (me, threads) = (self.thread.rank(), self.thread.threads());
         let crossed = (self.thread.id().thread + 1) % threads;
+        if self.plan.pattern.in_two_hops() {
+            let all = self.arrivals().skip(crossed as usize).step_by(threads as usize);
+            for (source, item, wanted) in all {
+                for (half, wanted) in (0..).zip(wanted) {
+                    self.thread.expect(self.out(source, item, half), wanted);
+                }
+            }
+            return;
+        }
         for source in (0..self.plan.ranks).filter(|&source| source != me) {
             for item in (crossed..self.plan.sent(source, me)).step_by(threads as usize) {
                 let wanted = self.data(source, me, item);
@@ -268,6 +353,9 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                         let rows = Rows { items, len: ROW, piece: PIECE, at_once: AT_ONCE, spread };
                         flow::exchange_rows(&launch, &rows, &mut body)
                     }
+                    (_, How::Right | How::InPlace | How::Early) if pattern.in_two_hops() => {
+                        flow::two_shot_ll(&launch, &plan.parts(), &mut body)
+                    }
                     (_, How::Right | How::InPlace | How::Early) => {
                         flow::exchange(&launch, &plan, &mut body)
                     }
@@ -314,9 +402,12 @@ fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
 }
 
-/// Scenario of `calls` calls of one item each.
+/// Scenario of `calls` calls of one item each; of two items in two hops, so that two ranks own one.
 pub fn exchange(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     const USED: &[u32] = &[1; 8];
+    if pattern.in_two_hops() {
+        return exchange_two(pattern, ranks, calls);
+    }
     scenario(pattern, ranks, 1, &USED[..calls as usize], How::Right)
 }
 

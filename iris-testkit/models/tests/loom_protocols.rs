@@ -113,6 +113,7 @@ fn words_that_carry_their_data() {
             (exchange(Pattern::Root, 1), None, 20),
             (exchange(Pattern::All, 1), Some(2), 150),
             (exchange(Pattern::Root, 3), Some(2), 2_400),
+            (exchange(Pattern::TwoShot, 1), Some(2), 200),
         ],
         [
             (exchange(Pattern::All, 2), Some(2), 13_000),

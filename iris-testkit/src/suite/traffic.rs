@@ -1,6 +1,7 @@
 //! Expected traffic of each variant, in bytes and signals, derived from the meaning of the op.
 
 use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
+use iris_sync::flow::Parts;
 
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};
@@ -70,6 +71,13 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         // signals.
         Variant::Ll | Variant::UnfusedLl => {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
+        }
+        Variant::TwoShotLl => {
+            let items = (m * n * bytes).div_ceil(8) as u32;
+            let root = (!meaning.sums).then_some(options.root as u32);
+            let parts = Parts { size: size as u32, items, root };
+            let to = (0..size).filter(|&peer| peer != rank);
+            traffic(to.map(|peer| 16 * parts.sent(rank as u32, peer as u32) as usize).sum(), 0, 0)
         }
         // Partials go to their owners, then sums go from the owners to all ranks; each rank also
         // raises one flag of its own.

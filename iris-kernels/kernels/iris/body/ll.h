@@ -203,9 +203,7 @@ template <Collective C, u32 N> class ExchangeBody {
     IRIS_DEVICE void give(u32 i, u32, u32, u32 (&data)[2]) {
         data[0] = held[SAME_FOR_ALL ? 0 : i][0];
         data[1] = held[SAME_FOR_ALL ? 0 : i][1];
-        if (args.counters != 0) {
-            Trace(0, 0, args.counters, 0).add(Counter::Pushed, PAIR_BYTES);
-        }
+        count(1);
     }
 
     IRIS_DEVICE void begin(u32 item) {
@@ -264,6 +262,11 @@ template <Collective C, u32 N> class ExchangeBody {
     static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
+    /// Counts `pairs` pushed pairs.
+    IRIS_DEVICE void count(u32 pairs) const {
+        if (args.counters == 0) return;
+        Trace(0, 0, args.counters, 0).add(Counter::Pushed, pairs * PAIR_BYTES);
+    }
     /// Data that this rank sends to rank `to`, as items.
     IRIS_DEVICE ItemsOf of_mine(u32 to) const {
         return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
@@ -312,9 +315,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     IRIS_DEVICE void give(u32 k, u32 (&data)[2]) {
         data[0] = given[k][0];
         data[1] = given[k][1];
-        if (this->args.counters != 0) {
-            Trace(0, 0, this->args.counters, 0).add(Counter::Pushed, Base::PAIR_BYTES);
-        }
+        this->count(1);
     }
     IRIS_DEVICE void begin(u32, const Batch& batch) {
         // In an all-reduce each rank adds the items that it has pushed. They are loaded again only
@@ -640,6 +641,91 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
     else if (args.channel.size <= ll::FEW) run_exchange_of<C, ll::FEW>(args);
     else run_exchange_of<C, ll::SOURCES>(args);
+}
+
+/// Body of an all-reduce in two hops by the LL protocol. C has the type in which data is sent.
+template <u32 N> class SumBody : public ExchangeBody<Collective::AllReduce, N> {
+    using Base = ExchangeBody<Collective::AllReduce, N>;
+
+  public:
+    IRIS_DEVICE explicit SumBody(const OpArgs& args) : Base(args), held{} {}
+
+    IRIS_DEVICE flow::Parts parts() const {
+        return flow::Parts{this->args.channel.size, this->items.whole, flow::Parts::ALL};
+    }
+    IRIS_DEVICE void load(u32 i, u32 item) { this->mine.load(item, this->dtype, held[i]); }
+    IRIS_DEVICE void give(u32 i, u32, u32 (&data)[2]) {
+        data[0] = held[i][0];
+        data[1] = held[i][1];
+        this->count(1);
+    }
+    IRIS_DEVICE void end(u32 item, u32 (&data)[2]) {
+        this->finish_sum(item);
+        ItemsOf::pack(this->dtype, this->sum, data);
+        this->count(this->args.channel.size - 1);
+        this->result.store(item, data);
+    }
+    IRIS_DEVICE void keep(u32, u32 item, const u32 (&data)[2]) { this->result.store(item, data); }
+
+  private:
+    u32 held[N][2];
+};
+
+/// Body of a broadcast in two hops by the LL protocol.
+template <u32 N> class RelayBody : public ExchangeBody<Collective::Broadcast, N> {
+    using Base = ExchangeBody<Collective::Broadcast, N>;
+
+  public:
+    IRIS_DEVICE explicit RelayBody(const OpArgs& args)
+        : Base(args), message(View::of(args.a), args.m, args.n, this->items.shift),
+          copy(View::of(args.c), args.m, args.n, this->items.shift), held{}, taken{} {}
+
+    IRIS_DEVICE flow::Parts parts() const {
+        return flow::Parts{this->args.channel.size, this->items.whole, this->args.root};
+    }
+    IRIS_DEVICE void load(u32 i, u32 item) { message.load(item, this->dtype, held[i]); }
+    IRIS_DEVICE void give(u32 i, u32 item, u32 (&data)[2]) {
+        data[0] = held[i][0];
+        data[1] = held[i][1];
+        // The root of a broadcast keeps its message, too.
+        if (this->args.a.address != this->args.c.address) copy.store(item, data);
+        this->count(1);
+    }
+    IRIS_DEVICE void begin(u32) {}
+    IRIS_DEVICE void take(u32, u32 item, const u32 (&data)[2]) {
+        taken[0] = data[0];
+        taken[1] = data[1];
+        copy.store(item, data);
+    }
+    IRIS_DEVICE void end(u32 item, u32 (&data)[2]) {
+        const bool root = this->me() == this->args.root;
+        this->count(this->args.channel.size - 1 - (root ? 0 : 1));
+        if (root) {
+            message.load(item, this->dtype, data);
+            if (this->args.a.address != this->args.c.address) copy.store(item, data);
+        } else {
+            data[0] = taken[0];
+            data[1] = taken[1];
+        }
+    }
+    IRIS_DEVICE void keep(u32, u32 item, const u32 (&data)[2]) { copy.store(item, data); }
+
+  private:
+    /// The root's message (not used on other ranks), and this rank's copy of it.
+    const ItemsOf message, copy;
+    u32 held[N][2], taken[2];
+};
+
+template <template <u32> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {
+    // Arguments in parameter memory, because the body keeps a reference to them.
+    const OpArgs& args = port::in_place(given);
+    if (args.channel.size <= ll::FEW) {
+        Body<ll::FEW> body(args);
+        flow::two_shot_ll<ll::FEW>(launch_of(args), body.parts(), body);
+    } else {
+        Body<ll::SOURCES> body(args);
+        flow::two_shot_ll<ll::SOURCES>(launch_of(args), body.parts(), body);
+    }
 }
 
 /// Exchange of larger messages between two ranks that send each other equally much. Each thread

@@ -218,6 +218,168 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 
+/// Division of a message into parts for two_shot_ll(): an owner receives the contributions to its
+/// part, finishes the part, and sends it to the other ranks. Same as iris_sync::flow::Parts.
+struct Parts {
+    /// Value of `root` if every rank contributes.
+    static constexpr u32 ALL = ~0u;
+    /// Number of ranks, and number of items in the message.
+    u32 size, items;
+    /// Rank that alone contributes, and that gets no finished parts; or ALL.
+    u32 root;
+
+    /// First item, and number of items, of the part that `owner` finishes.
+    IRIS_DEVICE u32 first(u32 owner) const {
+        const u32 more = items % size;
+        return owner * (items / size) + (owner < more ? owner : more);
+    }
+    IRIS_DEVICE u32 len(u32 owner) const { return items / size + (owner < items % size); }
+    /// Number of items of the longest part.
+    IRIS_DEVICE u32 longest() const { return items / size + (items % size > 0); }
+
+    IRIS_DEVICE bool contributes(u32 rank) const { return root == ALL || root == rank; }
+    /// Number of items that `from` contributes to the part of `to`.
+    IRIS_DEVICE u32 contributed(u32 from, u32 to) const { return contributes(from) ? len(to) : 0; }
+    /// Number of finished items that `from` sends to `to`.
+    IRIS_DEVICE u32 finished(u32 from, u32 to) const { return root == to ? 0 : len(from); }
+    /// Number of items that `from` sends to another rank `to`: first the contributions, then the
+    /// finished items.
+    IRIS_DEVICE u32 sent(u32 from, u32 to) const { return contributed(from, to) + finished(from, to); }
+};
+
+// Members that the body of an exchange in two hops must have; items are numbered within the whole
+// message:
+// Body of parts: load(i, item)          begin to load `item`, which this rank contributes
+//                give(i, item, data)    return in `data` the item loaded before
+//                begin(item)            load this rank's own contribution to `item`, which it owns
+//                take(source, item, data)  take a contribution; sources come in ascending order
+//                end(item, data)        finish and store the item; return its data for the others
+//                keep(owner, item, data)   store an item that `owner` has finished
+
+/// Steps of two_shot_ll() for the items of this thread; false on failure.
+template <u32 N, class Body>
+IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body) {
+    const ll::Share share = wg.share_of_threads();
+    const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
+    const Call call = wg.call();
+    Members to{0}, from{0};
+    IRIS_NO_UNROLL
+    for (u32 rank = 0; rank < size; ++rank) {
+        to.bits |= u64(parts.sent(me, rank) > 0) << rank;
+        from.bits |= u64(parts.sent(rank, me) > 0) << rank;
+    }
+    const auto load = [&](u32 item, u32 first) IRIS_INLINE {
+        IRIS_UNROLL
+        for (u32 i = 0; i < N; ++i) {
+            if (first + i >= size) break;
+            const u32 peer = wg.peer(first + i);
+            if (item < parts.contributed(me, peer)) body.load(i, parts.first(peer) + item);
+        }
+    };
+    // The items are loaded while the thread waits for the peers' credits (permission to write to
+    // their slots).
+    if (share.first < longest) load(share.first, 1);
+    if (!wg.begin_push(to)) return false;
+    wg.trace.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave complete each step before any of these threads begins the next one, as
+    // in an exchange.
+    port::divergent([&]() IRIS_INLINE {
+        wg.push_head(to);
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; item < longest; item = share.next(item)) {
+            IRIS_NO_UNROLL
+            for (u32 first = 1; first < size; first += N) {
+                if (item != share.first || first != 1) load(item, first);
+                IRIS_UNROLL
+                for (u32 i = 0; i < N; ++i) {
+                    if (first + i >= size) break;
+                    const u32 peer = wg.peer(first + i);
+                    if (item >= parts.contributed(me, peer)) continue;
+                    u32 data[2];
+                    body.give(i, parts.first(peer) + item, data);
+                    ll::push(wg.m, call, peer, ll::HEAD + item, data);
+                }
+            }
+        }
+        return true;
+    });
+    wg.trace.end(Span::Signal);
+    const bool finished = port::divergent([&]() IRIS_INLINE {
+        bool passed = wg.template wait_head<N>(from);
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; passed && item < own; item = share.next(item)) {
+            const u32 at = parts.first(me) + item;
+            body.begin(at);
+            Members sources{0};
+            IRIS_NO_UNROLL
+            for (u32 rank = 0; rank < size; ++rank) {
+                sources.bits |= u64(item < parts.contributed(rank, me)) << rank;
+            }
+            if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
+            wg.trace.begin(Span::Wait, at);
+            passed = ll::each<N>(wg.m, call, ll::HEAD + item, sources,
+                                 [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
+                                     body.take(source, at, data);
+                                     return true;
+                                 });
+            wg.trace.end(Span::Wait);
+            if (!passed) break;
+            u32 data[2];
+            body.end(at, data);
+            IRIS_NO_UNROLL
+            for (u32 step = 1; step < size; ++step) {
+                const u32 peer = wg.peer(step);
+                if (item >= parts.finished(me, peer)) continue;
+                ll::push(wg.m, call, peer, ll::HEAD + parts.contributed(me, peer) + item, data);
+            }
+        }
+        return passed;
+    });
+    const bool kept = port::divergent([&]() IRIS_INLINE {
+        bool passed = finished;
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; passed && item < longest; item = share.next(item)) {
+            // Ranks that contribute send finished items after their contributions, others at once.
+            IRIS_NO_UNROLL
+            for (u32 contributes = 0; passed && contributes < 2; ++contributes) {
+                Members owners{0};
+                IRIS_NO_UNROLL
+                for (u32 rank = 0; rank < size; ++rank) {
+                    const bool is_one = u32(parts.contributes(rank)) == contributes;
+                    owners.bits |= u64(is_one && item < parts.finished(rank, me)) << rank;
+                }
+                const u32 pair = ll::HEAD + contributes * own + item;
+                passed = ll::each<N>(wg.m, call, pair, owners,
+                                     [&](u32 owner, const u32 (&data)[2]) IRIS_INLINE {
+                                         body.keep(owner, parts.first(owner) + item, data);
+                                         return true;
+                                     });
+            }
+        }
+        return passed;
+    });
+    return wg.leave_together(kept);
+}
+
+/// Exchange by LL words in two hops: each rank pushes its contributions to the owners of the parts.
+/// Each owner finishes its part and pushes it to the other ranks. So a rank sends a message about
+/// twice, and not once to each peer. N is the number of sources that a thread polls together.
+///
+/// A thread first pushes all of its contributions, then takes and pushes all items that its rank
+/// owns, then takes finished items. The first step waits for nothing, the second for the first
+/// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
+/// thread has the items of the same numbers in all parts, so a call may run in place.
+template <u32 N, class Body>
+IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, Body& body) {
+    Workgroup wg(launch);
+    const bool result = two_shot_ll_steps<N>(wg, parts, body);
+    return wg.finish_push(End::Advance, result, [&](u32 peer) {
+        const u32 items = parts.sent(wg.rank(), peer);
+        return items == 0 ? 0 : ll::HEAD + items;
+    });
+}
+
 // Members that the body of an exchange of one tile of a product must have:
 // Body of a tile: ITEMS, load, give, take, end as in a body of rows
 //               begin(batch)            load this rank's own contribution to the batch

@@ -2,7 +2,7 @@
 //! message whose rows are concatenated without gaps.
 
 use iris_sync::Stop;
-use iris_sync::flow::{self, LlRows, LlTiles};
+use iris_sync::flow::{self, LlParts, LlRows, LlTiles};
 use iris_sync::ll::Rows;
 
 use crate::args::{Matrix, OpArgs, counter};
@@ -11,7 +11,7 @@ use crate::cpu::body::norm::norm_row;
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::kernel::Kernel;
-use crate::schedule::{Collective, Items, Tile};
+use crate::schedule::{Items, Tile};
 
 /// Number of bytes that a pair of LL words occupies, for the counter of bytes pushed.
 const PAIR_BYTES: u64 = 16;
@@ -26,10 +26,13 @@ pub(crate) fn run(
 ) -> Result<(), Stop> {
     let items = kernel.items(args).expect("a kernel of words that carry their data");
     let Items { collective, per_item, .. } = items;
-    let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+    let reduces = collective.reduces();
     let dtype = if reduces { args.wire } else { args.c.dtype };
-    let mut body =
-        Body { args, words: launch.m, items, dtype, reduces, sum: [0.0; MOST], own: false };
+    let (sum, taken) = ([0.0; MOST], [0; 2]);
+    let mut body = Body { args, words: launch.m, items, dtype, reduces, sum, own: false, taken };
+    if let Some(parts) = items.parts() {
+        return flow::two_shot_ll(launch, &parts, &mut body);
+    }
     if args.normed.address == 0 {
         return flow::exchange(launch, &items, &mut body);
     }
@@ -59,6 +62,8 @@ struct Body<'a> {
     sum: [f32; MOST],
     /// Whether this rank's own data has already been added to the sum.
     own: bool,
+    /// Data that was taken last, of an item that is passed on.
+    taken: [u32; 2],
 }
 
 impl Body<'_> {
@@ -121,6 +126,31 @@ impl Body<'_> {
         self.own = true;
     }
 
+    /// Data of an item of this rank's message in an exchange in two hops. The root of a broadcast
+    /// also stores the item in C.
+    fn own_data(&self, item: u32) -> [u32; 2] {
+        let me = self.me();
+        let bits = self.given(me, item);
+        if !self.reduces && self.args.a != self.args.c {
+            self.put(me, item, bits);
+        }
+        self.pack(bits)
+    }
+
+    /// Completes the sum of an item: adds this rank's own data if it is still missing, bias and
+    /// residual, and applies GELU.
+    fn finish(&mut self, item: u32) {
+        if !self.own {
+            self.add_own(item);
+        }
+        let (me, args) = (self.me(), self.args);
+        for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
+            let area = Tile { row, col, rows: 1, cols: 1 };
+            finish_values(args, area, &mut self.sum[i..=i], 1);
+            add_residual(args, area, &mut self.sum[i..=i], 1);
+        }
+    }
+
     /// Stores the bits of an item from `source` at its destination in C.
     fn put(&self, source: u32, item: u32, bits: [u32; MOST]) {
         let first = self.items.target_row(source, self.me());
@@ -166,20 +196,50 @@ impl LlTiles for Body<'_> {
     }
 
     fn end(&mut self, item: u32) {
-        if !self.reduces {
-            return;
+        if self.reduces {
+            self.finish(item);
+            let dtype = self.args.c.dtype;
+            self.put(self.me(), item, self.sum.map(|sum| view::to_bits(dtype, sum)));
         }
-        if !self.own {
-            self.add_own(item);
+    }
+}
+
+impl LlParts for Body<'_> {
+    fn give(&mut self, item: u32) -> [u32; 2] {
+        self.words.count(counter::PUSHED, PAIR_BYTES);
+        self.own_data(item)
+    }
+
+    fn begin(&mut self, item: u32) {
+        if self.reduces {
+            LlTiles::begin(self, item);
         }
-        let (me, args) = (self.me(), self.args);
-        for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
-            let area = Tile { row, col, rows: 1, cols: 1 };
-            finish_values(args, area, &mut self.sum[i..=i], 1);
-            add_residual(args, area, &mut self.sum[i..=i], 1);
-            let bits = view::to_bits(args.c.dtype, self.sum[i]);
-            view::set_bits(&args.c, row, col, bits);
+    }
+
+    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
+        LlTiles::take(self, source, item, data);
+        self.taken = data;
+    }
+
+    fn end(&mut self, item: u32) -> [u32; 2] {
+        let parts = self.items.parts().expect("an exchange in two hops");
+        let me = self.me();
+        let to = (0..parts.size).filter(|&peer| peer != me && parts.finished(me, peer) > 0);
+        self.words.count(counter::PUSHED, to.count() as u64 * PAIR_BYTES);
+        match parts.root {
+            None => {
+                self.finish(item);
+                let bits = self.sum.map(|sum| view::to_bits(self.dtype, sum));
+                self.put(me, item, bits);
+                self.pack(bits)
+            }
+            Some(root) if root == me => self.own_data(item),
+            Some(_) => self.taken,
         }
+    }
+
+    fn keep(&mut self, owner: u32, item: u32, data: [u32; 2]) {
+        self.put(owner, item, self.unpack(data));
     }
 }
 

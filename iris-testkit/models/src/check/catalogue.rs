@@ -153,7 +153,9 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         let name = match name {
             "all" => "ll, all to all",
             "parts" => "ll, parts",
-            _ => "ll, root",
+            "root" => "ll, root",
+            "relay" => "ll, relay",
+            _ => "ll, two hops",
         };
         let scenario = |ranks, calls| ll::exchange(pattern, ranks, calls).without_heads();
         add(name, 2, scenario(2, calls), Engine::Loom(Some(2)));

@@ -15,6 +15,8 @@ pub(super) fn all() -> Vec<Mutant> {
     let rows = |calls| ll::exchange_rows(2, calls, true, true).threads(3).without_heads();
     let tiles = ll::exchange_tiles(2, 1, 2).threads(4).without_heads();
     let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
+    let relay = ll::exchange(Pattern::Relay, 3, 1).without_heads();
+    let sums = ll::exchange(Pattern::TwoShot, 2, 1).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
         Mutant { access: Some(access), ..mutant(name, scenario, change, Check::Scope) }
@@ -32,6 +34,9 @@ pub(super) fn all() -> Vec<Mutant> {
         device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
         mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
         mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        // A rank passes on an item that has not arrived yet.
+        mutant("ll-relay-any", relay, Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        mutant("ll-two-hops-any", sums, Change::Compare(LlLoad, Compare::Any), Check::Wrong),
         // Mutants that check only one of several items that are polled together.
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
