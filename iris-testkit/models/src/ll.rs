@@ -76,7 +76,7 @@ impl Pattern {
         matches!(self, Pattern::Rows | Pattern::SpreadRows)
     }
 
-    fn in_two_hops(self) -> bool {
+    pub(crate) fn in_two_hops(self) -> bool {
         matches!(self, Pattern::TwoShot | Pattern::Relay)
     }
 }
