@@ -88,9 +88,10 @@ impl Scattering {
         let Some(signalled @ [64, width @ (NARROW | WIDEST)]) = whole.signalled else {
             return Ok(None);
         };
-        let own = whole.shape[0].div_ceil(heap.world().size());
+        let size = heap.world().size();
+        let own = whole.shape[0].div_ceil(size);
         let config = Config::storing(width, own).into_iter().find(|it| it.takes(whole.shape));
-        let peers = (heap.world().size() - 1).clamp(1, PEERS);
+        let peers = (size - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, injected);
         let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
             return Ok(None);

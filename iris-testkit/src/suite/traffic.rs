@@ -1,7 +1,6 @@
 //! Expected traffic of each variant, in bytes and signals, derived from the meaning of the op.
 
 use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
-use iris_sync::flow::Parts;
 
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};
@@ -72,12 +71,16 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         Variant::Ll | Variant::UnfusedLl => {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
+        // Ranks with data (in a broadcast the root) send each owner its part; each owner sends its
+        // finished part to all ranks that lack it.
         Variant::TwoShotLl => {
-            let items = (m * n * bytes).div_ceil(8) as u32;
-            let root = (!meaning.sums).then_some(options.root as u32);
-            let parts = Parts { size: size as u32, items, root };
-            let to = (0..size).filter(|&peer| peer != rank);
-            traffic(to.map(|peer| 16 * parts.sent(rank as u32, peer as u32) as usize).sum(), 0, 0)
+            let items = (m * n * bytes).div_ceil(8);
+            let own = split(items, size, rank).len();
+            let (others, lacking) = match meaning.sums || rank == options.root {
+                true => (items - own, peers),
+                false => (0, peers - 1),
+            };
+            traffic(16 * (others + own * lacking), 0, 0)
         }
         // Partials go to their owners, then sums go from the owners to all ranks; each rank also
         // raises one flag of its own.
