@@ -13,11 +13,10 @@
 //! ```
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::{BackendKind, Error, ErrorKind};
@@ -151,14 +150,33 @@ pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
     let options = format!("{:?}", command.get_args());
     let key = Key::of(&name.to_string_lossy(), "host", &[&version, options.as_bytes(), &text]);
     let written = |error: io::Error| format!("{}: {error}", to.display());
-    // A command that only checks the syntax leaves the file empty. The output may be a program.
-    File::create(to).map_err(written)?;
     let code = in_build(&key, || {
+        // A command that only checks the syntax leaves the file empty.
+        File::create(to).map_err(written)?;
         started(command.arg("-o").arg(to).output())?;
         fs::read(to).map_err(written)
     })?;
-    fs::write(to, code).map_err(written)?;
-    fs::set_permissions(to, Permissions::from_mode(0o755)).map_err(written)
+    write_program(to, &code).map_err(written)
+}
+
+/// Writes the executable file `to` so that it can be started at once.
+///
+/// A process of its own writes it. A descriptor that this process has open for writing would be
+/// open for a moment in each process that other threads start, and a system executes no file that
+/// is open for writing (`ETXTBSY`).
+///
+/// # Errors
+/// If the shell does not start, or cannot write the file.
+pub fn write_program(to: &Path, code: &[u8]) -> io::Result<()> {
+    let mut shell = Command::new("/bin/sh")
+        .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+        .arg(to)
+        .stdin(Stdio::piped())
+        .spawn()?;
+    let sent = shell.stdin.take().map_or(Ok(()), |mut input| input.write_all(code));
+    let status = shell.wait()?;
+    sent?;
+    status.success().then_some(()).ok_or_else(|| io::Error::other(format!("cat: {status}")))
 }
 
 /// Compiles `source` with [`Compiler::compile`], or takes the result of an earlier compilation from
@@ -222,6 +240,9 @@ fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -248,5 +269,32 @@ mod tests {
         command.current_dir(folder.path()).args(["-c", "source.cpp"]);
         let log = compile(command, &to).expect_err("it is wrong");
         assert!(log.contains("none"), "{log}");
+    }
+
+    #[test]
+    fn a_program_starts_as_soon_as_it_is_written_while_other_threads_start_processes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // A long comment makes the write take a while.
+        let text = format!("#!/bin/sh\nexit 7\n# {}\n", "x".repeat(4 << 20));
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Relaxed) {
+                        Command::new("true").status().expect("it starts");
+                    }
+                });
+            }
+            let ends = (0..20).map(|at| {
+                let program = folder.path().join(at.to_string());
+                write_program(&program, text.as_bytes())?;
+                Command::new(program).status()
+            });
+            let ends: io::Result<Vec<_>> = ends.collect();
+            done.store(true, Relaxed);
+            for status in ends.expect("each starts") {
+                assert_eq!(status.code(), Some(7));
+            }
+        });
     }
 }

@@ -216,9 +216,6 @@ fn summary(output: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn shell(name: &str, text: &str) -> Job {
@@ -321,8 +318,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("program");
         let text = "#!/bin/sh\n(sleep 60; touch $0.ended) &\necho \"test result: ok. $COUNT passed; \"; exit $STATUS\n";
-        fs::write(&program, text).expect("a file");
-        fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("a mode");
+        // Another process writes the program: a file that this one has open for writing is open for
+        // a moment in each process that another test starts, and cannot be executed then.
+        let write = ["-c", "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\""];
+        let written = Command::new("/bin/sh").args(write).arg(&program).arg(text).status();
+        assert!(written.expect("a shell").success());
         let message = format!(
             r#"{{"manifest_path":"{0}/models/Cargo.toml","target":{{"name":"b"}},"profile":{{"test":true}},"executable":"{0}/program"}}"#,
             folder.path().display()

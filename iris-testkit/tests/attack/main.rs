@@ -145,7 +145,8 @@ impl Attack {
         // folder of the original.
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let copy = folder.path().join("attack");
-        std::fs::copy(std::env::current_exe()?, &copy).context("the copy of this program")?;
+        let program = std::fs::read(std::env::current_exe()?).context("this program")?;
+        harness::write_program(&copy, &program).context("the copy of this program")?;
         std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY))?;
         let attack = Attack { seed: self.seed ^ files, ..self.clone() };
         let mut command = Command::new("/bin/sh");

@@ -70,14 +70,13 @@ int all_gather(const Input& in) {
 }
 
 int broadcast(const Input& in) {
-    bool first = true;
+    u32 call = 0;
     return calls(in, [&](const Model& model) {
         HeldTiles body{{model}};
         const u32 last = body.ranks() - 1;
-        // The root waits until the other ranks are in the first call and have seen its entry; then
-        // it runs ahead of them.
-        if (first && body.me() == last) sleep_ns(20ull * held_ns);
-        first = false;
+        // The root ends its first call, and waits half the delay: the other ranks see its entry and
+        // its signals, and are held. Then it runs ahead of them, while they are held.
+        if (call++ == 1 && body.me() == last) sleep_ns(held_ns / 2);
         return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, 0, body);
     });
 }
