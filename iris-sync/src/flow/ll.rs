@@ -92,14 +92,8 @@ fn steps<M: Memory + ?Sized>(
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
         wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
-            let from = members(channel.size, |source| item < exchange.sent(source, me));
-            m.begin(Span::Wait, item);
-            let taken = ll::each(m, channel, call, HEAD + item, from, |source, data| {
-                body.take(source, item, data);
-                Ok(())
-            });
-            m.end(Span::Wait);
-            taken?;
+            let sends = |source| item < exchange.sent(source, me);
+            take_pair(wg, HEAD + item, item, sends, |source, data| body.take(source, item, data))?;
             body.end(item);
             Ok(())
         })
@@ -327,14 +321,8 @@ fn two_shot_steps<M: Memory + ?Sized>(
         wg.share_of_threads(own.len() as u32).try_for_each(|item| {
             let at = own.start + item;
             body.begin(at);
-            let from = members(channel.size, |source| item < parts.contributed(source, me));
-            m.begin(Span::Wait, at);
-            let taken = ll::each(m, channel, call, HEAD + item, from, |source, data| {
-                body.take(source, at, data);
-                Ok(())
-            });
-            m.end(Span::Wait);
-            taken?;
+            let sends = |source| item < parts.contributed(source, me);
+            take_pair(wg, HEAD + item, at, sends, |source, data| body.take(source, at, data))?;
             let data = body.end(at);
             for peer in channel.peers().filter(|&peer| item < parts.finished(me, peer)) {
                 let pair = HEAD + parts.contributed(me, peer) + item;
@@ -348,18 +336,36 @@ fn two_shot_steps<M: Memory + ?Sized>(
         wg.share_of_threads(longest).try_for_each(|item| {
             // Ranks that contribute send finished items after their contributions, others at once.
             for (contributes, before) in [(true, own.len() as u32), (false, 0)] {
-                let owners = members(channel.size, |owner| {
+                let sends = |owner| {
                     parts.contributes(owner) == contributes && item < parts.finished(owner, me)
-                });
-                ll::each(m, channel, call, HEAD + before + item, owners, |owner, data| {
+                };
+                take_pair(wg, HEAD + before + item, item, sends, |owner, data| {
                     body.keep(owner, parts.part(owner).start + item, data);
-                    Ok(())
                 })?;
             }
             Ok(())
         })
     });
     wg.leave_together(kept)
+}
+
+/// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
+/// ascending order of ranks. `item` is the number of the wait in a trace.
+fn take_pair<M: Memory + ?Sized>(
+    wg: &Workgroup<'_, M>,
+    pair: u32,
+    item: u32,
+    sends: impl Fn(u32) -> bool,
+    mut take: impl FnMut(u32, [u32; 2]),
+) -> Result<(), Stop> {
+    let (m, sources) = (wg.m, members(wg.channel.size, sends));
+    m.begin(Span::Wait, item);
+    let taken = ll::each(m, wg.channel, wg.call(), pair, sources, |source, data| {
+        take(source, data);
+        Ok(())
+    });
+    m.end(Span::Wait);
+    taken
 }
 
 /// Wait until all ranks have sent the items of `batch`, and take the items in the order of ranks.

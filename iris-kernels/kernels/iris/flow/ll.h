@@ -15,6 +15,24 @@ namespace iris::flow {
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item
 
+/// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
+/// ascending order of ranks; false on failure. `item` is the number of the wait in a trace.
+template <u32 N, class Sends, class Take>
+IRIS_DEVICE bool take_pair(Workgroup& wg, u32 pair, u32 item, Sends sends, Take take) {
+    Members sources{0};
+    IRIS_NO_UNROLL
+    for (u32 rank = 0; rank < wg.size(); ++rank) sources.bits |= u64(sends(rank)) << rank;
+    if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
+    wg.trace.begin(Span::Wait, item);
+    const bool passed = ll::each<N>(wg.m, wg.call(), pair, sources,
+                                    [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
+                                        take(source, data);
+                                        return true;
+                                    });
+    wg.trace.end(Span::Wait);
+    return passed;
+}
+
 /// Steps of exchange() for the items of this thread: push, then take; false on failure.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
@@ -65,19 +83,10 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < taken; item = share.next(item)) {
             body.begin(item);
-            Members sources{0};
-            IRIS_NO_UNROLL
-            for (u32 rank = 0; rank < size; ++rank) {
-                sources.bits |= u64(item < exchange.sent(rank, me)) << rank;
-            }
-            if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
-            wg.trace.begin(Span::Wait, item);
-            passed = ll::each<N>(wg.m, call, ll::HEAD + item, sources,
-                              [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
-                                  body.take(source, item, data);
-                                  return true;
-                              });
-            wg.trace.end(Span::Wait);
+            passed = take_pair<N>(
+                wg, ll::HEAD + item, item,
+                [&](u32 rank) IRIS_INLINE { return item < exchange.sent(rank, me); },
+                [&](u32 source, const u32 (&data)[2]) IRIS_INLINE { body.take(source, item, data); });
             if (passed) body.end(item);
         }
         return passed;
@@ -311,19 +320,10 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body
         for (u32 item = share.first; passed && item < own; item = share.next(item)) {
             const u32 at = parts.first(me) + item;
             body.begin(at);
-            Members sources{0};
-            IRIS_NO_UNROLL
-            for (u32 rank = 0; rank < size; ++rank) {
-                sources.bits |= u64(item < parts.contributed(rank, me)) << rank;
-            }
-            if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
-            wg.trace.begin(Span::Wait, at);
-            passed = ll::each<N>(wg.m, call, ll::HEAD + item, sources,
-                                 [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
-                                     body.take(source, at, data);
-                                     return true;
-                                 });
-            wg.trace.end(Span::Wait);
+            passed = take_pair<N>(
+                wg, ll::HEAD + item, at,
+                [&](u32 rank) IRIS_INLINE { return item < parts.contributed(rank, me); },
+                [&](u32 source, const u32 (&data)[2]) IRIS_INLINE { body.take(source, at, data); });
             if (!passed) break;
             u32 data[2];
             body.end(at, data);
@@ -343,18 +343,14 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body
             // Ranks that contribute send finished items after their contributions, others at once.
             IRIS_NO_UNROLL
             for (u32 contributes = 0; passed && contributes < 2; ++contributes) {
-                Members owners{0};
-                IRIS_NO_UNROLL
-                for (u32 rank = 0; rank < size; ++rank) {
+                const auto sends = [&](u32 rank) IRIS_INLINE {
                     const bool is_one = u32(parts.contributes(rank)) == contributes;
-                    owners.bits |= u64(is_one && item < parts.finished(rank, me)) << rank;
-                }
-                const u32 pair = ll::HEAD + contributes * own + item;
-                passed = ll::each<N>(wg.m, call, pair, owners,
-                                     [&](u32 owner, const u32 (&data)[2]) IRIS_INLINE {
-                                         body.keep(owner, parts.first(owner) + item, data);
-                                         return true;
-                                     });
+                    return is_one && item < parts.finished(rank, me);
+                };
+                passed = take_pair<N>(wg, ll::HEAD + contributes * own + item, item, sends,
+                                      [&](u32 owner, const u32 (&data)[2]) IRIS_INLINE {
+                                          body.keep(owner, parts.first(owner) + item, data);
+                                      });
             }
         }
         return passed;
