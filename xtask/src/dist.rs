@@ -1,5 +1,6 @@
-//! `cargo xtask dist`: the program `iris` and its compiled kernels in one folder, and an archive of
-//! the folder, for a GPU host without Rust and without this repository.
+//! `cargo xtask dist`: the program `iris`, its compiled kernels and the script that takes the record
+//! of a machine in one folder, and an archive of the folder, for a GPU host without Rust and without
+//! this repository.
 
 use std::fs;
 use std::path::Path;
@@ -30,6 +31,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         fs::remove_dir_all(&dist).with_context(|| format!("removing {}", dist.display()))?;
     }
     fs::create_dir_all(&dist)?;
+    for name in ["record.sh", "decode.toml"] {
+        fs::copy(root.join("bench").join(name), dist.join(name)).context(name)?;
+    }
     let iris = dist.join("iris");
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&iris).arg(&built);

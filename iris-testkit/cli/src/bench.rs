@@ -56,6 +56,7 @@ fn on_cpu(options: &Options) -> Result<bool> {
             ("--ranks", options.ranks.map(|ranks| ranks.to_string())),
             ("--nodes", (options.nodes != 1).then(|| options.nodes.to_string())),
             ("--libraries", options.libraries.first().map(path)),
+            ("--resume", options.resume.then(|| "given".into())),
             ("--windows", options.windows.then(|| "given".into())),
             ("--compare", options.compare.as_ref().map(path)),
             ("--torch", options.torch.as_ref().map(path)),

@@ -161,6 +161,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
     let baseline = [&gather[..], &["--variant", "baseline"]].concat();
     let cases: &[(&[&str], &[&str])] = &[
         (&["bench"], &["--windows"]),
+        (&["bench", "--json", "/dev/null"], &["--resume"]),
         (&["bench"], &["--ranks", "2"]),
         (&["bench"], &["--libraries", "here"]),
         (&["bench"], &["--compare", "old.jsonl"]),

@@ -66,6 +66,7 @@ fn main() -> ExitCode {
                 what_comes_in_parts_is_added_by_the_library,
                 a_library_that_refuses_is_quoted,
                 without_libraries_ops_are_timed_alone,
+                a_benchmark_that_was_cut_off_goes_on,
                 a_tuning_file_need_not_be_there_before,
             ],
         ),
@@ -722,6 +723,55 @@ fn without_libraries_ops_are_timed_alone() {
         assert!(line["us"].as_f64().unwrap() > 0.0, "{line}");
         assert!(line.get("ratio").is_none() && line.get("rel_error").is_none(), "{line}");
     }
+}
+
+fn a_benchmark_that_was_cut_off_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cases, file] = ["cases.toml", "lines.jsonl"].map(|name| folder.path().join(name));
+    let row = |rest: &str| format!("[[row]]\nop = \"all_reduce\"\nshapes = [[8, 64, 0]]\n{rest}\n");
+    let rows =
+        [row("variants = [\"ll\", \"one_shot\"]"), row("rms_norm = 1e-5"), row("layers = 4")];
+    std::fs::write(&cases, rows.concat()).unwrap();
+    let run = |commit: &str, more: &[&str]| {
+        let [cases, file] = [&cases, &file].map(|path| path.to_str().unwrap());
+        let words = ["bench", "--backend", "hip", "--cases", cases, "--json", file];
+        let words = [&words[..], &["--limit", "36000"], more].concat();
+        let iris = Path::new(env!("CARGO_BIN_EXE_iris"));
+        let set = [("IRIS_COMMIT", commit)];
+        let (output, _) = Fake::with_libraries().run(iris, &words, &set);
+        let [out, error] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert!(output.status.success(), "{out}{error}");
+        let lines = std::fs::read_to_string(file).unwrap();
+        (lines.lines().map(str::to_owned).collect::<Vec<_>>(), error)
+    };
+    let (all, _) = run("a", &[]);
+    assert_eq!(all.len(), 4);
+    // For each set of lines that a run has left: number of shapes that are measured by the next.
+    let wrong = all[2].replace("\"rel_error\":0", "\"rel_error\":7");
+    for (left, shapes, added) in [
+        (&all[..], 0, 0),
+        (&all[..3], 1, 1),
+        (&all[1..], 1, 2),
+        (&[all[3].clone()], 2, 3),
+        (&[wrong, all[3].clone()], 2, 3),
+        (&[], 3, 4),
+    ] {
+        std::fs::write(&file, left.iter().map(|line| format!("{line}\n")).collect::<String>())
+            .unwrap();
+        let (lines, said) = run("a", &["--resume"]);
+        assert!(said.contains(&format!("{shapes} of 3 shapes are left")), "{said}");
+        assert_eq!(lines.len(), left.len() + added, "{lines:?}");
+        assert!(lines.starts_with(left), "{lines:?}");
+    }
+    let (lines, said) = run("b", &["--resume"]);
+    assert!(said.contains("3 of 3 shapes are left") && lines.len() == 8, "{said}");
+    std::fs::write(&file, "no JSON").unwrap();
+    let words = ["bench", "--backend", "hip", "--resume", "--json", file.to_str().unwrap()];
+    let iris = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let (output, _) = Fake::with_libraries().run(iris, &words, &[]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let named = error.contains("lines.jsonl") && error.contains("a JSON object per line");
+    assert!(output.status.code() == Some(2) && named, "{error}");
 }
 
 fn a_tuning_file_need_not_be_there_before() {

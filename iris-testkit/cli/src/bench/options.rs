@@ -21,6 +21,10 @@ pub(crate) struct Options {
     /// Write the results as JSON, one object per line.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Skip the shapes that the file of `--json` has already, measured on as many ranks from this
+    /// commit, and append the others: a benchmark that was cut off goes on (GPUs only).
+    #[arg(long, requires = "json")]
+    pub(crate) resume: bool,
     /// Append the results to a record file [default: bench/record/DEVICE.jsonl, where DEVICE is cpu
     /// or the name of the GPU, as in h200.jsonl].
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
@@ -84,7 +88,15 @@ impl Sink {
             Ok(())
         };
         if let Some(path) = &options.json {
-            open(path.clone(), OpenOptions::new().write(true).create(true).truncate(true))?;
+            let mut how = OpenOptions::new();
+            how.create(true);
+            // A file that is continued keeps its lines.
+            if options.resume {
+                how.append(true)
+            } else {
+                how.write(true).truncate(true)
+            };
+            open(path.clone(), &how)?;
         }
         if let Some(path) = &options.record
             && let Some(path) = path.clone().or_else(|| usual_record(options.backend))

@@ -5,6 +5,7 @@
 //! With `--backend hip` the baselines are RCCL and hipBLASLt, if installed. Times are then the
 //! host's, for several calls in a row, because graphs and events of AMD's runtime are not used.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -170,6 +171,10 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     if place.nodes > 1 {
         about["nodes"] = place.nodes.into();
     }
+    let shapes = match options.json.as_deref().filter(|_| options.resume) {
+        Some(path) => left(shapes, path, &about)?,
+        None => shapes,
+    };
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
@@ -245,6 +250,33 @@ fn each_shape(
         })?;
         failed += 1;
     }
+}
+
+/// Shapes of which the file `path` has not all lines yet. Lines count if they are right, and if they
+/// have the commit and the number of ranks of `about`, the fields of the lines measured now. A shape
+/// with a given tile is always left, because a line has the tile of the plan, not the given one.
+fn left(mut shapes: Vec<Shape>, path: &Path, about: &Value) -> Result<Vec<Shape>> {
+    let name = path.display();
+    let unreadable = |error: &dyn Display| usage(&name, error, "a JSON object per line");
+    let text = std::fs::read_to_string(path).map_err(|error| unreadable(&error))?;
+    let lines = serde_json::Deserializer::from_str(&text).into_iter();
+    let lines = lines.collect::<Result<Vec<Value>, _>>().map_err(|error| unreadable(&error))?;
+    let all = shapes.len();
+    shapes.retain(|shape| {
+        !shape.choices.iter().all(|choice| {
+            let mut subject = shape.subject(choice);
+            ["commit", "ranks"].into_iter().for_each(|name| subject[name] = about[name].clone());
+            let is_it = |line: &Value| !is_wrong(line) && agree(line, &subject);
+            choice.tile.is_none() && lines.iter().any(is_it)
+        })
+    });
+    note!("{} of {all} shapes are left: {name} has the others", shapes.len());
+    Ok(shapes)
+}
+
+/// Whether `line` has all fields of `subject` with the same values, and lacks those that are null.
+fn agree(line: &Value, subject: &Value) -> bool {
+    subject.as_object().into_iter().flatten().all(|(name, value)| line[name] == *value)
 }
 
 fn skipped(reason: &str) -> Result<bool> {

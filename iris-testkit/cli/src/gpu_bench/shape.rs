@@ -29,6 +29,19 @@ impl Shape {
         let options = OpOptions { tile: choice.tile, ..self.options.clone() };
         suite::plan(self.op, &choice.variant, ranks, &options)
     }
+
+    /// Fields of a result line that say what was measured: the call that `choice` asks for. A field
+    /// that the call does not have is null here.
+    pub(super) fn subject(&self, choice: &Choice) -> Value {
+        let OpOptions { m, n, k, dtype, shard, workgroups, rms_norm, .. } = self.options;
+        // A decoder step is timed with the first choice.
+        let layers = self.layers.filter(|_| self.choices.first() == Some(choice));
+        json!({
+            "op": self.op.name(), "asked": choice.variant, "dtype": dtype.name(),
+            "m": m, "n": n, "k": k, "columns": (shard == Shard::Columns).then_some(true),
+            "workgroups": workgroups, "rms_norm": rms_norm, "layers": layers,
+        })
+    }
 }
 
 /// Plans that a rank makes for one shape.
@@ -346,23 +359,18 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let product = product.reduce(f64::min);
     let transfer = transfer.map(|side| time(side, calls));
     let limit = product.into_iter().chain(transfer).reduce(f64::max);
-    let OpOptions { m, n, k, shard, workgroups, rms_norm, .. } = shape.options;
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
         let us = time(at, calls);
-        let mut line = json!({
-            "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.choices[at].variant,
-            "dtype": dtype.name(),
-            "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
-            "us": us,
-        });
+        let mut line = shape.subject(&shape.choices[at]);
+        line["variant"] = plan.variant().name().into();
+        line["tile"] = json!([plan.tile().m, plan.tile().n]);
+        line["us"] = us.into();
+        line.as_object_mut().into_iter().for_each(|it| it.retain(|_, value| !value.is_null()));
         let mut set = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
                 line[name] = value;
             }
         };
-        set("columns", (shard == Shard::Columns).then(|| true.into()));
-        set("workgroups", workgroups.map(Value::from));
-        set("rms_norm", rms_norm.map(Value::from));
         let eagerly = |side: usize| {
             let samples = samples(side, eager);
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
@@ -403,7 +411,6 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         if let Some(steps) = steps.filter(|_| at == 0) {
             let us = |side: usize| median(samples(side, calls));
             let kernels = steps.marginal(steps.none, us);
-            set("layers", Some(steps.layers.into()));
             set("marginal_kernel_us", Some(round(kernels, 100.0).into()));
             for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
                 let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
