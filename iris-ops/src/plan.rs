@@ -207,7 +207,7 @@ impl Plan {
             Memory::OneSource => places(all, all, 1, output),
             Memory::Sums { locks } => {
                 let bytes = (tile.m * tile.n * size_of::<f32>()) as u64;
-                let workspace = (2 * u64::from(owned)).saturating_mul(bytes);
+                let workspace = u64::from(owned).saturating_mul(bytes);
                 Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
             }
             Memory::Signals => Needs { tiles: part, ..Needs::default() },

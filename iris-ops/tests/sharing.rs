@@ -238,6 +238,54 @@ fn ops_share_a_workspace() {
     }
 }
 
+/// Tests that an all-reduce whose sums lie in the workspace, where peers read them at the end of the
+/// call, loses none of them to the next call there, of another size or another operator.
+#[test]
+fn sums_in_a_shared_workspace_are_read_before_the_next_call() {
+    const CALLS: usize = 40;
+    let (m, n, k) = (256, 512, 8);
+    let tile = iris_ops::TileShape { m: 4, n };
+    for variant in [all_reduce::Variant::Spinlock, all_reduce::Variant::Atomic] {
+        let wrong = World::run_threads(2, |world| -> Result<usize> {
+            let sums = |m| all_reduce::Options::rows(m, n).tile(tile).variant(variant);
+            let (large, small) = (sums(m).plan(&world)?, sums(m / 2).plan(&world)?);
+            let product = matmul_all_reduce::Options::new(m, n, k)
+                .variant(matmul_all_reduce::Variant::Unfused)
+                .plan(&world)?;
+            let plans = [&large, &small, &product];
+            let options = Plan::heap_options(&plans, Bytes::mib(8))?.threads(2);
+            let heap = SymmetricHeap::open(&world, options)?;
+            let workspace = Workspace::for_plans(&heap, &plans)?;
+            let large = AllReduce::in_workspace(&workspace, &large)?;
+            let small = AllReduce::in_workspace(&workspace, &small)?;
+            let product = MatmulAllReduce::in_workspace(&workspace, &product)?;
+            let stream = heap.stream()?;
+            let ones = |count: usize| heap.ones::<f32>(count);
+            let (ones, a, b) = (ones(m * n)?, ones(m * k)?, ones(k * n)?);
+            let (c, other) = (heap.zeros::<f32>(m * n)?, heap.zeros(m * n)?);
+            let mut wrong = 0;
+            for call in 0..CALLS {
+                // The large calls have both parities, before a small call and before a product.
+                if call % 4 < 2 {
+                    let half = |slice| MatRef::sym(slice, m / 2, n);
+                    small.run(&CollectiveArgs::new(half(ones), half(other)), &stream)?;
+                }
+                let whole = |slice| MatRef::sym(slice, m, n);
+                large.run(&CollectiveArgs::new(whole(ones), whole(c)), &stream)?;
+                if call % 2 == 0 {
+                    let (a, b) = (MatRef::sym(a, m, k), MatRef::sym(b, k, n));
+                    product.run(&MatmulArgs::new(a, b, whole(other)), &stream)?;
+                }
+                stream.sync()?;
+                wrong += usize::from(heap.read(c)?.iter().any(|&it| it != 2.0));
+            }
+            heap.close()?;
+            Ok(wrong)
+        });
+        assert_eq!(wrong.unwrap(), [0, 0], "{variant:?}: calls with a wrong sum, by rank");
+    }
+}
+
 /// Tests that threads can issue calls of one operator concurrently. The five launches of a call
 /// must not mix with the launches of another call.
 #[test]

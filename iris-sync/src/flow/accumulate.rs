@@ -5,14 +5,14 @@ use crate::{End, Memory, Span, Stop};
 /// each tile.
 pub trait AccumulateTiles {
     /// Set `tile` of this rank's own workspace to zero.
-    fn zero(&mut self, tile: u32, parity: u32);
+    fn zero(&mut self, tile: u32);
     /// Compute this rank's partial result of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
     /// Add this rank's partial result of `tile` to the workspace of `owner`. Either the caller
     /// holds the tile's lock, or the additions are atomic.
-    fn add(&mut self, owner: u32, tile: u32, parity: u32);
+    fn add(&mut self, owner: u32, tile: u32);
     /// Read `tile` from the workspace of `owner` and write it to C.
-    fn convert(&mut self, owner: u32, tile: u32, parity: u32);
+    fn convert(&mut self, owner: u32, tile: u32);
 }
 
 /// Set the tiles that this rank owns in its workspace to zero. A device barrier must follow before
@@ -25,14 +25,8 @@ pub fn zero<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
-        let parity = wg.parity();
-        // Peers read this workspace two calls ago. A peer's credit (its entry into the previous
-        // call) shows that it has finished reading.
-        for peer in wg.channel.peers() {
-            wg.credit(peer)?;
-        }
         for tile in wg.share(tiles).filter(|&tile| owner(tile) == wg.channel.rank) {
-            body.zero(tile, parity);
+            body.zero(tile);
         }
         Ok(())
     })
@@ -49,7 +43,6 @@ pub fn add<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
         wg.check_not_aborted()?;
-        let parity = wg.parity();
         for tile in wg.share(tiles) {
             wg.m.begin(Span::Gemm, tile);
             body.produce(tile);
@@ -59,32 +52,32 @@ pub fn add<M: Memory + ?Sized>(
                 wg.wait_entry(owner)?;
             }
             if locked {
-                wg.locked(owner, tile, || body.add(owner, tile, parity))?;
+                wg.locked(owner, tile, || body.add(owner, tile))?;
             } else {
-                body.add(owner, tile, parity);
+                body.add(owner, tile);
             }
         }
         Ok(())
     })
 }
 
-/// Read all tiles from their owners' workspaces into C. This is the last launch of the call.
+/// Read all tiles from their owners' workspaces into C. This is the last launch of the call. It ends
+/// when all ranks have read, because the next call may use the workspace for something else.
 pub fn convert<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
     owner: impl Fn(u32) -> u32,
     body: &mut impl AccumulateTiles,
 ) -> Result<(), Stop> {
-    launch.run(End::Advance, |wg| {
+    launch.run(End::Pulled, |wg| {
         wg.check_not_aborted()?;
-        let parity = wg.parity();
         for tile in wg.share(tiles) {
             let owner = owner(tile);
             if owner != wg.channel.rank {
                 wg.wait_entry(owner)?;
             }
             wg.m.begin(Span::Reduce, tile);
-            body.convert(owner, tile, parity);
+            body.convert(owner, tile);
             wg.m.end(Span::Reduce);
         }
         Ok(())

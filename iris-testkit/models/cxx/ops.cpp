@@ -120,15 +120,15 @@ struct Tiles : Partials {
     }
 
     // Tile operations that the skeleton `accumulate` calls: zero, add, convert.
-    void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
-    void add(u32 owner, u32 tile, u32 parity) {
-        const u64 place = at(owner, WORK, slot(parity), tile, mine());
+    void zero(u32 tile) { put(at(me(), WORK, 0, tile, mine()), 0); }
+    void add(u32 owner, u32 tile) {
+        const u64 place = at(owner, WORK, 0, tile, mine());
         put(place, static_cast<i32>(static_cast<u32>(get(place)) +
                                     static_cast<u32>(produced(tile, mine()))));
     }
-    void convert(u32 owner, u32 tile, u32 parity) {
+    void convert(u32 owner, u32 tile) {
         const u32 element = crossed();
-        expect(at(owner, WORK, slot(parity), tile, element), sum(tile, element));
+        expect(at(owner, WORK, 0, tile, element), sum(tile, element));
     }
 
     /// Simulates the next kernel on the stream, which reads C. A rank that gives up skips this
@@ -187,21 +187,15 @@ struct RelayTiles : Tiles {
 /// Tile operations that accumulate by relaxed atomic additions. Accumulators are words after all
 /// other words of a rank, one for each thread.
 struct AtomicTiles : Tiles {
-    u32 index(u32 tile, u32 parity) const {
-        return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
+    u32 index(u32 tile) const { return (1u << 20) + tile * port::threads() + mine(); }
+    SymWord accumulator(u32 owner, u32 tile) const { return in.heap->word(owner, index(tile)); }
+    void zero(u32 tile) { accumulator(me(), tile).store<Order::Relaxed>(0); }
+    void add(u32 owner, u32 tile) {
+        accumulator(owner, tile).add<Order::Relaxed>(produced(tile, mine()));
     }
-    SymWord accumulator(u32 owner, u32 tile, u32 parity) const {
-        return in.heap->word(owner, index(tile, parity));
-    }
-    void zero(u32 tile, u32 parity) {
-        accumulator(me(), tile, parity).store<Order::Relaxed>(0);
-    }
-    void add(u32 owner, u32 tile, u32 parity) {
-        accumulator(owner, tile, parity).add<Order::Relaxed>(produced(tile, mine()));
-    }
-    void convert(u32 owner, u32 tile, u32 parity) {
-        const u64 place = in.heap->signal[owner] + index(tile, parity) * 4;
-        iris_model_check(place, accumulator(owner, tile, parity).load<Order::Relaxed>(),
+    void convert(u32 owner, u32 tile) {
+        const u64 place = in.heap->signal[owner] + index(tile) * 4;
+        iris_model_check(place, accumulator(owner, tile).load<Order::Relaxed>(),
                          sum(tile, mine()));
     }
 };

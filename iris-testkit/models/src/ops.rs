@@ -187,37 +187,37 @@ impl flow::StagedTiles for Tiles<'_, '_> {
 }
 
 impl flow::AccumulateTiles for Tiles<'_, '_> {
-    fn zero(&mut self, tile: u32, parity: u32) {
+    fn zero(&mut self, tile: u32) {
         if self.atomic {
-            self.thread.store(self.accumulator(self.me(), tile, parity), 0, Access::AbortStore);
+            self.thread.store(self.accumulator(self.me(), tile), 0, Access::AbortStore);
         } else {
-            self.thread.write(self.at(self.me(), WORK, parity, tile, self.mine()), 0);
+            self.thread.write(self.at(self.me(), WORK, 0, tile, self.mine()), 0);
         }
     }
 
     fn produce(&mut self, _tile: u32) {}
 
-    fn add(&mut self, owner: u32, tile: u32, parity: u32) {
+    fn add(&mut self, owner: u32, tile: u32) {
         let value = value(self.me(), self.call, tile, self.mine());
         if self.atomic {
-            let SymWord { rank, index } = self.accumulator(owner, tile, parity);
+            let SymWord { rank, index } = self.accumulator(owner, tile);
             let (order, scope) = (Access::AbortStore.order(), Access::AbortStore.scope());
             self.thread.perform(Op::Add { place: Place::Sym { rank, index }, value, order, scope });
         } else {
-            let place = self.at(owner, WORK, parity, tile, self.mine());
+            let place = self.at(owner, WORK, 0, tile, self.mine());
             self.thread.write(place, self.thread.read(place).wrapping_add(value));
         }
     }
 
-    fn convert(&mut self, owner: u32, tile: u32, parity: u32) {
+    fn convert(&mut self, owner: u32, tile: u32) {
         if self.atomic {
-            let word = self.accumulator(owner, tile, parity);
+            let word = self.accumulator(owner, tile);
             let seen = self.thread.load(word, Access::AbortStore);
             let place = Place::Sym { rank: word.rank, index: word.index };
             self.thread.check(place, seen, self.sum(tile, self.mine()));
         } else {
             let element = self.crossed();
-            let place = self.at(owner, WORK, parity, tile, element);
+            let place = self.at(owner, WORK, 0, tile, element);
             self.thread.expect(place, self.sum(tile, element));
         }
     }
@@ -226,8 +226,8 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
 impl Tiles<'_, '_> {
     /// Word of rank `owner` to which this thread adds by relaxed atomic additions. Accumulators lie
     /// after all other words of a rank.
-    fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
-        let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
+    fn accumulator(&self, owner: u32, tile: u32) -> SymWord {
+        let element = tile * self.thread.threads() + self.mine();
         SymWord { rank: owner, index: ACCUMULATORS + element }
     }
 

@@ -362,16 +362,16 @@ impl ReduceTiles for Body<'_> {
 }
 
 impl AccumulateTiles for Body<'_> {
-    fn zero(&mut self, tile: u32, _: u32) {
+    fn zero(&mut self, tile: u32) {
         self.0.did("zero", tile, 0);
     }
     fn produce(&mut self, tile: u32) {
         self.0.did("produce", tile, 0);
     }
-    fn add(&mut self, owner: u32, tile: u32, _: u32) {
+    fn add(&mut self, owner: u32, tile: u32) {
         self.0.did("add", tile, owner);
     }
-    fn convert(&mut self, _: u32, tile: u32, _: u32) {
+    fn convert(&mut self, _: u32, tile: u32) {
         self.0.did("result", tile, 0);
     }
 }

@@ -14,8 +14,8 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
 
     IRIS_DEVICE u32 tiles() const { return grid.tiles(); }
 
-    IRIS_DEVICE void zero(u32 tile, u32 parity) {
-        const View sum = places.workspace(args.channel.rank, tile, parity);
+    IRIS_DEVICE void zero(u32 tile) {
+        const View sum = places.workspace(args.channel.rank, tile);
         const Tile area = grid.tile(tile);
         for_each_vector(area.rows, area.cols, [&](u32 row, u32 col, u32 count) {
             sum.store(row, col, count, Values{});
@@ -24,8 +24,8 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
 
     IRIS_DEVICE void produce(u32 tile) { producer.produce(grid.tile(tile)); }
 
-    IRIS_DEVICE void add(u32 owner, u32 tile, u32 parity) {
-        const View sum = places.workspace(owner, tile, parity);
+    IRIS_DEVICE void add(u32 owner, u32 tile) {
+        const View sum = places.workspace(owner, tile);
         producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
             // Partials are rounded to the transfer type before they are added, so that the sums
             // equal those of the other variants.
@@ -49,8 +49,8 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
         }
     }
 
-    IRIS_DEVICE void convert(u32 owner, u32 tile, u32 parity) {
-        const View sum = places.workspace(owner, tile, parity);
+    IRIS_DEVICE void convert(u32 owner, u32 tile) {
+        const View sum = places.workspace(owner, tile);
         const Tile area = grid.tile(tile);
         const View c = View::of(args.c).from(area.row, area.col);
         for_each_vector(area.rows, area.cols, [&](u32 row, u32 col, u32 count) {

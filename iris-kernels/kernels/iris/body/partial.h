@@ -24,9 +24,9 @@ struct Places {
         const u64 address = args.heap.address(at, args.results + index * args.result_slot);
         return View::slot(address, args.tile_n, args.c.dtype);
     }
-    /// View of the f32 sums of `tile` in the workspace of rank `owner`, for calls of this parity.
-    IRIS_DEVICE View workspace(u32 owner, u32 tile, u32 parity) const {
-        const u64 place = u64(parity) * args.max_tiles + tile / args.channel.size;
+    /// View of the f32 sums of `tile` in the workspace of rank `owner`.
+    IRIS_DEVICE View workspace(u32 owner, u32 tile) const {
+        const u64 place = tile / args.channel.size;
         const u64 bytes = u64(args.tile_m) * args.tile_n * 4;
         return View::slot(args.heap.address(owner, args.workspace + place * bytes), args.tile_n, F32);
     }

@@ -7,10 +7,10 @@
 namespace iris::flow {
 
 // Functions that class Body must have, called by all threads of a workgroup:
-// Body: zero(tile, parity)              set `tile` of this rank's own workspace to zero
+// Body: zero(tile)                      set `tile` of this rank's own workspace to zero
 //       produce(tile)                   compute this rank's partial of `tile`
-//       add(owner, tile, parity)        add the partial to the workspace of rank `owner`
-//       convert(owner, tile, parity)    read `tile` from the workspace of `owner`, write it to C
+//       add(owner, tile)                add the partial to the workspace of rank `owner`
+//       convert(owner, tile)            read `tile` from the workspace of `owner`, write it to C
 
 /// Set the tiles that this rank owns to zero. A device barrier must follow before any rank adds to
 /// them.
@@ -18,14 +18,8 @@ template <class Owner, class Body>
 IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
-        const u32 parity = wg.parity();
-        // The workspace of this call's parity was last used two calls ago. The credit of each peer
-        // shows that the peer has finished reading it.
-        for (u32 step = 1; step < wg.size(); ++step) {
-            if (!wg.credit(wg.peer(step))) return false;
-        }
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
-            if (owner(tile) == wg.rank()) body.zero(tile, parity);
+            if (owner(tile) == wg.rank()) body.zero(tile);
         }
         return true;
     });
@@ -37,7 +31,6 @@ template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.check_not_aborted()) return false;
-        const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);
             body.produce(tile);
@@ -45,27 +38,27 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
             const u32 at = owner(tile);
             if (at != wg.rank() && !wg.wait_entry(at)) return false;
             if (locked) {
-                const auto add = [&]() IRIS_INLINE { body.add(at, tile, parity); };
+                const auto add = [&]() IRIS_INLINE { body.add(at, tile); };
                 if (!wg.locked(at, tile, add)) return false;
             } else {
-                body.add(at, tile, parity);
+                body.add(at, tile);
             }
         }
         return true;
     });
 }
 
-/// Read all tiles from their owners' workspaces into C. This is the last launch of the call.
+/// Read all tiles from their owners' workspaces into C. This is the last launch of the call. It ends
+/// when all ranks have read, because the next call may use the workspace for something else.
 template <class Owner, class Body>
 IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
-    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+    return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.check_not_aborted()) return false;
-        const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             const u32 at = owner(tile);
             if (at != wg.rank() && !wg.wait_entry(at)) return false;
             wg.trace.begin(Span::Reduce, tile);
-            body.convert(at, tile, parity);
+            body.convert(at, tile);
             wg.trace.end(Span::Reduce);
         }
         return true;

@@ -15,19 +15,19 @@ pub(crate) struct Accumulate<'a> {
 
 impl Accumulate<'_> {
     /// Slot of `tile` in the f32 workspace of rank `owner`, as a matrix.
-    fn workspace(&self, owner: u32, tile: u32, parity: u32) -> Matrix {
+    fn workspace(&self, owner: u32, tile: u32) -> Matrix {
         let args = self.partial.args;
-        let place = u64::from(parity * args.max_tiles + tile / args.channel.size);
+        let place = u64::from(tile / args.channel.size);
         let bytes = u64::from(args.tile_m) * u64::from(args.tile_n) * 4;
         self.partial.tile_at(owner, args.workspace + place * bytes, 0)
     }
 }
 
 impl AccumulateTiles for Accumulate<'_> {
-    fn zero(&mut self, tile: u32, parity: u32) {
+    fn zero(&mut self, tile: u32) {
         let me = self.partial.args.channel.rank;
         self.partial.sum.fill(0.0);
-        let (workspace, area) = (self.workspace(me, tile, parity), in_slot(self.grid.tile(tile)));
+        let (workspace, area) = (self.workspace(me, tile), in_slot(self.grid.tile(tile)));
         view::store(&workspace, area, &self.partial.sum, self.partial.ld());
     }
 
@@ -39,9 +39,8 @@ impl AccumulateTiles for Accumulate<'_> {
         view::round(wire, &mut self.partial.sum);
     }
 
-    fn add(&mut self, owner: u32, tile: u32, parity: u32) {
-        let (workspace, area) =
-            (self.workspace(owner, tile, parity), in_slot(self.grid.tile(tile)));
+    fn add(&mut self, owner: u32, tile: u32) {
+        let (workspace, area) = (self.workspace(owner, tile), in_slot(self.grid.tile(tile)));
         let ld = self.partial.ld();
         if self.atomic {
             view::add_atomic(&workspace, area, &self.partial.sum, ld);
@@ -54,8 +53,8 @@ impl AccumulateTiles for Accumulate<'_> {
         }
     }
 
-    fn convert(&mut self, owner: u32, tile: u32, parity: u32) {
-        let (workspace, area) = (self.workspace(owner, tile, parity), self.grid.tile(tile));
+    fn convert(&mut self, owner: u32, tile: u32) {
+        let (workspace, area) = (self.workspace(owner, tile), self.grid.tile(tile));
         let ld = self.partial.ld();
         view::load(&workspace, in_slot(area), &mut self.partial.sum, ld, false);
         if owner != self.partial.args.channel.rank {

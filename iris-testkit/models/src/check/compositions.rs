@@ -100,6 +100,8 @@ const COMPOSITIONS: &[Composition] = &[
             "spinlock-no-second-barrier",
             "atomic-no-first-barrier",
             "atomic-no-second-barrier",
+            "spinlock-no-done",
+            "atomic-no-done",
         ],
     },
     Composition {

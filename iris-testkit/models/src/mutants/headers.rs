@@ -48,8 +48,6 @@ fn sites() -> Vec<Mutant> {
 /// only after the owner of the tile has waited for that rank, so partial results of the next call
 /// come later. two_shot has two buffers only because it shares the layout of one_shot.
 fn buffers() -> Vec<Mutant> {
-    let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
-    let atomic = Accumulate { atomic: true, ..plain };
     let single = |name, scenario: Scenario, expected| {
         let mutated = scenario.clone().one_buffer().mutant_of(scenario);
         let mut mutant = mutant(name, mutated, [], expected);
@@ -63,8 +61,6 @@ fn buffers() -> Vec<Mutant> {
         single("one-buffer-relay", ops::relay(3, 1, 3, false), Check::Race),
         single("one-buffer-all-gather", ops::deliver(2, 1, 3, false, false), Check::Race),
         single("one-buffer-gather", ops::gather(2, 1, 3, true), Check::Race),
-        single("one-buffer-spinlock", ops::accumulate(2, 1, 3, plain), Check::Race),
-        single("one-buffer-atomic", ops::accumulate(2, 1, 3, atomic), Check::Wrong),
         mutant(
             "one-entry-record",
             ops::deliver(2, 1, 3, true, false),

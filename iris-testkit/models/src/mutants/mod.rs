@@ -393,7 +393,13 @@ fn barriers() -> Vec<Mutant> {
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
+    let no_done = |name, atomic, expected| {
+        let sums = ops::accumulate(2, 1, 2, Accumulate { atomic, ..PLAIN });
+        mutant(name, sums, Change::Skip(Access::DoneLoad), expected).by(Engine::Random(20_000))
+    };
     vec![
+        no_done("spinlock-no-done", false, Check::Race),
+        no_done("atomic-no-done", true, Check::Wrong),
         accumulate("spinlock-no-first-barrier", first, Check::Race),
         accumulate("spinlock-no-second-barrier", second, Check::Wrong),
         accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),

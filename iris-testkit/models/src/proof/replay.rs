@@ -266,6 +266,10 @@ impl Observer for Learner {
             }
             (Op::Store { .. }, Place::Sym { index, .. }) => match word(&self.channel, index) {
                 Word::Entry { .. } => self.plan.enters = true,
+                // Sums that peers read are not spoken of, but the rank waits for their readers too.
+                Word::Done { .. } if (call + self.first).rem_euclid(Numbers::REAL.period) != 0 => {
+                    self.plan.pulled.insert(call);
+                }
                 Word::Signal { .. } => {
                     self.plan.raised.insert((call, me, peer, index));
                     let words = &mut self.plan.words;

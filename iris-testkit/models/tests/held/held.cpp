@@ -33,8 +33,8 @@ struct HeldTiles : Tiles {
         for (u32 i = 0; i < ranks() * in.tiles; ++i) put(cell(me(), OUT, i), -1);
         iris_model_boundary();
     }
-    void add(u32 owner, u32 tile, u32 parity) {
-        const u64 place = at(owner, WORK, slot(parity), tile, mine());
+    void add(u32 owner, u32 tile) {
+        const u64 place = at(owner, WORK, 0, tile, mine());
         const i32 sum = get(place);
         hold<Hold::Adding>(me());
         put(place, sum + produced(tile, mine()));
