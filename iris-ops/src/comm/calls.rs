@@ -1,8 +1,12 @@
 //! Collectives of a communicator, split into launches that fit the workspace.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use bytemuck::Pod;
 use half::f16;
+use iris_heap::abi::abort;
 use iris_heap::{DType, Element};
+use iris_kernels::Recovery;
 
 use super::memory::{Bytes, Lent, Source, Target};
 use super::{Comm, Operators, ReduceOp, Summand};
@@ -168,8 +172,7 @@ impl Comm {
         let all = open(&operators)?;
         let family = if op == Op::ReduceScatter { &all.reduce_scatter } else { &all.all_reduce };
         let operator = find(op, family, T::DTYPE)?;
-        self.stream.enqueue(|| message.in_words::<T>(operator, &self.stream.ours, None))?;
-        self.done(&[input.as_ref(), Some(&output)])
+        self.lend(&[input.as_ref(), Some(&output)], || message.in_words::<T>(self, operator, None))
     }
 
     /// Enqueues a collective that only moves data. If the root passes no input, its `output`
@@ -197,14 +200,12 @@ impl Comm {
         };
         let root = (op == Op::Broadcast).then_some(root);
         // The size of `T` alone determines the path, so that all ranks use the same path.
-        let stream = &self.stream.ours;
-        self.stream.enqueue(|| match align_of::<T>() {
+        self.lend(&[input.as_ref(), Some(&output)], || match align_of::<T>() {
             _ if size == 1 => message.copy(self),
             1 => message.by_stage(self, all, find(op, family, DType::F32)?, root),
-            2 => message.in_words::<f16>(find(op, family, DType::F16)?, stream, root),
-            _ => message.in_words::<f32>(find(op, family, DType::F32)?, stream, root),
-        })?;
-        self.done(&[input.as_ref(), Some(&output)])
+            2 => message.in_words::<f16>(self, find(op, family, DType::F16)?, root),
+            _ => message.in_words::<f32>(self, find(op, family, DType::F32)?, root),
+        })
     }
 
     /// Checks input and output and returns their address ranges. The input consists of `sent` parts
@@ -253,11 +254,39 @@ impl Comm {
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
-    /// Waits until the call is complete if one of its arguments is host memory, because host memory
-    /// is borrowed only until the call returns.
-    fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
-        if lent.iter().flatten().any(|lent| lent.is_host()) {
-            return self.stream.ours.sync().map_err(Error::comm);
+    /// Enqueues a call with the arguments `lent`. Host memory is borrowed only until this returns:
+    /// so if an argument is host memory, this waits for the call, even for one that failed after
+    /// some of its launches were enqueued.
+    fn lend(&self, lent: &[Option<&Lent<'_>>], call: impl FnOnce() -> Result<()>) -> Result<()> {
+        if !lent.iter().flatten().any(|lent| lent.is_host()) {
+            return self.stream.enqueue(call);
+        }
+        // A thread that may not wait for the stream gets the error before anything is enqueued.
+        let sync = || self.stream.ours.sync().map_err(Error::comm);
+        sync()?;
+        let enqueued = catch_unwind(AssertUnwindSafe(|| self.stream.enqueue(call)));
+        let done = sync();
+        enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(done)
+    }
+
+    /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. If a launch
+    /// after the first one fails, the heap is poisoned on all ranks: peers have seen the ranges
+    /// before, so the call can neither be tried again nor left.
+    fn in_ranges(
+        &self,
+        message: &Message,
+        most: u64,
+        launch: impl Fn(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        for from in (0..message.part).step_by(most as usize) {
+            launch(from, most.min(message.part - from)).map_err(|error| match error {
+                Error::Step { op, step, cause, recovery: Recovery::Retry } if from > 0 => {
+                    // The error of the launch is returned, whether the peers can be told or not.
+                    let _ = self.heap.poison(abort::INCOMPLETE);
+                    Error::Step { op, step, cause, recovery: Recovery::Close }
+                }
+                error => error,
+            })?;
         }
         Ok(())
     }
@@ -296,30 +325,22 @@ struct Message {
 }
 
 impl Message {
-    /// Splits a part into byte ranges (offset, length) of at most `most` bytes, one range for each
-    /// launch.
-    fn ranges(&self, most: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
-        let part = self.part;
-        (0..part).step_by(most as usize).map(move |from| (from, most.min(part - from)))
-    }
-
     /// Runs the call by an operator for elements of type `T`, directly on the caller's input and
     /// output.
     fn in_words<T: Element>(
         &self,
+        comm: &Comm,
         operator: &Operator,
-        stream: &iris_heap::Stream,
         root: Option<usize>,
     ) -> Result<()> {
         let size = size_of::<T>() as u64;
         let most = operator.plan().largest() as u64 * size;
-        for (from, bytes) in self.ranges(most) {
+        comm.in_ranges(self, most, |from, bytes| {
             let shape = |parts| (parts, (bytes / size) as usize, (self.part / size) as usize);
             let a = self.input.matrix::<T>(self.op, from, shape(self.sent))?;
             let c = self.output.matrix::<T>(self.op, from, shape(self.got))?;
-            run(operator, stream, a, c, root)?;
-        }
-        Ok(())
+            run(operator, &comm.stream.ours, a, c, root)
+        })
     }
 
     /// Runs the call through the communicator's own buffers. Used if addresses or lengths of the
@@ -339,7 +360,7 @@ impl Message {
         let [sent, got] =
             [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];
         let reads = root.is_none_or(|root| root == self.rank);
-        for (from, bytes) in self.ranges(most) {
+        comm.in_ranges(self, most, |from, bytes| {
             let padded = bytes.next_multiple_of(4);
             let words = (padded / 4) as usize;
             for part in 0..if reads { self.sent as u64 } else { 0 } {
@@ -353,8 +374,8 @@ impl Message {
                 let target = self.output.address + part * self.part + from;
                 self.copy_raw(comm, target, got.address + part * padded, bytes)?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Copies the input to the output, for a world of one rank.

@@ -4,7 +4,7 @@
 mod nodes;
 
 use std::fmt;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 
 use anyhow::Result;
 use bytemuck::Pod;
@@ -138,6 +138,47 @@ fn calls_follow_each_other_without_waits_of_the_host_in_the_heap() {
         assert_eq!(heap.read(z)?, expected);
         Ok(())
     });
+}
+
+/// Tests that a call with host memory that fails has returned the memory: nothing that is enqueued
+/// writes to it later.
+#[test]
+fn a_failed_call_leaves_host_memory_alone() {
+    const COUNT: usize = 1500;
+    let turn = Barrier::new(2);
+    World::run_threads(2, |world| -> Result<()> {
+        let comm = Arc::new(Comm::from_world(CPU, &world, &small())?);
+        // Enqueued work must not wait for a stream, so the call is refused.
+        let (tell, told) = std::sync::mpsc::channel();
+        let inner = comm.clone();
+        comm.stream().call_cpu("a call from enqueued work", move || {
+            let mut data = vec![1.0f32; COUNT];
+            let outcome = inner.all_reduce_in_place(&mut data, &ReduceOp::Sum);
+            tell.send((outcome.map_err(|error| error.to_string()), data)).unwrap();
+            Ok(())
+        })?;
+        let (refused, data) = told.recv()?;
+        assert!(refused.as_ref().is_err_and(|text| text.contains("waiting")), "{refused:?}");
+        comm.stream().sync()?;
+        assert!(data.iter().all(|&it| it == 1.0), "memory was written after the refusal");
+        // The second of the two launches of rank 0 is refused; only then rank 1 makes its call.
+        let mut data = vec![1.0f32; COUNT];
+        if comm.rank() == 1 {
+            turn.wait();
+            comm.all_reduce_in_place(&mut data, &ReduceOp::Sum).unwrap_err();
+            turn.wait();
+            return Ok(());
+        }
+        comm.heap().control().fail_launch_after(1);
+        let error = comm.all_reduce_in_place(&mut data, &ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("poisoned on all ranks"), "{error}");
+        let returned = data.clone();
+        turn.wait();
+        turn.wait();
+        assert!(data == returned, "memory was written after the call had returned");
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
