@@ -13,6 +13,9 @@ pub(super) const HEADER: usize = 16;
 /// Largest length of a frame in bytes; a greater length in a header means that the sender does not
 /// speak this protocol.
 pub(super) const LONGEST: u64 = 1 << 30;
+/// Most bytes that all ranks together contribute to an exchange: what fits one frame, with room for
+/// the lengths of the parts.
+pub(super) const EXCHANGED: u64 = LONGEST - (1 << 20);
 /// Largest body of a hello in bytes. Together with the maximum number of connections without a
 /// hello, it bounds the memory that unidentified processes can occupy in rank 0.
 pub(super) const HELLO: usize = 8 << 10;
@@ -22,6 +25,19 @@ pub(super) const HELLO: usize = 8 << 10;
 pub(crate) struct Part {
     pub(crate) bytes: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Checks that the parts of an exchange fit one frame.
+pub(super) fn check_exchanged<'a>(parts: impl IntoIterator<Item = &'a Part>) -> Result<()> {
+    let bytes: u64 = parts.into_iter().map(|part| part.bytes.len() as u64).sum();
+    match bytes <= EXCHANGED {
+        true => Ok(()),
+        false => Err(Error::invalid(
+            "size of an exchange between ranks",
+            format!("{bytes} bytes"),
+            format!("at most {EXCHANGED} bytes of all ranks together"),
+        )),
+    }
 }
 
 /// Message between a process and the hub. `group` is 0 for the launched world, otherwise the id of
@@ -97,6 +113,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::HubLost { rank } => {
             w.u64(5).u64(*rank as u64);
         }
+        Error::Invalid { what, value, expected } => {
+            w.u64(6).text(what).text(value).text(expected);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -120,6 +139,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
             Error::PeerFailed { rank, what: r.text()?, message: r.text()? }
         }
         5 => Error::HubLost { rank: r.u64()? as usize },
+        6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }
@@ -314,4 +334,21 @@ pub(super) fn read_header(header: &[u8; HEADER]) -> Result<(u64, u32, usize)> {
 
 pub(super) fn broken(problem: &str) -> Error {
     Error::Wire { what: "world".into(), problem: problem.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_that_fit_no_frame_are_refused_by_size_and_every_rank_can_be_told() {
+        // The memory is never written, so it takes no room.
+        let part = |bytes: u64| Part { bytes: vec![0; bytes as usize], descriptors: vec![] };
+        check_exchanged([&part(EXCHANGED)]).unwrap();
+        let halves = [part(EXCHANGED / 2), part(EXCHANGED / 2 + 1)];
+        let error = check_exchanged(&halves).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("{} bytes: expected at most", EXCHANGED + 1)), "{text}");
+        assert_eq!(error_of_bytes(&error_to_bytes(&error)).unwrap().to_string(), text);
+    }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::frames::{Frame, Packet, Part};
+use super::frames::{Frame, Packet, Part, check_exchanged};
 use super::gather::Gathering;
 use super::link::Link;
 use super::mailbox::AGAIN;
@@ -262,6 +262,9 @@ impl Hub {
         }
         group.given[index] = Some(part);
         if group.given.iter().all(Option::is_some) {
+            if let Err(error) = check_exchanged(group.given.iter().flatten()) {
+                return self.give_up(rank, id, error);
+            }
             let parts = group.given.iter_mut().filter_map(Option::take).collect();
             group.number += 1;
             self.send_to_group(id, Frame::All { group: id, number, parts });

@@ -30,6 +30,9 @@ pub(crate) struct Outbox {
     descriptors_sent: usize,
     /// Encrypts the frames; `None` on a Unix socket, whose frames are not encrypted.
     sealer: Option<Sealer>,
+    /// Number of the first chunk of the first packet, if that packet is encrypted. The others are
+    /// not yet: the numbers of chunks that are sent have no gaps, although packets may be removed.
+    sealed_from: Option<u64>,
 }
 
 impl Outbox {
@@ -38,17 +41,14 @@ impl Outbox {
         Outbox { sealer: Some(keys.sealer()), ..Outbox::default() }
     }
 
-    pub(crate) fn push(&mut self, mut packet: Packet) {
-        if let Some(sealer) = &mut self.sealer {
-            packet.bytes = sealer.seal(&packet.bytes).into();
-        }
+    pub(crate) fn push(&mut self, packet: Packet) {
         self.packets.push_back(packet);
     }
 
     /// Drops all waiting frames, because the stream is broken off.
     pub(crate) fn clear(&mut self) {
         self.packets.clear();
-        (self.bytes_sent, self.descriptors_sent) = (0, 0);
+        (self.bytes_sent, self.descriptors_sent, self.sealed_from) = (0, 0, None);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -58,13 +58,23 @@ impl Outbox {
     /// Removes the first packet if no part of it has been sent, so that the peer understands later
     /// packets. Returns false if a part was sent; the stream then ends in the middle of a frame.
     pub(crate) fn take_back(&mut self) -> bool {
-        self.bytes_sent == 0 && self.descriptors_sent == 0 && self.packets.pop_front().is_some()
+        if self.bytes_sent > 0 || self.descriptors_sent > 0 || self.packets.pop_front().is_none() {
+            return false;
+        }
+        if let (Some(sealer), Some(number)) = (&mut self.sealer, self.sealed_from.take()) {
+            sealer.go_back_to(number);
+        }
+        true
     }
 
     /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
     /// `WouldBlock`, the unsent bytes can be sent by a later call.
     pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
-        while let Some(packet) = self.packets.front() {
+        while let Some(packet) = self.packets.front_mut() {
+            if let (Some(sealer), None) = (&mut self.sealer, self.sealed_from) {
+                self.sealed_from = Some(sealer.next());
+                packet.bytes = sealer.seal(&packet.bytes).into();
+            }
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
                 .iter()
                 .take(DESCRIPTORS)
@@ -94,8 +104,7 @@ impl Outbox {
             }
             if self.bytes_sent == packet.bytes.len() {
                 self.packets.pop_front();
-                self.bytes_sent = 0;
-                self.descriptors_sent = 0;
+                (self.bytes_sent, self.descriptors_sent, self.sealed_from) = (0, 0, None);
             }
         }
         Ok(())

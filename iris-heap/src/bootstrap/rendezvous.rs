@@ -108,6 +108,11 @@ impl Place {
     /// impossible.
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
         self.make_folder()?;
+        // Nothing is written into a folder of another user, who could have put links there.
+        match self.check_folder() {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(self.error(e.to_string())),
+            _ => {}
+        }
         let presence = Presence::show(self.presence(rank));
         if let Err(error) = &presence {
             tracing::debug!(%error, "the others cannot see whether this process lives");
@@ -385,12 +390,16 @@ impl Place {
         check_file_size("the note", text.len() as u64).map_err(std::io::Error::other)?;
         // Write the note under another name first, so that a reader never sees a part of it.
         let part = self.socket.with_extension("part");
+        self.check_folder()?;
         fs::write(&part, text)?;
         fs::rename(part, self.note())
     }
 
     /// Removes the files of this world's ranks, expired notes, and old files of killed processes.
     fn sweep(&self) {
+        if self.check_folder().is_err() {
+            return;
+        }
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let is = |start: &str| {
@@ -666,9 +675,24 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().into(), false, "job".into());
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for e in [place.listen().unwrap_err(), place.connect(1, 2, soon()).unwrap_err()] {
+        // Links to a file of this user, under the names that would be written.
+        let file = temp.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        let names = ["part".to_owned(), format!("part{}", std::process::id())];
+        let links = names.map(|name| place.socket.with_extension(name));
+        links.iter().for_each(|link| std::os::unix::fs::symlink(&file, link).unwrap());
+        let refused = [
+            place.listen().unwrap_err(),
+            place.connect(1, 2, soon()).unwrap_err(),
+            place.visit(0).map(drop).unwrap_err(),
+        ];
+        for e in refused {
             assert!(e.to_string().contains("mode 755, expected 700"), "{e}");
         }
+        place.clear(Some(&Error::PeerLost { rank: 1 }));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+        assert!(links.iter().all(|link| link.is_symlink()));
+        links.iter().for_each(|link| fs::remove_file(link).unwrap());
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o700)).unwrap();
         place.listen().unwrap();
         place.clear(None);

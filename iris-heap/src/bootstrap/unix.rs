@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, LastChance, REASON};
-use super::frames::{Frame, Part};
+use super::frames::{Frame, Part, check_exchanged};
 use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
@@ -145,6 +145,7 @@ impl Processes {
     }
 
     fn wait_for_all(&self, part: Part, step: &Step) -> Result<Vec<Part>> {
+        check_exchanged([&part])?;
         let started = Instant::now();
         let (mail, changed) = &*self.connection.mail;
         let number = {
@@ -271,7 +272,7 @@ impl Processes {
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
-            Error::System { .. } | Error::Wire { .. } => failed(self.rank, error),
+            Error::System { .. } | Error::Wire { .. } | Error::Invalid { .. } => failed(self.rank, error),
             _ => return,
         };
         let frame = Frame::GaveUp { group: self.group, error };

@@ -34,7 +34,7 @@ impl World {
     /// Does [`World::threads`] with the program's settings instead of the environment's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); errors of
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD); errors of
     /// [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;
@@ -142,14 +142,17 @@ impl World {
                 let name = format!("iris-rank-{rank}");
                 let builder = std::thread::Builder::new().name(name.clone());
                 let thread = builder.spawn_scoped(scope, move || rank_main(world));
-                (name, spare, thread)
+                if thread.is_err() {
+                    // The ranks that have started wait for this one, and must learn it at once.
+                    spare.abort();
+                }
+                (name, thread)
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
-            let finish = |(name, spare, thread): (String, World, std::io::Result<_>)| {
+            let finish = |(name, thread): (String, std::io::Result<_>)| {
                 let thread: std::thread::ScopedJoinHandle<'_, _> = match thread {
                     Ok(thread) => thread,
                     Err(e) => {
-                        spare.abort();
                         return Err(Error::system(format!("starting thread {name}"), e).into());
                     }
                 };

@@ -116,6 +116,17 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
+    /// Number of the next chunk.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Numbers the next chunk `number`. No chunk with this or a later number may have been sent:
+    /// two texts with one number would give both away.
+    pub(crate) fn go_back_to(&mut self, number: u64) {
+        self.next = number;
+    }
+
     /// Encrypts `bytes` and returns them as a sequence of chunks.
     pub(crate) fn seal(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 1024 + HEAD + TAG);
@@ -139,7 +150,8 @@ impl Sealer {
 #[derive(Debug)]
 pub(crate) struct Opener {
     keys: Keys,
-    /// Smallest number that the next chunk may have; smaller ones are replays.
+    /// Number of the next chunk. Smaller ones are replays, larger ones mean that chunks were removed
+    /// on their way.
     next: u64,
     /// Received bytes of an incomplete chunk.
     raw: Vec<u8>,
@@ -150,14 +162,14 @@ impl Opener {
     ///
     /// # Errors
     /// [`Error::Wire`] for bytes that the other end did not seal, or that are received a second
-    /// time.
+    /// time, and if bytes before them are missing.
     pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
         self.raw.extend_from_slice(bytes);
         let mut done = 0;
         while let Some((head, rest)) = self.raw[done..].split_first_chunk::<HEAD>() {
             let len = usize::from(u16::from_le_bytes([head[0], head[1]]));
             let number = head[2..].try_into().map_or(0, u64::from_le_bytes);
-            if len < TAG || number < self.next {
+            if len < TAG || number != self.next {
                 return Err(broken("a sealed frame out of order"));
             }
             let Some(sealed) = rest.get(..len) else { break };
@@ -178,6 +190,13 @@ fn failed(error: snow::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::super::super::frames::Packet;
+    use super::super::super::mailbox::Outbox;
     use super::*;
 
     fn terms(key: u8, job: &str) -> Terms {
@@ -210,6 +229,31 @@ mod tests {
         assert!(out == bytes);
         assert!(!sealed.windows(64).any(|w| w == &bytes[..64]), "nothing is readable");
         assert!(opener.open(&sealed, &mut out).is_err(), "the same bytes a second time");
+        let chunk = HEAD + LONGEST;
+        let gap = [&sealed[..chunk], &sealed[2 * chunk..]].concat();
+        let mut out = Vec::new();
+        assert!(hub.opener().open(&gap, &mut out).is_err(), "a chunk is missing");
+        assert!(out == bytes[..LONGEST - TAG]);
+    }
+
+    #[test]
+    fn a_packet_that_is_taken_back_leaves_no_gap() {
+        let (rank, hub) = both(1);
+        let mut outbox = Outbox::sealed(&rank);
+        let (socket, other) = UnixStream::pair().unwrap();
+        let packet = |text: &[u8]| Packet { bytes: text.into(), descriptors: Arc::default() };
+        // The first packet is encrypted before its send fails.
+        outbox.push(packet(b"one"));
+        assert!(outbox.flush(&File::open("/dev/null").unwrap()).is_err());
+        assert!(outbox.take_back());
+        [&b"two"[..], b"three"].into_iter().for_each(|text| outbox.push(packet(text)));
+        outbox.flush(&socket).unwrap();
+        drop(socket);
+        let mut sealed = Vec::new();
+        (&other).read_to_end(&mut sealed).unwrap();
+        let mut out = Vec::new();
+        hub.opener().open(&sealed, &mut out).unwrap();
+        assert_eq!(out, b"twothree");
     }
 
     #[test]
