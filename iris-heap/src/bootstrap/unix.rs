@@ -272,7 +272,9 @@ impl Processes {
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
-            Error::System { .. } | Error::Wire { .. } | Error::Invalid { .. } => failed(self.rank, error),
+            Error::System { .. } | Error::Wire { .. } | Error::Invalid { .. } => {
+                failed(self.rank, error)
+            }
             _ => return,
         };
         let frame = Frame::GaveUp { group: self.group, error };

@@ -71,6 +71,18 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
 }
 
 #[test]
+fn products_of_one_rank_may_have_any_columns_on_each() {
+    for (size, total) in (2..5).flat_map(|size| (size..200).map(move |total| (size, total))) {
+        let of = |rank| {
+            let n = crate::split(total, size, rank).len();
+            let plan = crate::matmul::Options::new(16, n, 64).plan(Ranks::new(rank, size));
+            plan.unwrap().fingerprint()
+        };
+        assert_eq!(of(0), of(size - 1), "{total} columns over {size} ranks");
+    }
+}
+
+#[test]
 fn plans_of_other_sizes_differ_in_the_size_first() {
     let first = |mine: Vec<(&'static str, String)>, theirs: Vec<(&'static str, String)>| {
         let differing = mine.into_iter().zip(theirs).find(|(mine, theirs)| mine != theirs);

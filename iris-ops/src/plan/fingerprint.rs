@@ -1,6 +1,7 @@
 //! Fingerprint of a plan: the properties that ranks compare when they make an operator.
 
 use super::Plan;
+use crate::kind::Op;
 use crate::options::Request;
 
 impl Plan {
@@ -30,12 +31,15 @@ impl Plan {
         if row.common.k || request.even {
             items.push(("k", k.to_string()));
         }
-        items.extend(self.choices.iter().map(|choice| match self.choices.len() {
+        // Ranks need not multiply in the same way where nothing is sent: then each chooses for its
+        // own N and K.
+        let choices = if self.op() == Op::Matmul { &[] } else { &self.choices[..] };
+        items.extend(choices.iter().map(|choice| match choices.len() {
             1 => ("variant", choice.variant.to_string()),
             _ => ("variant", format!("{} up to {}", choice.variant, choice.max_size)),
         }));
         items.push(("nodes", self.ranks.nodes().to_string()));
-        items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
+        items.extend(choices.iter().map(|choice| ("tile", choice.tile.to_string())));
         items.extend([
             ("epilogue", format!("{:?}", request.epilogue)),
             ("rms_norm", format!("{:?}", request.rms_norm)),
