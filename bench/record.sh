@@ -16,26 +16,37 @@
 #   TORCH  Python program that times PyTorch; it is called with a number of ranks and the file to
 #          write, in the format of `iris bench --torch` [default: none]
 set -u
-if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+usage() {
+    [ $# -eq 0 ] || echo "record.sh: $1" >&2
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
     exit 2
-fi
+}
+number() {
+    case $2 in
+        '' | *[!0-9]*) usage "$1 is $2: expected a number" ;;
+    esac
+}
+case $#${1:-} in
+    [12][!-]*) ;;
+    *) usage ;;
+esac
 folder=$1
+number SECONDS "${2:-86400}"
 end=$(($(date +%s) + ${2:-86400}))
 here=$(dirname "$0")
 usual=$here/iris
 [ -x "$usual" ] || usual=$here/../dist/iris
 iris=${IRIS:-$usual}
-if [ ! -x "$iris" ]; then
-    echo "record.sh: IRIS is $iris: expected a program" >&2
-    exit 2
-fi
+[ -x "$iris" ] || usage "IRIS is $iris: expected a program"
 gpus=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-if [ "$gpus" -lt 2 ]; then
-    echo "record.sh: GPUS is $gpus: expected at least 2" >&2
-    exit 2
-fi
+number GPUS "$gpus"
+[ "$gpus" -ge 2 ] || usage "GPUS is $gpus: expected at least 2"
 mkdir -p "$folder/passed" || exit 2
+# Without a GPU the programs skip everything, which would pass for done.
+if ! "$iris" doctor --backend cuda --no-links >"$folder/doctor.log" 2>&1; then
+    cat "$folder/doctor.log" >&2
+    exit 1
+fi
 # The parameters that tune-N measures are for the record; choices are made with the built-in ones.
 export IRIS_TUNING=off NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 left=

@@ -93,8 +93,8 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "IRIS_NCCL",
-        doc: "path of the NCCL library, or of its folder, used as a benchmark's baseline; default: the \
-              usual places are searched",
+        doc: "path of the NCCL library, or of its folder, which moves data between nodes of GPUs and is a \
+              benchmark's baseline; default: the usual places are searched",
         agreed: false,
     },
     Variable {
@@ -202,6 +202,12 @@ impl Settings {
                 _ => return Err(wrong("IRIS_NETWORK_GBIT", &text, "a number from 1 to 100000")),
             };
         }
+        // Kernels read this variable themselves, where a wrong value could not be reported.
+        if let Some(text) = read("IRIS_DELAY")?
+            && !text.parse().is_ok_and(|us: u64| us <= MOST_DELAY)
+        {
+            return Err(wrong("IRIS_DELAY", &text, "a number of microseconds, at most 1000000"));
+        }
         Ok(settings)
     }
 
@@ -253,6 +259,8 @@ impl Settings {
     }
 }
 
+/// Largest value of `IRIS_DELAY`, in microseconds.
+const MOST_DELAY: u64 = 1_000_000;
 /// Largest factor by which deadlines may be multiplied.
 const MOST: f64 = 1e6;
 const FACTOR: &str = "a factor above 0, at most 1e6";

@@ -44,7 +44,7 @@ struct Measured<'a> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     match options.backend {
         BackendKind::Cpu => on_cpu(options),
-        _ => gpu_bench::main(options, &mut Sink::new(options)?),
+        _ => gpu_bench::main(options),
     }
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct Options {
     /// Element type: f32, f16 or bf16 [default: f32].
     #[arg(long, requires = "op", value_parser = dtype)]
     dtype: Option<DType>,
-    /// Variant: auto, or a name from the README's table [default: auto].
+    /// Variant: auto, or a name that `iris plan OP` or docs/operators.md lists [default: auto].
     #[arg(long, requires = "op")]
     variant: Option<String>,
     /// Dimension of A that is split over the ranks, for all-gather-matmul [default: rows].
@@ -141,7 +141,7 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
 }
 
 /// Maximum number of timed calls, because all their times are kept in memory.
-const MOST_CALLS: usize = 1_000_000;
+pub(crate) const MOST_CALLS: usize = 1_000_000;
 
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {

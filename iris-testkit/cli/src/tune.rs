@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 
 use crate::bench::origin::provenance;
 use crate::device::Device;
-use crate::errors::unread;
+use crate::errors::{unread, usage};
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::operator::MOST_CALLS;
 use crate::problem::Problem;
 use crate::progress::Progress;
 use machine::Case;
@@ -64,6 +65,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         unread("tuning of the CPU", &[("--limit", limit)])?;
     } else {
         unread("tuning of GPUs", &[("--iters", iters.map(|iters| iters.to_string()))])?;
+    }
+    let most = iris_heap::MAX_RANKS;
+    if let Some(ranks) = ranks.iter().find(|&&ranks| !(2..=most).contains(&ranks)) {
+        return Err(usage("--ranks", ranks, format!("numbers from 2 to {most}")));
+    }
+    if let Some(iters) = iters.filter(|iters| !(1..=MOST_CALLS).contains(iters)) {
+        return Err(usage("--iters", iters, format!("at least 1 and at most {MOST_CALLS}")));
     }
     let worlds = match &ranks[..] {
         [] if host => vec![2, 4],

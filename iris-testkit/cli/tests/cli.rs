@@ -138,6 +138,8 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["run", "--trace", "no/such/file", "--json"], &["trace no/such/file", "be written"]),
         (&["run", "--trace", "layer.svg"], &["trace layer.svg is a chart", "one operator"]),
         (&["bench", "--json", "/proc/no/file"], &["/proc/no/file", "be written"]),
+        (&["tune", "--iters", "0"], &["--iters is 0", "at least 1"]),
+        (&["tune", "--ranks", "2,1"], &["--ranks is 1", "from 2 to 64"]),
         (&["run", "all-reduce", "--shard", "columns"], &["--shard", "rows"]),
         (&["run", "matmul-all-reduce", "--variant", "ring"], &["ring", "two_shot"]),
         (&["run", "broadcast", "--variant", "one_shot"], &["one_shot", "push"]),

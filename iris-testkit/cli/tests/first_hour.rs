@@ -23,6 +23,21 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Tests that values which stop or change programs are named: by the doctor, and where they are
+/// read.
+#[test]
+fn wrong_values_of_variables_are_named() {
+    let output = iris(&["doctor", "--no-links"], &[("IRIS_TUNING", "/no/such/file")]);
+    assert!(text(&output.stdout).contains("/no/such/file is not there"), "{output:?}");
+    let run = ["run", "barrier", "--ranks", "1"];
+    for wrong in ["x", "20us", "-5", "1000001"] {
+        let output = iris(&run, &[("IRIS_DELAY", wrong)]);
+        let error = text(&output.stderr);
+        let named = error.contains(&format!("IRIS_DELAY={wrong}: expected a number"));
+        assert!(output.status.code() == Some(2) && named, "{error}");
+    }
+}
+
 /// Tests the output of the doctor: one line per check and a verdict, all of which fit a screen, and
 /// no text twice.
 #[test]

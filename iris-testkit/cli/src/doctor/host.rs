@@ -80,6 +80,10 @@ pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
     let details: Vec<_> = path.iter().map(|path| path.display().to_string()).collect();
     let finding = match path {
         None => Finding::new(State::None, "tuning", "built-in figures"),
+        Some(path) if !path.exists() && std::env::var_os("IRIS_TUNING").is_some() => {
+            Finding::new(State::Error, "tuning", format!("{} is not there", path.display()))
+                .remedy("`iris tune` makes it; or set IRIS_TUNING=off, or unset it")
+        }
         Some(path) if !path.exists() => {
             Finding::new(State::None, "tuning", format!("none for {} ranks", ranks.size))
                 .remedy(format!("`iris tune --backend {kind}` measures this machine"))

@@ -120,12 +120,14 @@ enum Beside {
 }
 
 /// Measures the cases, prints the results, and returns whether nothing failed.
-pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
+pub(crate) fn main(options: &Options) -> Result<bool> {
     let kind = options.backend;
     let shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
     if let Some(reason) = harness::missing_gpus(kind, 1)? {
         return skipped(&reason);
     }
+    // A file of earlier results is replaced only if there is something to measure.
+    let mut sink = Sink::new(options)?;
     let devices = kind.devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
     let place = Place::new(ranks, true)?.on_nodes(options.nodes, kind)?;
@@ -180,7 +182,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let begun = watch(options.limit)?;
     // Record and result lines so far, and for each operator the time at which its measurement
     // ended.
-    let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
+    let measured = Mutex::new((&mut sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(place, (&vendors, options.windows), &shapes, &|_, lines| {
         for mut line in lines {
