@@ -3,7 +3,7 @@ use std::ops::Range;
 use super::Launch;
 use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Rows, Strip};
-use crate::{End, Memory, Span, Stop, Workgroup, divergent};
+use crate::{Channel, End, Memory, Span, Stop, Workgroup, divergent};
 
 /// Numbers of items that ranks send each other. An item is the data of one pair of LL words, eight
 /// bytes; the last item of a message may be padded. All functions are pure and depend only on
@@ -53,32 +53,27 @@ pub fn exchange<M: Memory + ?Sized>(
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // A message that has items also has a header, whose pairs come before those of the items.
-    let used = |peer| match exchange.sent(me, peer) {
-        0 => 0,
-        items => HEAD + items,
-    };
+    let heads = Heads::new(launch.channel, |from, to| exchange.sent(from, to));
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
-    let result = steps(&mut wg, exchange, body);
-    wg.finish_push(End::Advance, result, used)
+    let result = steps(&mut wg, exchange, &heads, body);
+    wg.finish_push(End::Advance, result, |peer| heads.used(peer, exchange.sent(me, peer)))
 }
 
 fn steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     exchange: &impl Exchange,
+    heads: &Heads,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
-    let to = members(channel.size, |peer| exchange.sent(me, peer) > 0);
-    let from = members(channel.size, |source| exchange.sent(source, me) > 0);
-    wg.begin_push(to)?;
+    wg.begin_push(heads.to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
     // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
     // a waiting thread could hold up pushes that peers wait for.
     divergent(m, || {
-        wg.push_head(to);
+        wg.push_head(heads.to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
         for item in wg.share_of_threads(most.unwrap_or(0)) {
             for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
@@ -88,7 +83,7 @@ fn steps<M: Memory + ?Sized>(
     });
     m.end(Span::Signal);
     let taken = divergent(m, || {
-        wg.wait_head(from, ll::SOURCES)?;
+        wg.wait_head(heads.from, ll::SOURCES)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
         wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
@@ -109,11 +104,11 @@ pub fn exchange_rows<M: Memory + ?Sized>(
     rows: &Rows,
     body: &mut impl LlRows,
 ) -> Result<(), Stop> {
-    let used = if rows.items == 0 { 0 } else { HEAD + rows.items };
+    let heads = Heads::all(launch.channel);
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = row_steps(&mut wg, rows, body);
-    wg.finish_push(End::Advance, result, |_| used)
+    wg.finish_push(End::Advance, result, |peer| heads.used(peer, rows.items))
 }
 
 fn row_steps<M: Memory + ?Sized>(
@@ -122,7 +117,7 @@ fn row_steps<M: Memory + ?Sized>(
     body: &mut impl LlRows,
 ) -> Result<(), Stop> {
     let m = wg.m;
-    let all = members(wg.channel.size, |_| rows.items > 0);
+    let all = Heads::all(wg.channel).to;
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
@@ -282,32 +277,28 @@ pub fn two_shot_ll<M: Memory + ?Sized>(
     body: &mut impl LlParts,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    let used = |peer| match parts.sent(me, peer) {
-        0 => 0,
-        items => HEAD + items,
-    };
+    let heads = Heads::new(launch.channel, |from, to| parts.sent(from, to));
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
-    let result = two_shot_steps(&mut wg, parts, body);
-    wg.finish_push(End::Advance, result, used)
+    let result = two_shot_steps(&mut wg, parts, &heads, body);
+    wg.finish_push(End::Advance, result, |peer| heads.used(peer, parts.sent(me, peer)))
 }
 
 fn two_shot_steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     parts: &Parts,
+    heads: &Heads,
     body: &mut impl LlParts,
 ) -> Result<(), Stop> {
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let (own, longest) = (parts.part(me), parts.longest());
-    let to = members(channel.size, |peer| parts.sent(me, peer) > 0);
-    let from = members(channel.size, |source| parts.sent(source, me) > 0);
-    wg.begin_push(to)?;
+    wg.begin_push(heads.to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
     // All threads of a wave complete each step before any of these threads begins the next one, as
     // in an exchange.
     divergent(m, || {
-        wg.push_head(to);
+        wg.push_head(heads.to);
         for item in wg.share_of_threads(longest) {
             for peer in channel.peers().filter(|&peer| item < parts.contributed(me, peer)) {
                 let data = body.give(parts.part(peer).start + item);
@@ -317,7 +308,7 @@ fn two_shot_steps<M: Memory + ?Sized>(
     });
     m.end(Span::Signal);
     let finished = divergent(m, || {
-        wg.wait_head(from, ll::SOURCES)?;
+        wg.wait_head(heads.from, ll::SOURCES)?;
         wg.share_of_threads(own.len() as u32).try_for_each(|item| {
             let at = own.start + item;
             body.begin(at);
@@ -347,6 +338,37 @@ fn two_shot_steps<M: Memory + ?Sized>(
         })
     });
     wg.leave_together(kept)
+}
+
+/// Peers with which a rank exchanges headers: those to which it sends items (`to`) and those which
+/// send it some (`from`). If its message is empty, it exchanges headers with all peers, so that a peer
+/// whose message is not empty is told of the difference.
+struct Heads {
+    to: Members,
+    from: Members,
+}
+
+impl Heads {
+    fn new(channel: &Channel, sent: impl Fn(u32, u32) -> u32) -> Heads {
+        let (me, size) = (channel.rank, channel.size);
+        let to = members(size, |peer| peer != me && sent(me, peer) > 0);
+        let from = members(size, |peer| peer != me && sent(peer, me) > 0);
+        match (to.bits() | from.bits()) == 0 {
+            true => Heads::all(channel),
+            false => Heads { to, from },
+        }
+    }
+
+    /// All ranks, unless the channel has no room for headers.
+    fn all(channel: &Channel) -> Heads {
+        let all = members(channel.size, |_| channel.pair_count > 0);
+        Heads { to: all, from: all }
+    }
+
+    /// Number of pairs that the call uses for `peer`, to which it sends `items` items.
+    fn used(&self, peer: u32, items: u32) -> u32 {
+        if self.to.contains(peer) { HEAD + items } else { 0 }
+    }
 }
 
 /// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in

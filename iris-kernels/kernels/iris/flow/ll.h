@@ -15,6 +15,31 @@ namespace iris::flow {
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item
 
+/// Peers with which this rank exchanges headers: those to which it sends items (`to`) and those
+/// which send it some (`from`). If its message is empty, it exchanges headers with all peers, so that
+/// a peer whose message is not empty is told of the difference.
+struct Heads {
+    Members to{0}, from{0};
+    template <class Exchange> IRIS_DEVICE Heads(const Workgroup& wg, const Exchange& exchange) {
+        const u32 me = wg.rank();
+        IRIS_NO_UNROLL
+        for (u32 rank = 0; rank < wg.size(); ++rank) {
+            to.bits |= u64(rank != me && exchange.sent(me, rank) > 0) << rank;
+            from.bits |= u64(rank != me && exchange.sent(rank, me) > 0) << rank;
+        }
+        if ((to.bits | from.bits) == 0) *this = all(wg);
+    }
+    /// All ranks, unless the channel has no room for headers.
+    static IRIS_DEVICE Heads all(const Workgroup& wg) {
+        return Heads(wg.m.channel.pair_count == 0 ? Members{0} : Members::all(wg.size()));
+    }
+    /// Number of pairs that the call uses for `peer`, to which it sends `items` items.
+    IRIS_DEVICE u32 used(u32 peer, u32 items) const { return to.contains(peer) ? ll::HEAD + items : 0; }
+
+  private:
+    IRIS_DEVICE explicit Heads(Members all) : to(all), from(all) {}
+};
+
 /// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
 /// ascending order of ranks; false on failure. `item` is the number of the wait in a trace.
 template <u32 N, class Sends, class Take>
@@ -35,30 +60,28 @@ IRIS_DEVICE bool take_pair(Workgroup& wg, u32 pair, u32 item, Sends sends, Take 
 
 /// Steps of exchange() for the items of this thread: push, then take; false on failure.
 template <u32 N, class Exchange, class Body>
-IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
+IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const Heads& heads,
+                                Body& body) {
     const ll::Share share = wg.share_of_threads();
     const u32 me = wg.rank(), size = wg.size();
     const Call call = wg.call();
-    Members to{0}, from{0};
     u32 pushed = 0, taken = 0;
     IRIS_NO_UNROLL
     for (u32 rank = 0; rank < size; ++rank) {
         const u32 out = exchange.sent(me, rank), in = exchange.sent(rank, me);
-        to.bits |= u64(out > 0) << rank;
-        from.bits |= u64(in > 0) << rank;
         if (rank != me && out > pushed) pushed = out;
         if (in > taken) taken = in;
     }
     // The items are loaded while the thread waits for the peers' credits (permission to write to
     // their slots).
     if (share.first < pushed) body.load(1, share.first);
-    if (!wg.begin_push(to)) return false;
+    if (!wg.begin_push(heads.to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
     // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
     // a waiting thread could hold up pushes that peers wait for.
     port::divergent([&]() IRIS_INLINE {
-        wg.push_head(to);
+        wg.push_head(heads.to);
         IRIS_NO_UNROLL
         for (u32 item = share.first; item < pushed; item = share.next(item)) {
             IRIS_NO_UNROLL
@@ -79,7 +102,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     });
     wg.trace.end(Span::Signal);
     const bool through = port::divergent([&]() IRIS_INLINE {
-        bool passed = wg.template wait_head<N>(from);
+        bool passed = wg.template wait_head<N>(heads.from);
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < taken; item = share.next(item)) {
             body.begin(item);
@@ -103,12 +126,10 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N>(wg, exchange, body);
+    const Heads heads(wg, exchange);
+    const bool result = exchange_steps<N>(wg, exchange, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // Number of pairs that the call has used for `peer`: none for an empty message, otherwise
-        // the pairs of the header and of the items.
-        const u32 items = exchange.sent(wg.rank(), peer);
-        return items == 0 ? 0 : ll::HEAD + items;
+        return heads.used(peer, exchange.sent(wg.rank(), peer));
     });
 }
 
@@ -141,7 +162,7 @@ IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
 template <bool PAIR, class Body>
 IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
-    const Members all{rows.items == 0 ? 0 : Members::all(wg.size()).bits};
+    const Members all = Heads::all(wg).to;
     const ll::RowShare share = wg.share_of_rows();
     const auto batch_of = [&](u32 row, u32 number) IRIS_INLINE {
         return share.template batch<ITEMS, PIECE>(rows, row, number);
@@ -223,8 +244,8 @@ template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body& body) {
     Workgroup wg(launch);
     const bool result = row_steps<PAIR>(wg, rows, body);
-    const u32 used = rows.items == 0 ? 0 : ll::HEAD + rows.items;
-    return wg.finish_push(End::Advance, result, [&](u32) { return used; });
+    return wg.finish_push(End::Advance, result,
+                          [&](u32 peer) { return Heads::all(wg).used(peer, rows.items); });
 }
 
 /// Division of a message into parts for two_shot_ll(): an owner receives the contributions to its
@@ -267,16 +288,10 @@ struct Parts {
 
 /// Steps of two_shot_ll() for the items of this thread; false on failure.
 template <u32 N, class Body>
-IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body) {
+IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Heads& heads, Body& body) {
     const ll::Share share = wg.share_of_threads();
     const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
     const Call call = wg.call();
-    Members to{0}, from{0};
-    IRIS_NO_UNROLL
-    for (u32 rank = 0; rank < size; ++rank) {
-        to.bits |= u64(parts.sent(me, rank) > 0) << rank;
-        from.bits |= u64(parts.sent(rank, me) > 0) << rank;
-    }
     const auto load = [&](u32 item, u32 first) IRIS_INLINE {
         IRIS_UNROLL
         for (u32 i = 0; i < N; ++i) {
@@ -288,13 +303,13 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body
     // The items are loaded while the thread waits for the peers' credits (permission to write to
     // their slots).
     if (share.first < longest) load(share.first, 1);
-    if (!wg.begin_push(to)) return false;
+    if (!wg.begin_push(heads.to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
     // All threads of a wave complete each step before any of these threads begins the next one, as
     // in an exchange.
     port::divergent([&]() IRIS_INLINE {
-        wg.push_head(to);
+        wg.push_head(heads.to);
         IRIS_NO_UNROLL
         for (u32 item = share.first; item < longest; item = share.next(item)) {
             IRIS_NO_UNROLL
@@ -315,7 +330,7 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body
     });
     wg.trace.end(Span::Signal);
     const bool finished = port::divergent([&]() IRIS_INLINE {
-        bool passed = wg.template wait_head<N>(from);
+        bool passed = wg.template wait_head<N>(heads.from);
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < own; item = share.next(item)) {
             const u32 at = parts.first(me) + item;
@@ -369,10 +384,10 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, Body& body
 template <u32 N, class Body>
 IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, Body& body) {
     Workgroup wg(launch);
-    const bool result = two_shot_ll_steps<N>(wg, parts, body);
+    const Heads heads(wg, parts);
+    const bool result = two_shot_ll_steps<N>(wg, parts, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        const u32 items = parts.sent(wg.rank(), peer);
-        return items == 0 ? 0 : ll::HEAD + items;
+        return heads.used(peer, parts.sent(wg.rank(), peer));
     });
 }
 
