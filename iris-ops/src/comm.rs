@@ -123,6 +123,9 @@ summands!(f32, half::f16, half::bf16);
 /// A call is enqueued on the communicator's stream and returns at once. A call with host memory, on
 /// the CPU, returns when it is complete, because it borrows the memory only for its own duration.
 ///
+/// Ranks compare their calls, and different ones are an error that names both, with two exceptions:
+/// lengths of one-byte types that need equally many words of four bytes, and roots of a broadcast.
+///
 /// A call with more bytes than [`Options::max_bytes`] is split into several launches.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,

@@ -131,7 +131,8 @@ impl Connection {
             // The timeout is never zero, because zero would mean no timeout.
             let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
             let sent = self.socket.set_write_timeout(Some(rest));
-            let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
+            let sent = sent.and_then(|()| outbox.flush_until(&self.socket, Some(until)));
+            let Err(error) = sent else {
                 return Ok(());
             };
             let crowded = crowded(&error);

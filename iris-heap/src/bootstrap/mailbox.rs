@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -70,6 +70,16 @@ impl Outbox {
     /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
     /// `WouldBlock`, the unsent bytes can be sent by a later call.
     pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
+        self.flush_until(socket, None)
+    }
+
+    /// Writes as [`Outbox::flush`] does, but fails with `TimedOut` if frames are left at `until`,
+    /// however slowly the peer reads.
+    pub(crate) fn flush_until(
+        &mut self,
+        socket: &impl AsFd,
+        until: Option<Instant>,
+    ) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front_mut() {
             if let (Some(sealer), None) = (&mut self.sealer, self.sealed_from) {
                 self.sealed_from = Some(sealer.next());
@@ -105,6 +115,9 @@ impl Outbox {
             if self.bytes_sent == packet.bytes.len() {
                 self.packets.pop_front();
                 (self.bytes_sent, self.descriptors_sent, self.sealed_from) = (0, 0, None);
+            }
+            if !self.packets.is_empty() && until.is_some_and(|until| Instant::now() >= until) {
+                return Err(std::io::ErrorKind::TimedOut.into());
             }
         }
         Ok(())

@@ -94,6 +94,9 @@ impl Comm {
     /// Copies `input` of rank `root` to `output` on all ranks, the root included. The input of
     /// other ranks may be `None` and is not read.
     ///
+    /// All ranks must pass the same `root`. Two ranks that each take themselves for the root of a
+    /// small message wait for nobody, so this is not always an error.
+    ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
     /// root without input.
