@@ -184,7 +184,7 @@ impl Problem {
 /// Whether `auto` may choose a form. The form must have run on such a device with this number of
 /// ranks, accept A in any memory, and add in a fixed order; and the device must support it.
 fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
-    let ran = ranks.tuning().has_run(form.variant, ranks.device, ranks.size);
+    let ran = ranks.tuning().allows(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
     // A tile that the caller chose would change the parts of a message that copy engines send or a
     // GEMM stores. For such parts there are no measurements.

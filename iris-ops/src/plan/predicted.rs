@@ -39,10 +39,13 @@ impl Plan {
     }
 
     /// Whether the variant for calls of this size has passed the test suite and the stress test on
-    /// this architecture with this number of ranks. `auto` chooses only such variants.
+    /// this architecture with this number of ranks. `auto` chooses only such variants. Where none
+    /// has, it chooses among those in which nothing depends on the architecture or on the number of
+    /// ranks.
     pub fn has_run(&self, size: usize) -> bool {
-        let (device, variant) = (self.ranks.device, self.at(size).variant);
-        self.alone() || self.ranks.tuning().has_run(variant, device, self.ranks.size)
+        let (device, world, tuning) = (self.ranks.device, self.ranks.size, self.ranks.tuning());
+        let here = tuning.has_run_any(device, world);
+        self.alone() || here && tuning.allows(self.at(size).variant, device, world)
     }
 
     /// Path and digest of the tuning file of this machine that the plan used; `None` for built-in

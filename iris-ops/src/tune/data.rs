@@ -184,9 +184,15 @@ impl Tuning {
         !own && device.name.split_whitespace().all(|word| word != self.of)
     }
 
-    /// Whether a variant has run with this number of ranks on such a device, so that `auto` may
-    /// choose it.
-    pub(crate) fn has_run(&self, variant: Variant, device: Device, world: usize) -> bool {
+    /// Whether anything has run with this number of ranks on such a device.
+    pub(crate) fn has_run_any(&self, device: Device, world: usize) -> bool {
+        device.backend.traits().host_threads
+            || self.ran(device, world).any(|ran| ran.worlds.is_some())
+    }
+
+    /// Whether `auto` may choose a variant: it has run with this number of ranks on such a device,
+    /// or nothing in it depends on either.
+    pub(crate) fn allows(&self, variant: Variant, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.variants.contains(&variant))
     }
 
@@ -229,10 +235,15 @@ mod tests {
     fn a_program_is_taken_where_it_has_run() {
         let [h200, a100] = ["h200", "a100"].map(|name| Device::named(name).unwrap());
         let tuning = Tuning::of(h200);
-        let ran = |variant, device| [2, 3, 4].map(|world| tuning.has_run(variant, device, world));
+        let ran = |variant, device| [2, 3, 4].map(|world| tuning.allows(variant, device, world));
         assert_eq!(ran(Variant::Epilogue, h200), [true, false, true]);
         assert_eq!(ran(Variant::CopyEngine, a100), [false; 3]);
         assert_eq!(ran(Variant::TwoShot, a100), [true; 3]);
+        let any = |device| [2, 3, 9].map(|world| Tuning::of(device).has_run_any(device, world));
+        assert_eq!(any(h200), [true, true, false]);
+        assert_eq!(any(a100), [false; 3]);
+        assert_eq!(any(Device::named("mi300x").unwrap()), [false; 3]);
+        assert_eq!(any(Device::host()), [true; 3]);
         assert!(!tuning.stands_in_for(h200) && tuning.stands_in_for(a100));
         assert!(!Tuning::of(Device::host()).stands_in_for(Device::host()));
     }
