@@ -138,7 +138,7 @@ struct Preference {
 
 std::mutex lock;
 /// Objects of the library, such as layouts, that were created and not yet destroyed.
-std::set<void*> live;
+auto& live = *new std::set<void*>;
 std::atomic<int> handles = 0;
 /// Number of objects that were ever created, and number of rows (set by a test) for which products
 /// are refused.

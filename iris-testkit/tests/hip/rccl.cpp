@@ -68,7 +68,7 @@ using Shared = std::shared_ptr<Communicator>;
 
 std::mutex lock;
 /// Communicators that were neither aborted nor destroyed.
-std::map<const void*, Shared> live;
+auto& live = *new std::map<const void*, Shared>;
 Shared find(const void* handle) {
     std::lock_guard guard(lock);
     const auto found = live.find(handle);

@@ -66,12 +66,14 @@ bool can_access(int device, int peer) {
 }
 int units() { return std::stoi(setting("FAKE_HIP_UNITS", "8")); }
 
+// State of the runtime is never destroyed, because threads of the program and of this library may
+// still use it while the process ends.
 std::mutex lock;
 thread_local int current = 0;
 thread_local u32 capture_mode = 0;
 
 void note(const std::string& line) {
-    static const std::string file = setting("FAKE_HIP_LOG", "");
+    static const std::string& file = *new std::string(setting("FAKE_HIP_LOG", ""));
     if (file.empty()) return;
     std::ofstream(file, std::ios::app) << line + "\n";
 }
@@ -89,8 +91,8 @@ struct Memory {
     int device, file;
     bool opened;
 };
-std::map<u64, Memory> memory;
-std::set<std::pair<int, int>> peers;
+auto& memory = *new std::map<u64, Memory>;
+auto& peers = *new std::set<std::pair<int, int>>;
 
 /// Finds the allocation that contains all `bytes` bytes at `address`; null if none does.
 const Memory* of(u64 address, u64 bytes) {
@@ -184,8 +186,8 @@ struct Event {
     std::shared_ptr<Mark> last;
 };
 
-std::set<Stream*> streams;
-std::set<Event*> events;
+auto& streams = *new std::set<Stream*>;
+auto& events = *new std::set<Event*>;
 bool known(Stream* stream) {
     std::lock_guard guard(lock);
     return streams.count(stream) != 0;
