@@ -63,7 +63,7 @@ fn plants() -> Vec<Plant> {
         ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", LL),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
-        ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu iris_zero"),
+        ("iris/flow/accumulate.h", "body.zero(tile)", "all_reduce.cu iris_zero"),
         ("iris/flow/copied.h", "wg.push_copied(peer, first + part);", COPIES),
         (
             "iris/flow/deliver.h",
