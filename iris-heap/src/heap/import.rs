@@ -69,8 +69,8 @@ impl SymmetricHeap {
     /// Until the slice is freed, or the heap is closed and dropped on all ranks, the memory stays
     /// valid for reads and writes by any thread. [`SymmetricHeap::free`] waits for work that was
     /// enqueued before it, but not for other threads: if they still read, write or enqueue work on
-    /// the slice, the memory stays valid until they have ended. It is accessed through the heap only, or by the
-    /// caller at times that it orders with the other ranks.
+    /// the slice, the memory stays valid until they have ended. It is accessed through the heap
+    /// only, or by the caller at times that it orders with the other ranks.
     #[track_caller]
     pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
         let _step = self.step("import of memory")?;

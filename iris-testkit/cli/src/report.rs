@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use iris_heap::BackendKind;
 use iris_testkit::say;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 
 use crate::errors::usage;
 
@@ -89,7 +89,14 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<(String, bool)> {
     writeln!(file, "\n=== iris {}", step.join(" "))?;
     let begun = Instant::now();
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    // If this program is ended, as by Ctrl-C, the system ends the step, and with it its ranks.
+    #[allow(unsafe_code, reason = "a system call between fork and exec")]
+    // SAFETY: the closure makes one system call, which is allowed between fork and exec.
+    unsafe {
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+    }
+    let mut child = command
         .args(step)
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)

@@ -783,3 +783,36 @@ fn a_report_is_one_file_with_every_step() {
     let refused = refused(&["report", "--backend", "cpu", "--out", "/nowhere/report.txt"]);
     assert!(refused.contains("/nowhere/report.txt"), "{refused}");
 }
+
+#[test]
+fn a_report_that_is_interrupted_ends_its_step() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.txt");
+    let mut report = Command::new(env!("CARGO_BIN_EXE_iris"))
+        .args(["report", "--backend", "cpu", "--out", file.to_str().unwrap()])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(5));
+    let written = || std::fs::read_to_string(&file).unwrap_or_default();
+    while !written().contains("=== iris test") {
+        pause();
+    }
+    let own = report.id();
+    let step = loop {
+        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap();
+        match children.split_whitespace().next() {
+            Some(step) => break step.to_owned(),
+            None => pause(),
+        }
+    };
+    kill_process(Pid::from_child(&report), Signal::INT).unwrap();
+    assert_eq!(report.wait().unwrap().code(), None);
+    // A step that has ended stays as a zombie if nobody waits for it, as in a container.
+    let stat = || std::fs::read_to_string(format!("/proc/{step}/stat")).unwrap_or_default();
+    while !stat().is_empty() && !stat().contains(") Z ") {
+        pause();
+    }
+    assert!(!written().contains("0 failed"), "the step has ended by itself: {}", written());
+}

@@ -85,16 +85,6 @@ impl Record {
         self.groups().into_iter().map(of).collect()
     }
 
-    /// Relative errors of the predicted times, sorted. Products on the tile core are left out; they
-    /// count only in the regret.
-    pub(super) fn errors(&self, machine: &Machine) -> Vec<f64> {
-        let counted = self.rows.iter().filter(|row| !row.is_tile_core());
-        let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
-        let mut errors: Vec<f64> = errors.collect();
-        errors.sort_by(f64::total_cmp);
-        errors
-    }
-
     /// Regret of each shape that has several variants: the chosen variant's time compared with the
     /// fastest one's.
     pub(super) fn regrets(&self, machine: &Machine) -> Vec<Regret> {
@@ -120,8 +110,8 @@ impl Record {
     }
 }
 
-/// Relative errors of the predicted times for these rows, sorted; products on the tile core are
-/// left out.
+/// Relative errors of the predicted times for these rows, sorted. Products on the tile core are left
+/// out; they count only in the regret.
 pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
     let counted = rows.iter().filter(|row| !row.is_tile_core());
     let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
@@ -182,7 +172,7 @@ pub(super) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
         }
     };
     for record in &all {
-        let (errors, regrets) = (record.errors(&machine), record.regrets(&machine));
+        let (errors, regrets) = (errors(&record.rows, &machine), record.regrets(&machine));
         let (mean, worst) = summary(regrets.iter().map(Regret::times));
         say!(
             "{}: {} rows, error {:.1} % (median), {:.1} % (p90); {} shapes, regret {mean:.4} (mean), {worst:.3} (worst)",
@@ -240,7 +230,7 @@ mod tests {
         let (two, four) = (record("1e41d4f, 2 ranks"), record("5270d58, 4 ranks"));
         let rows: Vec<_> = two.rows.iter().collect();
         let machine = fitted(&rows, &h200());
-        let error = quantile(&four.errors(&machine), 0.5);
+        let error = quantile(&errors(&four.rows, &machine), 0.5);
         let (mean, worst) = summary(four.regrets(&machine).iter().map(Regret::times));
         assert!(error <= 0.10 && mean <= 1.02 && worst <= 1.10, "{error} {mean} {worst}");
     }
