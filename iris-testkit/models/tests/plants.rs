@@ -59,7 +59,7 @@ fn plants() -> Vec<Plant> {
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
         ("iris/body/ll.h", "of_result(source).store(item, data);", LL),
         ("iris/copy.h", "if (rows <= 1 || (to_ld == cols", "all_gather.cu"),
-        ("iris/flow/ll.h", "Members to{0}, from{0};", LL),
+        ("iris/flow/ll.h", "const ll::Share share = wg.share_of_threads();", LL),
         ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", LL),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
