@@ -66,23 +66,11 @@ fn steps<M: Memory + ?Sized>(
     heads: &Heads,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
-    let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
-    wg.begin_push(heads.to)?;
-    m.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
-    divergent(m, || {
-        wg.push_head(heads.to);
-        let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
-        for item in wg.share_of_threads(most.unwrap_or(0)) {
-            for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
-                ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
-            }
-        }
-    });
-    m.end(Span::Signal);
-    let taken = divergent(m, || {
+    let (channel, me) = (wg.channel, wg.channel.rank);
+    let most = channel.peers().map(|peer| exchange.sent(me, peer)).max().unwrap_or(0);
+    let sent = |peer| exchange.sent(me, peer);
+    push_items(wg, heads.to, most, sent, |peer, item| body.give(peer, item))?;
+    let taken = divergent(wg.m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
         wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
@@ -292,21 +280,9 @@ fn two_shot_steps<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let (own, longest) = (parts.part(me), parts.longest());
-    wg.begin_push(heads.to)?;
-    m.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave complete each step before any of these threads begins the next one, as
-    // in an exchange.
-    divergent(m, || {
-        wg.push_head(heads.to);
-        for item in wg.share_of_threads(longest) {
-            for peer in channel.peers().filter(|&peer| item < parts.contributed(me, peer)) {
-                let data = body.give(parts.part(peer).start + item);
-                ll::push(m, channel, call, peer, HEAD + item, data);
-            }
-        }
-    });
-    m.end(Span::Signal);
+    let sent = |peer| parts.contributed(me, peer);
+    push_items(wg, heads.to, longest, sent, |peer, item| body.give(parts.part(peer).start + item))?;
+    // All threads of a wave complete each step before any of these threads begins the next one.
     let finished = divergent(m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         wg.share_of_threads(own.len() as u32).try_for_each(|item| {
@@ -316,8 +292,7 @@ fn two_shot_steps<M: Memory + ?Sized>(
             take_pair(wg, HEAD + item, at, sends, |source, data| body.take(source, at, data))?;
             let data = body.end(at);
             for peer in channel.peers().filter(|&peer| item < parts.finished(me, peer)) {
-                let pair = HEAD + parts.contributed(me, peer) + item;
-                ll::push(m, channel, call, peer, pair, data);
+                ll::push(m, channel, call, peer, HEAD + sent(peer) + item, data);
             }
             Ok(())
         })
@@ -369,6 +344,33 @@ impl Heads {
     fn used(&self, peer: u32, items: u32) -> u32 {
         if self.to.contains(peer) { HEAD + items } else { 0 }
     }
+}
+
+/// Announce the entry and push the headers, and the items of this thread: item after item, each to
+/// all peers. `most` is the largest number of items for a peer, `sent(peer)` the number for one.
+fn push_items<M: Memory + ?Sized>(
+    wg: &mut Workgroup<'_, M>,
+    heads: Members,
+    most: u32,
+    sent: impl Fn(u32) -> u32,
+    mut give: impl FnMut(u32, u32) -> [u32; 2],
+) -> Result<(), Stop> {
+    let (m, channel, call) = (wg.m, wg.channel, wg.call());
+    wg.begin_push(heads)?;
+    m.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
+    divergent(m, || {
+        wg.push_head(heads);
+        for item in wg.share_of_threads(most) {
+            for peer in channel.peers().filter(|&peer| item < sent(peer)) {
+                ll::push(m, channel, call, peer, HEAD + item, give(peer, item));
+            }
+        }
+    });
+    m.end(Span::Signal);
+    Ok(())
 }
 
 /// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in

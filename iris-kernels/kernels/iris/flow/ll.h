@@ -20,25 +20,73 @@ namespace iris::flow {
 /// a peer whose message is not empty is told of the difference.
 struct Heads {
     Members to{0}, from{0};
+    /// Largest number of items that this rank sends to a peer, and that a rank sends to this one.
+    u32 pushed = 0, taken = 0;
+
     template <class Exchange> IRIS_DEVICE Heads(const Workgroup& wg, const Exchange& exchange) {
         const u32 me = wg.rank();
         IRIS_NO_UNROLL
         for (u32 rank = 0; rank < wg.size(); ++rank) {
-            to.bits |= u64(rank != me && exchange.sent(me, rank) > 0) << rank;
-            from.bits |= u64(rank != me && exchange.sent(rank, me) > 0) << rank;
+            const u32 out = exchange.sent(me, rank), in = exchange.sent(rank, me);
+            if (in > taken) taken = in;
+            if (rank == me) continue;
+            if (out > pushed) pushed = out;
+            to.bits |= u64(out > 0) << rank;
+            from.bits |= u64(in > 0) << rank;
         }
-        if ((to.bits | from.bits) == 0) *this = all(wg);
+        if ((to.bits | from.bits) == 0) to = from = all(wg);
     }
     /// All ranks, unless the channel has no room for headers.
-    static IRIS_DEVICE Heads all(const Workgroup& wg) {
-        return Heads(wg.m.channel.pair_count == 0 ? Members{0} : Members::all(wg.size()));
+    static IRIS_DEVICE Members all(const Workgroup& wg) {
+        return wg.m.channel.pair_count == 0 ? Members{0} : Members::all(wg.size());
     }
-    /// Number of pairs that the call uses for `peer`, to which it sends `items` items.
-    IRIS_DEVICE u32 used(u32 peer, u32 items) const { return to.contains(peer) ? ll::HEAD + items : 0; }
-
-  private:
-    IRIS_DEVICE explicit Heads(Members all) : to(all), from(all) {}
 };
+
+/// Number of pairs that a call uses for `peer`, to which it sends `items` items and, if the peer is
+/// one of `heads`, a header.
+IRIS_DEVICE u32 used_pairs(Members heads, u32 peer, u32 items) {
+    return heads.contains(peer) ? ll::HEAD + items : 0;
+}
+
+/// Announce the entry and push the headers, and the items of this thread: item after item, each to
+/// all peers. Returns false if the call cannot be finished. `most` is the largest number of items
+/// for a peer, `sent(peer)` the number for one; `load(first, item)` and `give(i, peer, item, data)`
+/// are those of Body in an exchange.
+template <u32 N, class Sent, class Load, class Give>
+IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
+    const ll::Share share = wg.share_of_threads();
+    const u32 size = wg.size();
+    // The items are loaded while the thread waits for the peers' credits (permission to write to
+    // their slots).
+    if (share.first < most) load(1, share.first);
+    if (!wg.begin_push(heads)) return false;
+    wg.trace.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
+    port::divergent([&]() IRIS_INLINE {
+        wg.push_head(heads);
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; item < most; item = share.next(item)) {
+            IRIS_NO_UNROLL
+            for (u32 first = 1; first < size; first += N) {
+                if (item != share.first || first != 1) load(first, item);
+                IRIS_UNROLL
+                for (u32 i = 0; i < N; ++i) {
+                    if (first + i >= size) break;
+                    const u32 peer = wg.peer(first + i);
+                    if (item >= sent(peer)) continue;
+                    u32 data[2];
+                    give(i, peer, item, data);
+                    ll::push(wg.m, wg.call(), peer, ll::HEAD + item, data);
+                }
+            }
+        }
+        return true;
+    });
+    wg.trace.end(Span::Signal);
+    return true;
+}
 
 /// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
 /// ascending order of ranks; false on failure. `item` is the number of the wait in a trace.
@@ -62,49 +110,19 @@ IRIS_DEVICE bool take_pair(Workgroup& wg, u32 pair, u32 item, Sends sends, Take 
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const Heads& heads,
                                 Body& body) {
+    const u32 me = wg.rank();
+    const bool pushed = push_items<N>(
+        wg, heads.to, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
+        [&](u32 first, u32 item) IRIS_INLINE { body.load(first, item); },
+        [&](u32 i, u32 peer, u32 item, u32 (&data)[2]) IRIS_INLINE {
+            body.give(i, peer, item, data);
+        });
+    if (!pushed) return false;
     const ll::Share share = wg.share_of_threads();
-    const u32 me = wg.rank(), size = wg.size();
-    const Call call = wg.call();
-    u32 pushed = 0, taken = 0;
-    IRIS_NO_UNROLL
-    for (u32 rank = 0; rank < size; ++rank) {
-        const u32 out = exchange.sent(me, rank), in = exchange.sent(rank, me);
-        if (rank != me && out > pushed) pushed = out;
-        if (in > taken) taken = in;
-    }
-    // The items are loaded while the thread waits for the peers' credits (permission to write to
-    // their slots).
-    if (share.first < pushed) body.load(1, share.first);
-    if (!wg.begin_push(heads.to)) return false;
-    wg.trace.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
-    port::divergent([&]() IRIS_INLINE {
-        wg.push_head(heads.to);
-        IRIS_NO_UNROLL
-        for (u32 item = share.first; item < pushed; item = share.next(item)) {
-            IRIS_NO_UNROLL
-            for (u32 first = 1; first < size; first += N) {
-                if (item != share.first || first != 1) body.load(first, item);
-                IRIS_UNROLL
-                for (u32 i = 0; i < N; ++i) {
-                    if (first + i >= size) break;
-                    const u32 peer = wg.peer(first + i);
-                    if (item >= exchange.sent(me, peer)) continue;
-                    u32 data[2];
-                    body.give(i, peer, item, data);
-                    ll::push(wg.m, call, peer, ll::HEAD + item, data);
-                }
-            }
-        }
-        return true;
-    });
-    wg.trace.end(Span::Signal);
     const bool through = port::divergent([&]() IRIS_INLINE {
         bool passed = wg.template wait_head<N>(heads.from);
         IRIS_NO_UNROLL
-        for (u32 item = share.first; passed && item < taken; item = share.next(item)) {
+        for (u32 item = share.first; passed && item < heads.taken; item = share.next(item)) {
             body.begin(item);
             passed = take_pair<N>(
                 wg, ll::HEAD + item, item,
@@ -129,7 +147,7 @@ IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& 
     const Heads heads(wg, exchange);
     const bool result = exchange_steps<N>(wg, exchange, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return heads.used(peer, exchange.sent(wg.rank(), peer));
+        return used_pairs(heads.to, peer, exchange.sent(wg.rank(), peer));
     });
 }
 
@@ -162,7 +180,7 @@ IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
 template <bool PAIR, class Body>
 IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
-    const Members all = Heads::all(wg).to;
+    const Members all = Heads::all(wg);
     const ll::RowShare share = wg.share_of_rows();
     const auto batch_of = [&](u32 row, u32 number) IRIS_INLINE {
         return share.template batch<ITEMS, PIECE>(rows, row, number);
@@ -245,7 +263,7 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     Workgroup wg(launch);
     const bool result = row_steps<PAIR>(wg, rows, body);
     return wg.finish_push(End::Advance, result,
-                          [&](u32 peer) { return Heads::all(wg).used(peer, rows.items); });
+                          [&](u32 peer) { return used_pairs(Heads::all(wg), peer, rows.items); });
 }
 
 /// Division of a message into parts for two_shot_ll(): an owner receives the contributions to its
@@ -289,46 +307,22 @@ struct Parts {
 /// Steps of two_shot_ll() for the items of this thread; false on failure.
 template <u32 N, class Body>
 IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Heads& heads, Body& body) {
-    const ll::Share share = wg.share_of_threads();
     const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
-    const Call call = wg.call();
-    const auto load = [&](u32 item, u32 first) IRIS_INLINE {
+    const auto sent = [&](u32 peer) IRIS_INLINE { return parts.contributed(me, peer); };
+    const auto load = [&](u32 first, u32 item) IRIS_INLINE {
         IRIS_UNROLL
         for (u32 i = 0; i < N; ++i) {
             if (first + i >= size) break;
             const u32 peer = wg.peer(first + i);
-            if (item < parts.contributed(me, peer)) body.load(i, parts.first(peer) + item);
+            if (item < sent(peer)) body.load(i, parts.first(peer) + item);
         }
     };
-    // The items are loaded while the thread waits for the peers' credits (permission to write to
-    // their slots).
-    if (share.first < longest) load(share.first, 1);
-    if (!wg.begin_push(heads.to)) return false;
-    wg.trace.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave complete each step before any of these threads begins the next one, as
-    // in an exchange.
-    port::divergent([&]() IRIS_INLINE {
-        wg.push_head(heads.to);
-        IRIS_NO_UNROLL
-        for (u32 item = share.first; item < longest; item = share.next(item)) {
-            IRIS_NO_UNROLL
-            for (u32 first = 1; first < size; first += N) {
-                if (item != share.first || first != 1) load(item, first);
-                IRIS_UNROLL
-                for (u32 i = 0; i < N; ++i) {
-                    if (first + i >= size) break;
-                    const u32 peer = wg.peer(first + i);
-                    if (item >= parts.contributed(me, peer)) continue;
-                    u32 data[2];
-                    body.give(i, parts.first(peer) + item, data);
-                    ll::push(wg.m, call, peer, ll::HEAD + item, data);
-                }
-            }
-        }
-        return true;
-    });
-    wg.trace.end(Span::Signal);
+    const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[2]) IRIS_INLINE {
+        body.give(i, parts.first(peer) + item, data);
+    };
+    if (!push_items<N>(wg, heads.to, longest, sent, load, give)) return false;
+    // All threads of a wave complete each step before any of these threads begins the next one.
+    const ll::Share share = wg.share_of_threads();
     const bool finished = port::divergent([&]() IRIS_INLINE {
         bool passed = wg.template wait_head<N>(heads.from);
         IRIS_NO_UNROLL
@@ -346,7 +340,7 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
             for (u32 step = 1; step < size; ++step) {
                 const u32 peer = wg.peer(step);
                 if (item >= parts.finished(me, peer)) continue;
-                ll::push(wg.m, call, peer, ll::HEAD + parts.contributed(me, peer) + item, data);
+                ll::push(wg.m, wg.call(), peer, ll::HEAD + sent(peer) + item, data);
             }
         }
         return passed;
@@ -387,7 +381,7 @@ IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, Body& bod
     const Heads heads(wg, parts);
     const bool result = two_shot_ll_steps<N>(wg, parts, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return heads.used(peer, parts.sent(wg.rank(), peer));
+        return used_pairs(heads.to, peer, parts.sent(wg.rank(), peer));
     });
 }
 
