@@ -359,15 +359,20 @@ pub fn scope<'env, T, E: From<Error>>(
     // The heap is borrowed for the whole scope: dropping the heap earlier would leave a call
     // running.
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    // This checks that the thread may wait for the stream, so that an error comes before any memory
-    // is lent.
-    stream.sync().map_err(Error::scope)?;
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
-    let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-    let done = stream.sync();
-    match outcome {
-        Err(panic) => resume_unwind(panic),
-        Ok(Ok(value)) => done.map(|()| value).map_err(|error| Error::scope(error).into()),
-        Ok(failed) => failed,
-    }
+    lending(|| stream.sync().map_err(|error| Error::scope(error).into()), || f(&scope))
+}
+
+/// Runs `f`, which enqueues work on lent memory, and waits for the work by `sync`, even if `f` fails
+/// or panics after some work was enqueued. `sync` is called before `f`, too, so that a thread which
+/// may not wait gets the error before any memory is lent.
+pub(crate) fn lending<T, E>(
+    sync: impl Fn() -> Result<(), E>,
+    f: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    sync()?;
+    let outcome = catch_unwind(AssertUnwindSafe(f));
+    let done = sync();
+    let value = outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+    done.map(|()| value)
 }

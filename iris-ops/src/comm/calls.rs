@@ -1,7 +1,5 @@
 //! Collectives of a communicator, split into launches that fit the workspace.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
 use bytemuck::Pod;
 use half::f16;
 use iris_heap::abi::abort;
@@ -15,6 +13,7 @@ use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
 use crate::nodes::Operator;
+use crate::operand::lending;
 
 impl Comm {
     /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank.
@@ -264,12 +263,8 @@ impl Comm {
         if !lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.enqueue(call);
         }
-        // A thread that may not wait for the stream gets the error before anything is enqueued.
         let sync = || self.stream.ours.sync().map_err(Error::comm);
-        sync()?;
-        let enqueued = catch_unwind(AssertUnwindSafe(|| self.stream.enqueue(call)));
-        let done = sync();
-        enqueued.unwrap_or_else(|panic| resume_unwind(panic)).and(done)
+        lending(sync, || self.stream.enqueue(call))
     }
 
     /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. If a launch
