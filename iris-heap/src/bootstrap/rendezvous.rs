@@ -109,11 +109,11 @@ impl Place {
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
         self.make_folder()?;
         // Nothing is written into a folder of another user, who could have put links there.
-        match self.check_folder() {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(self.error(e.to_string())),
-            _ => {}
-        }
-        let presence = Presence::show(self.presence(rank));
+        let presence = match self.has_folder()? {
+            true => Presence::show(self.presence(rank)),
+            // Another process has removed the empty folder meanwhile.
+            false => Err(ErrorKind::NotFound.into()),
+        };
         if let Err(error) = &presence {
             tracing::debug!(%error, "the others cannot see whether this process lives");
         }
@@ -308,10 +308,8 @@ impl Place {
     }
 
     fn try_connect(&self) -> Result<Tried> {
-        match self.check_folder() {
-            Ok(()) => {}
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Tried::Absent),
-            Err(e) => return Err(self.error(e.to_string())),
+        if !self.has_folder()? {
+            return Ok(Tried::Absent);
         }
         match connect(self.short(&self.socket)?.as_path()) {
             Ok(socket) => {
@@ -459,6 +457,15 @@ impl Place {
             if is_at(&file, &self.folder) {
                 return Ok(file);
             }
+        }
+    }
+
+    /// Whether the folder exists; an error if it is not private to this user.
+    fn has_folder(&self) -> Result<bool> {
+        match self.check_folder() {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(self.error(e.to_string())),
         }
     }
 
