@@ -797,6 +797,7 @@ fn a_report_that_is_ended_ends_its_step() {
     let pause = || std::thread::sleep(std::time::Duration::from_millis(5));
     let written = || std::fs::read_to_string(&file).unwrap_or_default();
     while !written().contains("=== iris test") {
+        assert_eq!(report.try_wait().unwrap(), None, "it has ended by itself: {}", written());
         pause();
     }
     let own = report.id();
