@@ -39,11 +39,9 @@ IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_all_gather_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange<Collective::AllGather>(args);
 }
 
 IRIS_KERNEL iris_all_gather_ll_pair(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange_of_pair<Collective::AllGather>(args);
 }

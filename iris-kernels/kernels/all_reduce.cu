@@ -75,16 +75,13 @@ IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange<Collective::AllReduce>(args);
 }
 
 IRIS_KERNEL iris_one_shot_ll_pair(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange_of_pair<Collective::AllReduce>(args);
 }
 
 IRIS_KERNEL iris_two_shot_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_two_shot_ll<SumBody>(args);
 }

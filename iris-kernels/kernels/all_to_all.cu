@@ -11,11 +11,9 @@ IRIS_KERNEL iris_all_to_all(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange<Collective::AllToAll>(args);
 }
 
 IRIS_KERNEL iris_all_to_all_ll_pair(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange_of_pair<Collective::AllToAll>(args);
 }

@@ -17,11 +17,9 @@ IRIS_KERNEL iris_relay(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange<Collective::Broadcast>(args);
 }
 
 IRIS_KERNEL iris_relay_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_two_shot_ll<RelayBody>(args);
 }

@@ -39,11 +39,9 @@ IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_reduce_scatter_ll(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange<Collective::ReduceScatter>(args);
 }
 
 IRIS_KERNEL iris_reduce_scatter_ll_pair(IRIS_ARGS OpArgs args) {
-    port::take_turn();
     run_exchange_of_pair<Collective::ReduceScatter>(args);
 }

@@ -165,18 +165,21 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Push the header of this call to `peer`: the fields of the record that ranks must agree on.
+/// Push the header of this call to the peers `to`: the fields of the record that ranks must agree
+/// on.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     call: Call,
     record: &Record,
-    peer: u32,
+    to: Members,
 ) {
     for pair in 0..HEAD {
         let first = pair as usize * 2;
         let data = [record.fields[first] as u32, record.fields[first + 1] as u32];
-        push(m, channel, call, peer, pair, data);
+        for peer in channel.peers().filter(|&peer| to.contains(peer)) {
+            push(m, channel, call, peer, pair, data);
+        }
     }
 }
 

@@ -130,10 +130,11 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them. A
-    /// peer that gave credit no longer reads the words of two calls ago. Workgroup 0 waits for the
-    /// credit of all peers, because it announces this rank's entry to all of them.
+    /// peer that gave credit no longer reads the words of two calls ago. The last workgroup waits for
+    /// the credit of all peers, because it announces this rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
-        let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
+        let announces = self.index == self.count - 1;
+        let peers = if announces { self.others() } else { peers.bits() & self.others() };
         // If there are two threads per peer, each thread loads the credit word of one parity from
         // one peer, before the call number is known. So these loads overlap with the load of the
         // call number.
@@ -153,33 +154,36 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     ///
     /// If the workgroup were counted at its end, the release of the counting thread would wait
     /// until the thread's pushes have arrived at the peers. So the last thread counts, because it
-    /// pushes no items. In workgroup 0, the last thread pushes the header, so the thread before it
-    /// counts. In calls that refresh words, this function does nothing: the last workgroup
-    /// refreshes the words after all others have finished, so workgroups are counted at their end.
+    /// pushes no items. In workgroup 0 and in the last one, the last thread pushes the header or
+    /// announces the entry, so the thread before it counts. In calls that refresh words, this
+    /// function does nothing: the last workgroup to finish refreshes the words after all others have
+    /// finished, so workgroups are counted at their end.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
         }
         self.counted = true;
-        let thread = if self.index == 0 { self.carriers() } else { self.m.threads() } - 1;
+        let pushes_head = self.index == 0 || self.index == self.count - 1;
+        let thread = if pushes_head { self.carriers() } else { self.m.threads() } - 1;
         if self.m.thread() == thread && self.count_one() {
             self.advance();
         }
     }
 
-    /// Push this rank's header to `peers` and announce its entry to every peer. Only the last
-    /// thread of workgroup 0 acts.
+    /// Push this rank's header to `peers` and announce its entry to every peer. The last thread of
+    /// workgroup 0 pushes the header, and the last thread of the last workgroup announces the entry.
     ///
-    /// The headers go first. Peers wait for them in this call, but for the entry only in the next
-    /// call, and the entry's release takes a round trip. No entry record is written, because the
-    /// release of a record would wait for the arrival of the data. If a peer makes a call without LL
-    /// words in place of this one, it compares its record with that of an older call of this rank, and
-    /// reports the difference.
+    /// They are different workgroups if there are two, because the release of the entry takes a
+    /// round trip, and would take another one behind the header. A single workgroup pushes the
+    /// header first: peers wait for it in this call, but for the entry only in the next call. No
+    /// entry record is written, because the release of a record would wait for the arrival of the
+    /// data. If a peer makes a call without LL words in place of this one, it compares its record with
+    /// that of an older call of this rank, and reports the difference.
     pub fn push_head(&self, peers: barrier::Members) {
-        if self.is_beside() {
-            for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
-                ll::push_head(self.m, self.channel, self.call, &self.record, peer);
-            }
+        if self.is_beside(0) {
+            ll::push_head(self.m, self.channel, self.call, &self.record, peers);
+        }
+        if self.is_beside(self.count - 1) {
             for peer in self.channel.peers() {
                 entry::announce(self.m, self.channel, self.call, peer);
             }
@@ -190,7 +194,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// this rank's record. Only the last thread of workgroup 0 acts. An error is returned on that
     /// thread alone, so [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
-        if !self.is_beside() {
+        if !self.is_beside(0) {
             return Ok(());
         }
         ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
@@ -204,9 +208,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
     ///
     /// The last thread (in device code, the last wave) gets no items if there are other threads. It
-    /// pushes the header and announces the entry, so that the other threads need not wait for the
-    /// release of the entry, which takes a round trip. On the CPU, the single thread pushes the
-    /// header first and then the items.
+    /// pushes the header or announces the entry, so that the other threads need not wait for the
+    /// release of the entry, which takes a round trip. On the CPU, the single thread does so first
+    /// and then pushes the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
         let thread = self.m.thread();
@@ -529,10 +533,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does the work other than items: push the header and announce the rank's
-    /// entry.
-    fn is_beside(&self) -> bool {
-        self.index == 0 && self.m.thread() == self.m.threads() - 1
+    /// Whether this thread does the work of workgroup `at` other than items: push the header, or
+    /// announce the rank's entry.
+    fn is_beside(&self, at: u32) -> bool {
+        self.index == at && self.m.thread() == self.m.threads() - 1
     }
 
     /// Bit set of all ranks except this one.

@@ -227,15 +227,19 @@ struct Strip {
     }
 };
 
-/// Push this thread's share of the header pairs to `peer`.
-IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence, u32 peer,
-                           Share share) {
+/// Push this thread's share of the header pairs to the peers `to`.
+IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence,
+                           Members to, Share share) {
     IRIS_NO_UNROLL
     for (u32 pair = share.first; pair < HEAD; pair += share.step) {
         const u32 data[2] = {
             static_cast<u32>(entry::own_field(m, record, sequence, 2 * pair)),
             static_cast<u32>(entry::own_field(m, record, sequence, 2 * pair + 1))};
-        push(m, call, peer, pair, data);
+        IRIS_NO_UNROLL
+        for (u32 step = 1; step < m.channel.size; ++step) {
+            const u32 peer = m.channel.peer(step);
+            if (to.contains(peer)) push(m, call, peer, pair, data);
+        }
     }
 }
 
@@ -246,13 +250,14 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
                            Members sources, Share share) {
     IRIS_NO_UNROLL
     for (u32 pair = share.first; pair < HEAD; pair += share.step) {
+        const i32 own[2] = {entry::own_field(m, record, sequence, 2 * pair),
+                            entry::own_field(m, record, sequence, 2 * pair + 1)};
         const bool agreed = each<N>(m, call, pair, sources, [&](u32 source, const u32 (&data)[2]) {
             IRIS_UNROLL
             for (u32 half = 0; half < 2; ++half) {
-                const u32 field = 2 * pair + half;
-                const i32 wanted = entry::own_field(m, record, sequence, field);
-                const i32 seen = static_cast<i32>(data[half]);
-                if (seen != wanted) return entry::mismatch(m, call, source, field, seen, wanted);
+                const i32 seen = static_cast<i32>(data[half]), wanted = own[half];
+                if (seen == wanted) continue;
+                return entry::mismatch(m, call, source, 2 * pair + half, seen, wanted);
             }
             return true;
         });

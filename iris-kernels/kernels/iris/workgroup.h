@@ -77,10 +77,10 @@ class Workgroup {
     }
 
     /// Wait for the credit of the peers `to` before LL words are pushed to them. A peer that gave
-    /// credit no longer reads the words of two calls ago. Workgroup 0 waits for the credit of all
-    /// peers, because it announces this rank's entry to all of them.
+    /// credit no longer reads the words of two calls ago. The last workgroup waits for the credit
+    /// of all peers, because it announces this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
-        const u64 peers = index == 0 ? others() : to.bits & others();
+        const u64 peers = index == count - 1 ? others() : to.bits & others();
         // If there are two threads per peer, each thread loads the credit word of one parity from
         // one peer, before the call number is known. So these loads overlap with the load of the
         // call number.
@@ -93,10 +93,9 @@ class Workgroup {
         return true;
     }
 
-    /// Share of this thread in the LL items. The last wave gets no items: it pushes the header and
+    /// Share of this thread in the LL items. The last wave gets no items. It pushes the header or
     /// announces the entry, so that the other threads need not wait for the release of the entry,
-    /// which takes a round trip. A workgroup of one wave pushes the header first and then the
-    /// items.
+    /// which takes a round trip. A workgroup of one wave does so first and then pushes the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers();
         if (port::thread() >= carriers) return ll::Share{~0u, 1};
@@ -112,29 +111,29 @@ class Workgroup {
     /// Count this workgroup as finished before it pushes its items. All of its threads have then
     /// read the call number and passed a barrier. If the workgroup were counted at its end, the
     /// release of the counting thread would wait until the thread's pushes have arrived at the
-    /// peers. So a thread of the last wave counts, because it pushes no items. In workgroup 0, the
-    /// last wave pushes the header, so a thread of the wave before it counts. Does nothing in calls
-    /// that refresh words: the last workgroup refreshes the words after all others have finished,
-    /// so workgroups are counted at their end.
+    /// peers. So a thread of the last wave counts, because it pushes no items. In workgroup 0 and in
+    /// the last one, the last wave pushes the header or announces the entry, so a thread of the wave
+    /// before it counts. Does nothing in calls that refresh words: the last workgroup to finish
+    /// refreshes the words after all others have finished, so workgroups are counted at their end.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
-        const u32 thread = index == 0 ? carriers() - 1 : port::threads() - 1;
+        const bool pushes_head = index == 0 || index == count - 1;
+        const u32 thread = pushes_head ? carriers() - 1 : port::threads() - 1;
         if (port::thread() == thread && count_one()) advance();
     }
 
-    /// Push this rank's header to the peers `to`, and announce its entry to every peer. Only the
-    /// last wave of workgroup 0 acts. The headers go first: peers wait for them in this call, but
-    /// for the entry only in the next call, and the entry's release takes a round trip. No entry
-    /// record is written, because the release of a record would wait for the arrival of the data. If
-    /// a peer makes a call without LL words in place of this one, it compares its record with that of
-    /// an older call of this rank, and reports the difference.
+    /// Push this rank's header to the peers `to`, and announce its entry to every peer. The last
+    /// wave of workgroup 0 pushes the header, and the last wave of the last workgroup announces the
+    /// entry. They are different workgroups if there are two, because the release of the entry
+    /// takes a round trip, and would take another one behind the header. A single workgroup pushes
+    /// the header first: peers wait for it in this call, but for the entry only in the next call.
+    /// No entry record is written, because the release of a record would wait for the arrival of the
+    /// data. If a peer makes a call without LL words in place of this one, it compares its record
+    /// with that of an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
-        const ll::Share share = beside();
-        IRIS_NO_UNROLL
-        for (u32 step = 1; step < size(); ++step) {
-            if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step), share);
-        }
+        ll::push_head(m, number, own, sequence, to, beside(0));
+        const ll::Share share = beside(count - 1);
         IRIS_NO_UNROLL
         for (u32 i = share.first; i < size() - 1; i += share.step) {
             entry::announce(m, number, peer(1 + i));
@@ -145,7 +144,7 @@ class Workgroup {
     /// wave of workgroup 0 acts. Returns false only on threads that find a difference, so
     /// leave_together() must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
-        return ll::wait_head<N>(m, number, own, sequence, sources, beside());
+        return ll::wait_head<N>(m, number, own, sequence, sources, beside(0));
     }
 
     /// Returns false on all threads if any thread passes false. Used after waits of single threads.
@@ -422,11 +421,11 @@ class Workgroup {
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// Share of this thread in the work of the last wave of workgroup 0. That wave pushes headers
-    /// and announces the rank's entry, and pushes no items.
-    IRIS_DEVICE ll::Share beside() const {
+    /// Share of this thread in the work of the last wave of workgroup `at`, which pushes the header
+    /// or announces the rank's entry, and pushes no items.
+    IRIS_DEVICE ll::Share beside(u32 at) const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
-        if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};
+        if (index != at || port::thread() < before) return ll::Share{~0u, 1};
         return ll::Share{port::thread() - before, threads - before};
     }
 

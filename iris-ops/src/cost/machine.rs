@@ -39,6 +39,8 @@ machine! {
     /// Time of an empty message by the LL protocol (each word carries data and a flag): a launch
     /// and one one-way latency.
     ll_us,
+    /// Time of a second hop of a message by the LL protocol: a wait, and one one-way latency.
+    ll_hop_us,
     /// Time of an empty message that is sent as tiles with signals: a launch, the wait for the
     /// peers' entry, one one-way latency, and the copy to C.
     push_us,

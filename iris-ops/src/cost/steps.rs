@@ -61,12 +61,10 @@ impl Machine {
             // The root receives nothing. So it stores three words in the time in which a rank that
             // also receives stores two.
             BroadcastLl => Some(words(from_root, all * 0.75)),
-            // Never measured: the second hop adds one latency, which is what an LL message takes
-            // beyond its launch.
             TwoShotLl | RelayLl => {
                 let peers = if kernel == RelayLl { from_root } else { others };
                 let Message { fixed_us, moving_us } = words(peers, 2.0 * parts);
-                message(fixed_us + (self.ll_us - self.launch_us).max(0.0), moving_us)
+                message(fixed_us + self.ll_hop_us, moving_us)
             }
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),
             ReduceScatter => message(sums, summed(parts, (1.0 + 1.0 / world) * bytes)),

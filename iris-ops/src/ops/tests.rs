@@ -167,14 +167,14 @@ fn an_automatic_plan_serves_small_and_large_calls() {
 #[test]
 fn figures_of_one_device_are_not_taken_for_another() {
     use BackendKind::{Cpu, Cuda, Hip};
-    use Variant::{Ll, OneShot, TwoShot};
+    use Variant::{Ll, OneShot, TwoShot, TwoShotLl};
     let choice = |backend, bytes: usize| {
         let options = all_reduce::Options::new(bytes / 2).dtype(DType::BF16);
         options.plan(Ranks::new(0, 4).on_device(Device::assumed(backend))).unwrap().variant()
     };
     let choices = |bytes| [Cpu, Cuda, Hip].map(|backend| choice(backend, bytes));
     assert_eq!(choices(16 << 10), [OneShot, Ll, OneShot]);
-    assert_eq!(choices(512 << 10), [TwoShot, OneShot, OneShot]);
+    assert_eq!(choices(512 << 10), [TwoShot, TwoShotLl, OneShot]);
     assert_eq!(choices(4 << 20), [TwoShot, TwoShot, TwoShot]);
     let groups = [Cuda, Hip]
         .map(|backend| message_groups(Ranks::new(0, 4).on_device(Device::assumed(backend))));
@@ -185,15 +185,15 @@ fn figures_of_one_device_are_not_taken_for_another() {
 #[test]
 fn large_messages_of_a_root_are_passed_on() {
     use BackendKind::{Cpu, Cuda, Hip};
-    use Variant::{Ll, Push, TwoShot};
+    use Variant::{Ll, Push, TwoShot, TwoShotLl};
     let plan = |backend, size, bytes: usize| {
         let options = broadcast::Options::new(bytes / 2).dtype(DType::BF16);
         options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap()
     };
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
-    assert_eq!(choices(512 << 10), [Ll, Ll, Ll]);
-    assert_eq!(choices(1 << 20), [Ll, Push, Push]);
+    assert_eq!(choices(512 << 10), [Ll, Ll, TwoShotLl]);
+    assert_eq!(choices(1 << 20), [Ll, Push, TwoShotLl]);
     assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShot]);
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
     let large = |backend, size| plan(backend, size, 128 << 20).variant();
@@ -201,7 +201,7 @@ fn large_messages_of_a_root_are_passed_on() {
     // Smaller calls of a plan must get the variant that a plan for their size would have.
     let one = plan(Cuda, 4, 128 << 20);
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
-    assert_eq!(at, [Ll, Push, TwoShot]);
+    assert_eq!(at, [Ll, TwoShotLl, TwoShot]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
 }
 
@@ -445,7 +445,9 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let variants = [1, 128, 129].map(|m| reduces.at(m).variant);
     assert_eq!(variants, [Variant::Ll, Variant::Ll, Variant::OneShot]);
     let four = plan(16384, 4, Cuda);
-    assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
+    let variants = [8, 32, 128, 512].map(|m| four.at(m).variant);
+    use Variant::{Ll, TwoShot, TwoShotLl};
+    assert_eq!(variants, [Ll, TwoShotLl, TwoShotLl, TwoShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
     // The LL protocol must not be chosen for nine ranks, because it has not run with nine. It must
     // not be chosen for one rank either.

@@ -222,14 +222,17 @@ extern "C" int iris_model_exchange(const Input& in) {
         const bool done = [&] {
             const Launch launch = model.launch();
             if (two_hops) {
+                const flow::Parts parts = in_parts.parts();
+                const flow::Heads heads(*in.channel, parts);
                 return plan.ranks <= ll::FEW
-                           ? flow::two_shot_ll<ll::FEW>(launch, in_parts.parts(), in_parts)
-                           : flow::two_shot_ll<ll::SOURCES>(launch, in_parts.parts(), in_parts);
+                           ? flow::two_shot_ll<ll::FEW>(launch, parts, heads, in_parts)
+                           : flow::two_shot_ll<ll::SOURCES>(launch, parts, heads, in_parts);
             }
             if (plan.pattern < ROWS) {
-                if (plan.ranks == 2) return flow::exchange<1>(launch, plan, body);
-                return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW>(launch, plan, body)
-                                             : flow::exchange<ll::SOURCES>(launch, plan, body);
+                const flow::Heads heads(*in.channel, plan);
+                if (plan.ranks == 2) return flow::exchange<1>(launch, plan, heads, body);
+                return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW>(launch, plan, heads, body)
+                                             : flow::exchange<ll::SOURCES>(launch, plan, heads, body);
             }
             if (plan.pattern == TILES) {
                 TileMessage tile{{model, plan}};

@@ -632,7 +632,10 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
 
 template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
     ExchangeBody<C, N> body(args);
-    flow::exchange<N>(launch_of(args), body.items, body);
+    const flow::Heads heads(args.channel, body.items);
+    // The steps above read arguments only, so they run before the previous launch has ended.
+    port::take_turn();
+    flow::exchange<N>(launch_of(args), body.items, heads, body);
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
@@ -716,16 +719,20 @@ template <u32 N> class RelayBody : public ExchangeBody<Collective::Broadcast, N>
     u32 held[N][2], taken[2];
 };
 
+template <u32 N, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
+    Body body(args);
+    const flow::Parts parts = body.parts();
+    const flow::Heads heads(args.channel, parts);
+    // The steps above read arguments only, so they run before the previous launch has ended.
+    port::take_turn();
+    flow::two_shot_ll<N>(launch_of(args), parts, heads, body);
+}
+
 template <template <u32> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size <= ll::FEW) {
-        Body<ll::FEW> body(args);
-        flow::two_shot_ll<ll::FEW>(launch_of(args), body.parts(), body);
-    } else {
-        Body<ll::SOURCES> body(args);
-        flow::two_shot_ll<ll::SOURCES>(launch_of(args), body.parts(), body);
-    }
+    if (args.channel.size <= ll::FEW) run_two_shot_ll_of<ll::FEW, Body<ll::FEW>>(args);
+    else run_two_shot_ll_of<ll::SOURCES, Body<ll::SOURCES>>(args);
 }
 
 /// Exchange of larger messages between two ranks that send each other equally much. Each thread
@@ -737,7 +744,10 @@ template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& give
     PairBody<C> body(args);
     const u32 items = body.items.sent(args.channel.rank, 1 - args.channel.rank);
     const u32 count = port::workgroups();
-    flow::exchange_rows<true>(launch_of(args), ll::Rows{items, (items + count - 1) / count, false}, body);
+    const ll::Rows rows{items, (items + count - 1) / count, false};
+    // The steps above read arguments only, so they run before the previous launch has ended.
+    port::take_turn();
+    flow::exchange_rows<true>(launch_of(args), rows, body);
 }
 
 } // namespace iris

@@ -23,10 +23,11 @@ struct Heads {
     /// Largest number of items that this rank sends to a peer, and that a rank sends to this one.
     u32 pushed = 0, taken = 0;
 
-    template <class Exchange> IRIS_DEVICE Heads(const Workgroup& wg, const Exchange& exchange) {
-        const u32 me = wg.rank();
+    /// Reads arguments of the kernel only, no memory.
+    template <class Exchange> IRIS_DEVICE Heads(const Channel& channel, const Exchange& exchange) {
+        const u32 me = channel.rank;
         IRIS_NO_UNROLL
-        for (u32 rank = 0; rank < wg.size(); ++rank) {
+        for (u32 rank = 0; rank < channel.size; ++rank) {
             const u32 out = exchange.sent(me, rank), in = exchange.sent(rank, me);
             if (in > taken) taken = in;
             if (rank == me) continue;
@@ -34,11 +35,11 @@ struct Heads {
             to.bits |= u64(out > 0) << rank;
             from.bits |= u64(in > 0) << rank;
         }
-        if ((to.bits | from.bits) == 0) to = from = all(wg);
+        if ((to.bits | from.bits) == 0) to = from = all(channel);
     }
     /// All ranks, unless the channel has no room for headers.
-    static IRIS_DEVICE Members all(const Workgroup& wg) {
-        return wg.m.channel.pair_count == 0 ? Members{0} : Members::all(wg.size());
+    static IRIS_DEVICE Members all(const Channel& channel) {
+        return channel.pair_count == 0 ? Members{0} : Members::all(channel.size);
     }
 };
 
@@ -140,11 +141,11 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
 ///
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
 /// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW with
-/// up to four, otherwise ll::SOURCES.
+/// up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
 template <u32 N, class Exchange, class Body>
-IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
+IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, const Heads& heads,
+                          Body& body) {
     Workgroup wg(launch);
-    const Heads heads(wg, exchange);
     const bool result = exchange_steps<N>(wg, exchange, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
         return used_pairs(heads.to, peer, exchange.sent(wg.rank(), peer));
@@ -180,7 +181,7 @@ IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
 template <bool PAIR, class Body>
 IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
-    const Members all = Heads::all(wg);
+    const Members all = Heads::all(wg.m.channel);
     const ll::RowShare share = wg.share_of_rows();
     const auto batch_of = [&](u32 row, u32 number) IRIS_INLINE {
         return share.template batch<ITEMS, PIECE>(rows, row, number);
@@ -263,7 +264,7 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     Workgroup wg(launch);
     const bool result = row_steps<PAIR>(wg, rows, body);
     return wg.finish_push(End::Advance, result,
-                          [&](u32 peer) { return used_pairs(Heads::all(wg), peer, rows.items); });
+                          [&](u32 peer) { return used_pairs(Heads::all(wg.m.channel), peer, rows.items); });
 }
 
 /// Division of a message into parts for two_shot_ll(): an owner receives the contributions to its
@@ -374,11 +375,12 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
 /// A thread first pushes all of its contributions, then takes and pushes all items that its rank
 /// owns, then takes finished items. The first step waits for nothing, the second for the first
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
-/// thread has the items of the same numbers in all parts, so a call may run in place.
+/// thread has the items of the same numbers in all parts, so a call may run in place. `heads` are
+/// those of `parts`.
 template <u32 N, class Body>
-IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, Body& body) {
+IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, const Heads& heads,
+                             Body& body) {
     Workgroup wg(launch);
-    const Heads heads(wg, parts);
     const bool result = two_shot_ll_steps<N>(wg, parts, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
         return used_pairs(heads.to, peer, parts.sent(wg.rank(), peer));

@@ -34,7 +34,7 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     };
     add(Op::Barrier, [0, 0, 0], dtype, &[Flat]);
     for rows in [1, 32] {
-        add(Op::AllReduce, [rows, columns, 0], dtype, &[Ll, OneShot, TwoShot]);
+        add(Op::AllReduce, [rows, columns, 0], dtype, &[Ll, TwoShotLl, OneShot, TwoShot]);
         for op in [Op::AllGather, Op::ReduceScatter] {
             add(op, [rows.max(ranks.size), columns, 0], dtype, &[Ll, Push]);
         }
