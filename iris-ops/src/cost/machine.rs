@@ -39,6 +39,8 @@ machine! {
     /// Time of an empty message by the LL protocol (each word carries data and a flag): a launch
     /// and one one-way latency.
     ll_us,
+    /// Additional time of a message by the LL protocol for each peer after the first.
+    ll_peer_us,
     /// Time of a second hop of a message by the LL protocol: a wait, and one one-way latency.
     ll_hop_us,
     /// Time of an empty message that is sent as tiles with signals: a launch, the wait for the
@@ -50,7 +52,8 @@ machine! {
     /// Time of a second hop of a message: sums that are sent back to all ranks, or tiles of a
     /// broadcast that a receiver forwards.
     hop_us,
-    /// Additional time of a message for each peer after the first, in each hop.
+    /// Additional time of a message that is sent as tiles with signals, for each peer after the
+    /// first, in each hop.
     peer_us,
     /// Time of a barrier of all ranks.
     barrier_us,

@@ -49,7 +49,7 @@ impl Machine {
         // The owner of a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64| Message {
-            fixed_us: self.ll_us + self.peer_us * others,
+            fixed_us: self.ll_us + self.ll_peer_us * others,
             moving_us: self.sent(2.0 * sent, peers, self.ll_bytes_per_us),
         };
         // In a broadcast a rank waits for one peer only, so the time per peer is halved.

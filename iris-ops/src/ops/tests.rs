@@ -458,8 +458,8 @@ fn small_messages_go_in_words_that_carry_their_data() {
         let options = all_gather::Options::rows(m, 4096).dtype(DType::BF16);
         options.plan(Ranks::new(1, 2).on_device(Device::assumed(Cuda))).unwrap()
     };
-    assert_eq!((gathers(128).variant(), gathers(256).variant()), (Variant::Ll, Variant::Push));
-    assert_eq!(gathers(256).at(128).variant, Variant::Ll);
+    assert_eq!((gathers(128).variant(), gathers(512).variant()), (Variant::Ll, Variant::Push));
+    assert_eq!(gathers(512).at(128).variant, Variant::Ll);
     // If the caller chooses a tile, the LL protocol is excluded, because it has no tiles.
     let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });
     let tiled = tiled.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();

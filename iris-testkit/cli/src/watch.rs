@@ -117,14 +117,20 @@ impl Drop for End<'_> {
     }
 }
 
-/// Ends the program at once with exit code 1, without exit handlers of libraries: a vendor's
-/// handler may wait for a hanging kernel, or destroy objects that another thread is about to use.
-#[allow(unsafe_code, reason = "a function of the C library")]
+/// Ends the program at once with exit code 1, as [`end`].
 pub(crate) fn give_up() -> ! {
+    end(1)
+}
+
+/// Ends the program at once with this exit code, without exit handlers of libraries: a vendor's
+/// handler may wait for a hanging kernel, or destroy objects that another thread is about to use.
+/// The caller must have flushed stdout.
+#[allow(unsafe_code, reason = "a function of the C library")]
+pub(crate) fn end(code: u8) -> ! {
     unsafe extern "C" {
         safe fn _exit(status: std::ffi::c_int) -> !;
     }
-    _exit(1)
+    _exit(code.into())
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 // error. Passing tests on the fake say nothing about AMD's library.
 //
 // Environment variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_RCCL_REFUSES (no id is
-// returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware). The value of each of
+// returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware),
+// FAKE_RCCL_ABORTS_AT_EXIT (the library's exit handler aborts the process). The value of each of
 // the following holds for all ranks of a communicator, or for rank R if it is "R:value":
 // FAKE_RCCL_ANSWERS (2; number of times that a call is in progress), FAKE_RCCL_JOINS (0; milliseconds
 // after which a rank joins its communicator), FAKE_RCCL_DELAY (0; milliseconds for which a collective
@@ -29,6 +30,13 @@
 #include "seats.h"
 
 namespace {
+
+/// Exit handler of the library.
+struct AtExit {
+    ~AtExit() {
+        if (std::getenv("FAKE_RCCL_ABORTS_AT_EXIT") != nullptr) std::abort();
+    }
+} at_exit;
 
 enum Sum { SUM = 0 };
 /// File of a communicator, as a process has opened it.
