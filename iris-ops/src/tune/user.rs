@@ -27,8 +27,9 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 
-/// Version of the format of tuning files; other versions are refused.
-const VERSION: u32 = 1;
+/// Version of the format of tuning files, which changes with the parameters of [`Machine`]; other
+/// versions are refused.
+const VERSION: u32 = 2;
 
 /// Tuning file: measurements of this machine, with the device, driver and number of ranks for which
 /// they hold.
@@ -43,6 +44,12 @@ pub struct TuningFile {
     pub machine: Option<Machine>,
     #[serde(default)]
     row: Vec<Row>,
+}
+
+/// Version of a tuning file, without the other fields.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
 }
 
 impl TuningFile {
@@ -169,7 +176,9 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
         None => {
             let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
             let device: String = device(ranks.device).chars().map(plain).collect();
-            let name = format!("tuning-{device}-{}-{}.toml", ranks.device.driver, ranks.size);
+            // A file of another version of iris is not found, so it prevents nothing.
+            let driver = ranks.device.driver;
+            let name = format!("tuning{VERSION}-{device}-{driver}-{}.toml", ranks.size);
             Some(Cache::user_folder().join(name))
         }
     }
@@ -184,10 +193,13 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(wrong(format!("cannot be read: {error}"))),
     };
-    let file: TuningFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    if file.version != VERSION {
-        return Err(wrong(format!("has version {}: expected {VERSION}", file.version)));
+    // The version comes first, because a file of another version has other parameters.
+    let other = toml::from_str(&text).ok().filter(|it: &Version| it.version != VERSION);
+    if let Some(Version { version }) = other {
+        let why = "delete it, and `iris tune` writes one of that version";
+        return Err(wrong(format!("has version {version}: expected {VERSION}; {why}")));
     }
+    let file: TuningFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 

@@ -662,6 +662,12 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let (code, _, error) = iris_in(folder.path(), &plan);
     assert!(code == Some(2) && error.contains(file.to_str().unwrap()), "{error}");
     assert!(error.contains("at line ") && error.contains("pull_us"), "{error}");
+    // A file of another version may have other parameters, so its version is named, not a parameter.
+    let [first, rest] = text.split_once('\n').map(<[&str; 2]>::from).unwrap();
+    assert!(first.starts_with("version = "), "{first}");
+    std::fs::write(file, format!("version = 1\n{}", rest.replace("push_us", "pull_us"))).unwrap();
+    let (code, _, error) = iris_in(folder.path(), &plan);
+    assert!(code == Some(2) && error.contains("has version 1: expected "), "{error}");
     assert_eq!(good(&plan), built_in, "off");
 }
 
