@@ -394,10 +394,8 @@ impl Place {
     }
 
     /// Removes the files of this world's ranks, expired notes, and old files of killed processes.
+    /// The caller holds the lock of the folder, which has been checked for it.
     fn sweep(&self) {
-        if self.check_folder().is_err() {
-            return;
-        }
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let is = |start: &str| {
