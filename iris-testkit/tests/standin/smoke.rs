@@ -148,6 +148,20 @@ fn captures_are_kept(machine: &Machine) {
         };
         assert_eq!(fork(false), Err(904));
         assert_eq!(fork(true), Ok(()));
+        // Two captures in progress at once: calls of each are ordered on its own stream. On a second
+        // stream a call cannot be ordered behind the last one of its capture, and is refused.
+        let apart = Captured::new(heap, machine)?;
+        let ended = captured.capture(|stream| {
+            calls.run(way, 16, stream).unwrap();
+            assert_eq!(apart.capture(|stream| calls.run(way, 16, stream).unwrap()), Ok(()));
+            calls.run(way, 16, stream).unwrap();
+            assert_eq!(apart.capture(|stream| calls.run(way, 16, stream).unwrap()), Ok(()));
+            other.wait(&stream.record().unwrap()).unwrap();
+            let error = format!("{:#}", calls.run(way, 16, &other).unwrap_err());
+            assert!(error.contains("an op of another capture was issued since"), "{error}");
+        });
+        // As after any refused call, the graph must be discarded.
+        assert_eq!(ended, Err(901));
         // An event that was recorded before the capture is not part of the graph, so waiting for it
         // breaks the capture.
         let before = other.record()?;

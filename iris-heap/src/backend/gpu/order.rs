@@ -1,6 +1,7 @@
 //! Order of the ops of a heap across its streams.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::driver::{Driver, RawStream};
@@ -8,14 +9,18 @@ use super::event::GpuEvent;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
+/// Number of captures whose last op is remembered. A program rarely has two in progress at once.
+const CAPTURES: usize = 64;
+
 /// Last op of a heap: tells the next op on another stream what it must wait for.
 pub(super) struct Order {
     /// Last op that was issued outside of captures; `None` if there is none.
     live: Option<Last>,
-    /// Number of the capture in which the last captured op was issued, and the number of its
-    /// stream. Captured ops run only when their graph is launched, so they are ordered only among
-    /// each other.
-    captured: Option<(u64, u64)>,
+    /// For each of the last captures with ops, at most [`CAPTURES`]: number of the capture, and
+    /// number of the stream of its last op. The event `captured_event` has been recorded after the
+    /// last op of the newest one. Captured ops run only when their graph is launched, so they are
+    /// ordered only among each other.
+    captured: VecDeque<(u64, u64)>,
     /// Whether ops have been issued on more than one stream. From then on, an event is recorded
     /// after each op.
     several: bool,
@@ -61,7 +66,7 @@ impl Order {
     pub(super) fn new(device: Arc<dyn Driver>) -> Result<Order> {
         Ok(Order {
             live: None,
-            captured: None,
+            captured: VecDeque::new(),
             several: false,
             live_event: GpuEvent::new(&device)?,
             captured_event: GpuEvent::new(&device)?,
@@ -80,8 +85,9 @@ impl Order {
     /// op is on. `keeper` keeps the op's stream alive; `None` if the caller's stream cannot be kept
     /// alive.
     ///
-    /// Ops in a capture are ordered among themselves. The caller who launches the graph must order
-    /// the graph with other work of the heap.
+    /// Ops in a capture are ordered among themselves. An op on a second stream of a capture is
+    /// refused if an op of another capture was issued since the last one of its own. The caller who
+    /// launches the graph must order the graph with other work of the heap.
     ///
     /// Outside captures an error means that `f` was not called or has failed; an op that was
     /// enqueued never returns an error. If its event cannot be recorded and its stream may be
@@ -98,7 +104,9 @@ impl Order {
         if let Some(id) = capture {
             // Recording an event in a capture enqueues no work, so it is done after every op.
             self.captured_event.record(raw)?;
-            self.captured = Some((id, number));
+            self.captured.retain(|&(capture, _)| capture != id);
+            self.captured.truncate(CAPTURES - 1);
+            self.captured.push_front((id, number));
             return Ok(());
         }
         let records = keeper.is_none() || self.several;
@@ -115,10 +123,9 @@ impl Order {
     /// Enqueues work by calling `f`, ordered after the last op of the heap, on another stream than
     /// that op's. The next op does not wait for this work.
     pub(super) fn beside(&mut self, place: Place, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        let last = match (self.captured, place.capture) {
-            (Some((id, number)), Some(capture)) if capture == id => Some(number),
-            (_, Some(_)) => None,
-            (_, None) => self.live.as_ref().map(Last::number),
+        let last = match place.capture {
+            Some(id) => self.last_of(id),
+            None => self.live.as_ref().map(Last::number),
         };
         if last == Some(place.number) {
             let expected =
@@ -129,15 +136,25 @@ impl Order {
         f()
     }
 
+    /// Number of the stream of the last op in capture number `id`; `None` if it has no op yet.
+    fn last_of(&self, id: u64) -> Option<u64> {
+        self.captured.iter().find(|&&(capture, _)| capture == id).map(|&(_, number)| number)
+    }
+
     /// Makes work that is enqueued on `place` after this call wait for the last op of the heap.
     fn behind_last(&mut self, place: Place) -> Result<()> {
         if let Some(id) = place.capture {
-            return match self.captured {
-                Some((capture, last)) if capture == id && last != place.number => {
-                    self.captured_event.before(&*self.device, place.raw)
-                }
-                _ => Ok(()),
-            };
+            if self.last_of(id).is_none_or(|last| last == place.number) {
+                return Ok(());
+            }
+            if self.captured.front().is_some_and(|&(newest, _)| newest != id) {
+                return Err(unsupported(
+                    "an op on a second stream of a capture",
+                    "an op of another capture was issued since the last op of this one, so that \
+                     this one cannot be ordered behind it: capture one graph after the other",
+                ));
+            }
+            return self.captured_event.before(&*self.device, place.raw);
         }
         let Some(last) = &self.live else { return Ok(()) };
         if last.number() == place.number {
