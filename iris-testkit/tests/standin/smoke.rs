@@ -160,7 +160,7 @@ fn captures_are_kept(machine: &Machine) {
             let error = format!("{:#}", calls.run(way, 16, &other).unwrap_err());
             assert!(error.contains("an op of another capture was issued since"), "{error}");
         });
-        // As after any refused call, the graph must be discarded.
+        // The graph must be discarded, as after any refused call.
         assert_eq!(ended, Err(901));
         // An event that was recorded before the capture is not part of the graph, so waiting for it
         // breaks the capture.
