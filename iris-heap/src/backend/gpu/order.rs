@@ -124,7 +124,7 @@ impl Order {
     /// that op's. The next op does not wait for this work.
     pub(super) fn beside(&mut self, place: Place, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let last = match place.capture {
-            Some(id) => self.last_of(id),
+            Some(id) => self.last_of(id).map(|(_, number)| number),
             None => self.live.as_ref().map(Last::number),
         };
         if last == Some(place.number) {
@@ -136,25 +136,27 @@ impl Order {
         f()
     }
 
-    /// Number of the stream of the last op in capture number `id`; `None` if it has no op yet.
-    fn last_of(&self, id: u64) -> Option<u64> {
-        self.captured.iter().find(|&&(capture, _)| capture == id).map(|&(_, number)| number)
+    /// Last op in capture number `id`: number of captures with later ops, and number of the op's
+    /// stream; `None` if the capture has no op yet.
+    fn last_of(&self, id: u64) -> Option<(usize, u64)> {
+        let at = self.captured.iter().position(|&(capture, _)| capture == id)?;
+        Some((at, self.captured[at].1))
     }
 
     /// Makes work that is enqueued on `place` after this call wait for the last op of the heap.
     fn behind_last(&mut self, place: Place) -> Result<()> {
         if let Some(id) = place.capture {
-            if self.last_of(id).is_none_or(|last| last == place.number) {
-                return Ok(());
-            }
-            if self.captured.front().is_some_and(|&(newest, _)| newest != id) {
-                return Err(unsupported(
+            return match self.last_of(id) {
+                Some((age, last)) if last != place.number && age > 0 => Err(unsupported(
                     "an op on a second stream of a capture",
                     "an op of another capture was issued since the last op of this one, so that \
                      this one cannot be ordered behind it: capture one graph after the other",
-                ));
-            }
-            return self.captured_event.before(&*self.device, place.raw);
+                )),
+                Some((_, last)) if last != place.number => {
+                    self.captured_event.before(&*self.device, place.raw)
+                }
+                _ => Ok(()),
+            };
         }
         let Some(last) = &self.live else { return Ok(()) };
         if last.number() == place.number {
