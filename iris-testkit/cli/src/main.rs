@@ -121,8 +121,8 @@ fn main() -> ExitCode {
         }
     };
     if with_vendors && std::io::stdout().flush().is_ok() {
-        // With NCCL 2.28.9 loaded, two of some thirty benchmarks on four GPUs ended with a
-        // segmentation fault in an exit handler, after all results had been written.
+        // With NCCL 2.28.9 loaded, two of some fifty benchmarks on four GPUs ended with a
+        // segmentation fault after all results had been written.
         watch::end(code);
     }
     code.into()
