@@ -55,6 +55,15 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
+/// Maximum number of workgroups of a broadcast by relays: a multiple of the number of relays, so
+/// that each workgroup of the root sends to one relay.
+fn relay_groups(ranks: Ranks) -> u32 {
+    let most = message_groups(ranks);
+    let most = ranks.tuning().launches.relay_groups.map_or(most, |groups| groups.min(most));
+    let relays = (ranks.size as u32).saturating_sub(1).max(1);
+    (most / relays * relays).max(1)
+}
+
 /// Numbers of workgroups and threads in the launches of a choice's calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizing {
@@ -91,7 +100,9 @@ impl Sizing {
             _ => None,
         };
         let senders = senders.filter(|_| plain && ranks.size == 2);
-        Sizing { most_groups: message_groups(ranks), threads, senders }
+        let relayed = form.memory == Memory::OneSource && !form.sends_all;
+        let groups = if relayed { relay_groups } else { message_groups };
+        Sizing { most_groups: groups(ranks), threads, senders }
     }
 
     /// Number of threads of a workgroup for a message of this size; `None` for the number for which

@@ -33,9 +33,9 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     assert_eq!(tiles(OneShot, 16, 4096), (32, 32));
     // The rows are split over 4 ranks, each of which owns 32 tiles.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
-    // Larger messages are cut into four times as many tiles, of at most 128 KiB each.
-    assert_eq!(tiles(TwoShot, 2048, 4096), (512, message_groups(ranks)));
-    assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, message_groups(ranks)));
+    // Larger sums are cut into 256 tiles over all ranks, of at most 128 KiB each.
+    assert_eq!(tiles(TwoShot, 2048, 4096), (256, message_groups(ranks)));
+    assert_eq!(tiles(TwoShot, 1, 8 << 20), (256, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 16384, 4096).0, 1024);
     let options = all_gather::Options::rows(2048, 4096).dtype(DType::BF16);
     let options = options.variant(all_gather::Variant::Push);
@@ -203,6 +203,12 @@ fn large_messages_of_a_root_are_passed_on() {
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, TwoShotLl, TwoShot]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
+    // The workgroups are a multiple of the relays: 3, 5 and 7.
+    let groups = [4, 6, 8].map(|size| {
+        let (plan, elements) = (plan(Cuda, size, 128 << 20), 64 << 20);
+        plan.work(plan.at(elements), (1, elements), 0)
+    });
+    assert_eq!(groups, [108, 105, 105]);
 }
 
 /// Tests that products with messages on GPUs use a whole-matrix GEMM, also if they are traced or

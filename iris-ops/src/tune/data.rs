@@ -57,6 +57,8 @@ pub(crate) struct Launches {
     /// multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131
     /// workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
+    /// Maximum number of workgroups of a broadcast by relays; `None` for as many as of any message.
+    pub(super) relay_groups: Option<u32>,
     /// Maximum number of elements of a sum whose tiles are so small that only every other thread
     /// has a vector.
     pub(super) spread_sums: usize,
