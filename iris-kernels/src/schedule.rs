@@ -458,9 +458,10 @@ impl Items {
 /// by then the peers have stored their partials of these tiles. The own tiles of the last round
 /// come last.
 ///
-/// A workgroup takes every `span`-th tile of this order. Before it waits for the peers' partials of
-/// one round, it has stored its own partials for the peers of that round and of the next one. So
-/// there is no cyclic wait.
+/// The order is the same on all ranks, and has the peers' tiles of a round before this rank's own,
+/// whatever `span` is. All workgroups run at once, each takes tiles in this order, and stores a tile
+/// during the product of its next one at the latest, before it waits there. So at a tile of this
+/// rank they wait only for tiles that are earlier in the order, and the waits form no cycle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

@@ -321,8 +321,11 @@ struct Items {
 /// then the other ranks have stored their partials of these tiles. The own tiles of the last round
 /// come at the end.
 ///
-/// So a workgroup that takes every span-th tile has stored two rounds of tiles for the other ranks
-/// before it waits for their tiles of the first round. The waits therefore form no cycle.
+/// The order is the same on all ranks, and has the other ranks' tiles of a round before this rank's
+/// own, whatever `span` is. All workgroups run at once, each takes tiles in this order, and stores a
+/// tile during the product of its next one at the latest, before it waits there. So at a tile of
+/// this rank they wait only for tiles that are earlier in the order. The waits therefore form no
+/// cycle.
 struct Rounds {
     u32 tiles, span, ranks;
     /// Result of Rounds::at: the owner of a tile, as its distance from the next rank (0: the next

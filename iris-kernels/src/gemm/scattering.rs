@@ -8,8 +8,7 @@
 //! maps of their inboxes; the thread that stored a consumer's part of a tile waits until it is there and
 //! signals it, as `flow::Departures` says. This rank's own tiles come last; the thread that loads waits for
 //! what the others have stored of a tile, and brings it as further slabs of the ring. Tiles are taken in
-//! rounds, so that each workgroup stores what others need of a round before it waits for what it needs of them:
-//! nobody waits in a circle.
+//! rounds (`Rounds` in [`crate::schedule`] says why no waits form a cycle).
 //!
 //! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight
 //! ranks, which if there are more than five takes CUDA 12.1. All workgroups of the launch are resident.

@@ -163,9 +163,13 @@ fn workgroups_of_two_threads() {
             (ops::one_shot(2, 1, 1).threads(2), Some(2), 2_500),
             (ops::deliver(2, 1, 1, true, true).threads(2), None, 40),
             (ops::two_shot(2, 1, 1, false).threads(2), None, 200),
-            (accumulate(1, false).threads(2), Some(1), 100),
+            (accumulate(1, false).threads(2), Some(0), 8),
+            (accumulate(1, true).threads(2), Some(0), 8),
         ],
-        [(ops::deliver(2, 1, 2, true, false).threads(2), Some(2), 500)],
+        [
+            (ops::deliver(2, 1, 2, true, false).threads(2), Some(2), 500),
+            (accumulate(1, false).threads(2), Some(1), 3_000_000),
+        ],
     ));
 }
 
