@@ -230,8 +230,8 @@ impl Scattering {
 /// run at once, or, if `senders` ranks send their own tiles to all others, so many that the tiles
 /// of the other ranks are one for each cluster. Then at any time some clusters send own tiles to all
 /// and the others do not, so the links are loaded evenly, and every cluster has as many own tiles.
-/// All-reduce of 8192 x 8192 x 3584 between 4 H100s with 66, 33, 24, 22, 20 and 16 tiles for 66
-/// clusters: 866, 886, 822, 807, 843 and 920 us; reduce-scatters gain nothing (2026-11-27).
+/// All-reduce of 8192 x 8192 x 3584 between 4 H100s with 66, 24, 22, 20 and 16 tiles for 66
+/// clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing (2026-11-27).
 fn span(clusters: u32, senders: Option<u32>) -> u32 {
     let others = senders.map_or(1, |size| size.saturating_sub(1).max(1));
     (clusters / others).max(1)
