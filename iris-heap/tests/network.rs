@@ -1,13 +1,12 @@
 //! Tests of worlds over several nodes: threads that simulate nodes, and ranks that meet over
 //! loopback.
 
-use std::net::TcpListener;
-
 use iris_heap::{Error, HeapOptions, Network, Result, Secret, SymmetricHeap, UniqueId, World};
+use iris_testkit::port;
 
 /// Runs `f` on ranks that meet over loopback; `nodes` has the name of each rank's node.
 fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = port::free("127.0.0.1").unwrap();
     let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
     let network = network.secret(Secret::new().unwrap());
     std::thread::scope(|scope| {

@@ -163,8 +163,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return;
         }
         self.counted = true;
-        let pushes_head = self.index == 0 || self.index == self.count - 1;
-        let thread = if pushes_head { self.carriers() } else { self.m.threads() } - 1;
+        let last_thread_sends = self.index == 0 || self.index == self.count - 1;
+        let thread = if last_thread_sends { self.carriers() } else { self.m.threads() } - 1;
         if self.m.thread() == thread && self.count_one() {
             self.advance();
         }

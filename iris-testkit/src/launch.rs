@@ -54,6 +54,8 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
+use crate::port;
+
 pub use self::mpirun::mpirun;
 pub use self::namespaces::Namespaces;
 
@@ -393,8 +395,7 @@ pub const NETWORK_ALONE: [(&str, &str); 4] = [
 /// Environment variables by which ranks on simulated nodes find each other at the IPv4 address
 /// `place` of node 0.
 fn network(folder: &Path, place: &str) -> Result<Vec<(&'static str, OsString)>> {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
-    let port = free.context("loopback has no free port")?.port().to_string();
+    let port = port::free("127.0.0.1").context("loopback has no free port")?.to_string();
     let secret = folder.join("secret");
     iris_heap::Secret::new()?.save(&secret)?;
     Ok(vec![

@@ -14,6 +14,7 @@ pub mod numeric;
 pub mod options;
 pub mod oracle;
 pub mod output;
+pub mod port;
 pub mod rig;
 pub mod stress;
 pub mod suite;

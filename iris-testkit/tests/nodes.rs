@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
     ReduceScatter,
 };
+use iris_testkit::port;
 use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
 
@@ -31,7 +31,7 @@ fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
     let room = rooms.fold(Room::default(), Room::or);
     let options = HeapOptions::new().threads(2);
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = port::free("127.0.0.1").unwrap();
     let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
     let network = network.secret(Secret::new().unwrap());
     let run = |rank: usize| -> anyhow::Result<()> {

@@ -118,8 +118,8 @@ class Workgroup {
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
-        const bool pushes_head = index == 0 || index == count - 1;
-        const u32 thread = pushes_head ? carriers() - 1 : port::threads() - 1;
+        const bool last_wave_sends = index == 0 || index == count - 1;
+        const u32 thread = last_wave_sends ? carriers() - 1 : port::threads() - 1;
         if (port::thread() == thread && count_one()) advance();
     }
 

@@ -1,13 +1,13 @@
 //! Tests of communicators over several nodes. The ranks are threads that simulate nodes, or they
 //! connect over loopback.
 
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use iris_heap::{Network, Secret, UniqueId, World};
 use iris_ops::OpResult;
 use iris_ops::comm::{Comm, ReduceOp};
+use iris_testkit::port;
 
 use super::{CPU, all_calls, small};
 
@@ -35,7 +35,7 @@ fn calls_over_several_nodes_are_right() {
 #[test]
 fn calls_over_sockets_are_right() {
     for names in [&["a", "b"][..], &["a", "a", "b", "b"], &["a", "b", "c"]] {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = port::free("127.0.0.1").unwrap();
         let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
         let network = network.secret(Secret::new().unwrap());
         let rank = |rank: usize| -> Result<()> {

@@ -64,6 +64,9 @@ fn steps_that_have_passed_are_not_repeated() {
     let failed = "left: test-4 bench-4 test-2 bench-2 processes";
     assert_eq!((left(&output), calls.len()), ((Some(1), failed.into()), 12));
     assert!(calls.contains(&"out/tuned-4.toml tune --backend cuda --ranks 4".into()), "{calls:?}");
+    // An empty `--only`, in which no wait is left out.
+    let stress = "off stress --backend cuda --calls 600 --only  --ranks 4";
+    assert!(calls.contains(&stress.into()), "{calls:?}");
 
     // Only what had failed is repeated, and is told PyTorch's times.
     let (output, calls) = run("600", "");

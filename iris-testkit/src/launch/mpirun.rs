@@ -1,12 +1,13 @@
 //! Command that starts a job on simulated nodes under `mpirun`.
 
 use std::ffi::OsStr;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+
+use crate::port;
 
 /// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on each
 /// of `nodes` nodes, which this host simulates. The ranks find each other over loopback, without a
@@ -21,8 +22,7 @@ pub fn mpirun(
     (nodes, per_node): (usize, usize),
     limit: Duration,
 ) -> Result<Command> {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
-    let port = free.context("loopback has no free port")?.port();
+    let port = port::free("127.0.0.1").context("loopback has no free port")?;
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.

@@ -5,21 +5,18 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
 
+use iris_testkit::port;
+
 use super::seal::GREETING;
 use super::*;
 use crate::bootstrap::{Bootstrap, Step};
-
-/// Finds a free port on loopback.
-fn free_port(host: &str) -> u16 {
-    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
-}
 
 fn meeting(host: &str, size: usize) -> Meeting {
     static JOBS: AtomicU16 = AtomicU16::new(0);
     let number = JOBS.fetch_add(1, Ordering::Relaxed);
     let job = format!("job {number} of process {}", std::process::id());
     let bare = host.trim_matches(['[', ']']);
-    let address = format!("{host}:{}", free_port(bare));
+    let address = format!("{host}:{}", port::free(bare).unwrap());
     let terms = Terms { key: [5; 32], job, size };
     Meeting { address, terms, silence: Duration::from_secs(20) }
 }

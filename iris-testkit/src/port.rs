@@ -1,0 +1,73 @@
+//! Free TCP ports for jobs on one host.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::net::{TcpListener, ToSocketAddrs};
+use std::ops::Range;
+
+/// Ports below those that Linux gives to connections and to listeners without a port (32768 to
+/// 60999, unless the host is configured otherwise).
+const PORTS: Range<u16> = 15000..32768;
+
+/// Returns a port of `host` at which nobody listens.
+///
+/// The caller listens at the port later, often in another process. A port that the system has
+/// chosen and that has been closed again might meanwhile be given to any connection of this host,
+/// so this function takes random ports out of a range from which the system gives none.
+///
+/// # Errors
+/// `host` is no address of this machine; all ports of the range are taken.
+pub fn free(host: &str) -> io::Result<u16> {
+    free_of(host, PORTS)
+}
+
+fn free_of(host: &str, ports: Range<u16>) -> io::Result<u16> {
+    let first = RandomState::new().hash_one(()) % u64::from(ports.end - ports.start);
+    let (before, from) = (ports.start..ports.start + first as u16, ports.start + first as u16);
+    let mut error = io::ErrorKind::AddrInUse.into();
+    for port in (from..ports.end).chain(before) {
+        match (host, port).to_socket_addrs().and_then(|at| TcpListener::bind(&*Vec::from_iter(at)))
+        {
+            Ok(_) => return Ok(port),
+            Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => error = taken,
+            Err(other) => return Err(other),
+        }
+    }
+    Err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_at_which_somebody_listens_is_not_taken() {
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        // Three neighbours, of which the outer ones are taken.
+        let (ports, _taken) = (0..1000)
+            .find_map(|_| {
+                let first = listen();
+                let port = first.local_addr().unwrap().port();
+                let last = TcpListener::bind(("127.0.0.1", port.checked_add(2)?)).ok()?;
+                TcpListener::bind(("127.0.0.1", port + 1)).ok()?;
+                Some((port..port + 3, (first, last)))
+            })
+            .unwrap();
+        let middle = ports.start + 1;
+        for _ in 0..20 {
+            assert_eq!(free_of("127.0.0.1", ports.clone()).unwrap(), middle);
+        }
+        let _also = TcpListener::bind(("127.0.0.1", middle)).unwrap();
+        let error = free_of("127.0.0.1", ports).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn ports_differ_and_are_not_those_that_the_system_gives() {
+        let ports: Vec<u16> = (0..4).map(|_| free("127.0.0.1").unwrap()).collect();
+        assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");
+        assert!(ports.iter().any(|port| *port != ports[0]), "{ports:?}");
+        // An address of documentation, which no machine has.
+        assert_eq!(free("192.0.2.1").unwrap_err().kind(), io::ErrorKind::AddrNotAvailable);
+    }
+}
