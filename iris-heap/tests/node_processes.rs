@@ -162,6 +162,10 @@ fn torchrun_on(rank: usize, per_node: usize, port: u16) -> Vec<(&'static str, St
     vars
 }
 
+fn free_port() -> u16 {
+    port::free("127.0.0.1").unwrap()
+}
+
 fn check_heap(results: Vec<String>) {
     for (rank, text) in results.into_iter().enumerate() {
         let (node, first) = (rank / 2, rank / 2 * 2);
@@ -171,7 +175,7 @@ fn check_heap(results: Vec<String>) {
 
 #[test]
 fn torchrun_with_a_secret() {
-    let (job, port) = (Job::new("heap"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("heap"), free_port());
     let secret = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::remove_file(&secret).unwrap();
     iris_heap::Secret::new().unwrap().save(&secret).unwrap();
@@ -184,7 +188,7 @@ fn torchrun_with_a_secret() {
 
 #[test]
 fn slurm_without_an_address() {
-    let (job, port) = (Job::new("heap"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("heap"), free_port());
     let ranks: Vec<_> = (0..4usize)
         .map(|rank| {
             let (task, node) = (rank.to_string(), (rank / 2).to_string());
@@ -215,12 +219,7 @@ fn mpirun_of_open_mpi() {
     let node = "IRIS_NODE=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$0\" \"$@\"";
     let output = Command::new("mpirun")
         .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "4"])
-        .args([
-            "-x",
-            "MASTER_ADDR=127.0.0.1",
-            "-x",
-            &format!("IRIS_PORT={}", port::free("127.0.0.1").unwrap()),
-        ])
+        .args(["-x", "MASTER_ADDR=127.0.0.1", "-x", &format!("IRIS_PORT={}", free_port())])
         .args(["-x", &format!("{CASE}=heap"), "/bin/sh", "-c", node])
         .arg(program)
         .args(["--exact", "rank_program", "--ignored", "--nocapture", "--test-threads=1"])
@@ -237,7 +236,7 @@ fn mpirun_of_open_mpi() {
 #[test]
 fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
     for victims in ["3", "1", "2 3"] {
-        let (job, port) = (Job::new("killed"), port::free("127.0.0.1").unwrap());
+        let (job, port) = (Job::new("killed"), free_port());
         let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", victims.into())]].concat();
         for (rank, child) in job.ranks(4, vars).into_iter().enumerate() {
             let text = result(child);
@@ -262,7 +261,7 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
 
 #[test]
 fn the_end_of_rank_0_ends_all() {
-    let (job, port) = (Job::new("killed"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("killed"), free_port());
     let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", "0".into())]].concat();
     let ranks = job.ranks(4, vars);
     for text in ranks.into_iter().map(result).skip(1) {
@@ -272,7 +271,7 @@ fn the_end_of_rank_0_ends_all() {
 
 #[test]
 fn a_stopped_node_is_late_and_not_lost() {
-    let (job, port) = (Job::new("stopped"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("stopped"), free_port());
     let ready = job.temp.path().with_extension("ready");
     let vars = |rank| [torchrun(rank, port), vec![("READY", ready.display().to_string())]].concat();
     let ranks = job.ranks(4, vars);
@@ -291,7 +290,7 @@ fn a_stopped_node_is_late_and_not_lost() {
 
 #[test]
 fn each_node_has_one_connection_to_rank_0() {
-    let (job, port) = (Job::new("connections"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("connections"), free_port());
     for text in job.results(job.ranks(9, |rank| torchrun_on(rank, 3, port))) {
         assert_eq!(text, "ok 2 at rank 0, [0, 1, 1] by node");
     }
@@ -300,7 +299,7 @@ fn each_node_has_one_connection_to_rank_0() {
 /// Runs `fails` on three nodes of three ranks. Returns the number of the rank that fails, and what
 /// each of the others says.
 fn failing(victim: &'static str, how: &'static str, deadline: &str) -> (usize, Vec<String>) {
-    let (job, port) = (Job::new("fails"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("fails"), free_port());
     let more = [("VICTIM", victim), ("HOW", how), ("IRIS_DEADLINE", deadline)];
     let more = more.map(|(name, value)| (name, value.to_string()));
     let vars = |rank| [&torchrun_on(rank, 3, port)[..], &more].concat();

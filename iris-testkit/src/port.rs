@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::net::{TcpListener, ToSocketAddrs};
+use std::net::TcpListener;
 use std::ops::Range;
 
 /// Ports below those that Linux gives to connections and to listeners without a port (32768 to
@@ -22,12 +22,10 @@ pub fn free(host: &str) -> io::Result<u16> {
 }
 
 fn free_of(host: &str, ports: Range<u16>) -> io::Result<u16> {
-    let first = RandomState::new().hash_one(()) % u64::from(ports.end - ports.start);
-    let (before, from) = (ports.start..ports.start + first as u16, ports.start + first as u16);
+    let first = RandomState::new().hash_one(()) as usize % ports.len();
     let mut error = io::ErrorKind::AddrInUse.into();
-    for port in (from..ports.end).chain(before) {
-        match (host, port).to_socket_addrs().and_then(|at| TcpListener::bind(&*Vec::from_iter(at)))
-        {
+    for port in ports.clone().cycle().skip(first).take(ports.len()) {
+        match TcpListener::bind((host, port)) {
             Ok(_) => return Ok(port),
             Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => error = taken,
             Err(other) => return Err(other),

@@ -233,7 +233,7 @@ impl Scattering {
 /// All-reduce of 8192 x 8192 x 3584 between 4 H100s with 66, 24, 22, 20 and 16 tiles for 66
 /// clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing (2026-11-27).
 fn span(clusters: u32, senders: Option<u32>) -> u32 {
-    let others = senders.map_or(1, |size| size.saturating_sub(1).max(1));
+    let others = senders.map_or(1, |size| (size - 1).max(1));
     (clusters / others).max(1)
 }
 

@@ -46,6 +46,13 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     assert_eq!((split.tiles(), work(2048)), (512, 128));
     // Calls with fewer rows must launch fewer workgroups, but at least one.
     assert_eq!((work(64), work(0)), (4, 1));
+    // The largest tiles of a gather have 128 KiB between two ranks, and half of that between more.
+    let rows = [2, 3, 4].map(|size| {
+        let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
+        let ranks = Ranks::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
+        options.variant(all_gather::Variant::Push).plan(ranks).unwrap().tile().m
+    });
+    assert_eq!(rows, [16, 8, 8]);
 }
 
 #[test]

@@ -104,13 +104,10 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
     let sums = matches!(form.memory, Memory::OwnedAndResults | Memory::PartialParts);
-    let (many, most) = match form.memory {
-        _ if sums => (all / SUMMED, MOST),
-        // All_gather of 128 MiB with tiles of `MOST / 2` and `MOST`: 307 and 313 us on 4 x H100, 204
-        // and 199 on two of them (2026-11-27).
-        Memory::Parts if parts > 2 => (few / 4, MOST / 2),
-        _ => (few / 4, MOST),
-    };
+    let many = if sums { all / SUMMED } else { few / 4 };
+    // All_gather of 128 MiB with tiles of `MOST / 2` and `MOST`: 307 and 313 us on 4 x H100, 204 and
+    // 199 on two of them (2026-11-27).
+    let most = if form.memory == Memory::Parts && parts > 2 { MOST / 2 } else { MOST };
     let bytes = message_bytes(request, (request.m, request.n));
     let in_words = matches!(form.memory, Memory::Pairs(_));
     let threads = Sizing::of(ranks, request, form).threads(bytes).filter(|_| !in_words);
