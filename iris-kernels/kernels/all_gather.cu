@@ -42,6 +42,8 @@ IRIS_KERNEL iris_all_gather_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::AllGather>(args);
 }
 
-IRIS_KERNEL iris_all_gather_ll_pair(IRIS_ARGS OpArgs args) {
-    run_exchange_of_pair<Collective::AllGather>(args);
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_all_gather_ll_packs(IRIS_ARGS OpArgs args) {
+    run_exchange_packs<Collective::AllGather>(args);
 }
+#endif

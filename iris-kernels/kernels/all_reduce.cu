@@ -78,10 +78,18 @@ IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::AllReduce>(args);
 }
 
-IRIS_KERNEL iris_one_shot_ll_pair(IRIS_ARGS OpArgs args) {
-    run_exchange_of_pair<Collective::AllReduce>(args);
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_one_shot_ll_packs(IRIS_ARGS OpArgs args) {
+    run_exchange_packs<Collective::AllReduce>(args);
 }
+#endif
 
 IRIS_KERNEL iris_two_shot_ll(IRIS_ARGS OpArgs args) {
     run_two_shot_ll<SumBody>(args);
 }
+
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_two_shot_ll_packs(IRIS_ARGS OpArgs args) {
+    run_two_shot_packs<SumBody>(args);
+}
+#endif

@@ -14,6 +14,8 @@ IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::AllToAll>(args);
 }
 
-IRIS_KERNEL iris_all_to_all_ll_pair(IRIS_ARGS OpArgs args) {
-    run_exchange_of_pair<Collective::AllToAll>(args);
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_all_to_all_ll_packs(IRIS_ARGS OpArgs args) {
+    run_exchange_packs<Collective::AllToAll>(args);
 }
+#endif

@@ -20,6 +20,18 @@ IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::Broadcast>(args);
 }
 
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_broadcast_ll_packs(IRIS_ARGS OpArgs args) {
+    run_exchange_packs<Collective::Broadcast>(args);
+}
+#endif
+
 IRIS_KERNEL iris_relay_ll(IRIS_ARGS OpArgs args) {
     run_two_shot_ll<RelayBody>(args);
 }
+
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_relay_ll_packs(IRIS_ARGS OpArgs args) {
+    run_two_shot_packs<RelayBody>(args);
+}
+#endif

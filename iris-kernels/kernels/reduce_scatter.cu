@@ -42,6 +42,8 @@ IRIS_KERNEL iris_reduce_scatter_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::ReduceScatter>(args);
 }
 
-IRIS_KERNEL iris_reduce_scatter_ll_pair(IRIS_ARGS OpArgs args) {
-    run_exchange_of_pair<Collective::ReduceScatter>(args);
+#if IRIS_HAS_QUADS
+IRIS_KERNEL iris_reduce_scatter_ll_packs(IRIS_ARGS OpArgs args) {
+    run_exchange_packs<Collective::ReduceScatter>(args);
 }
+#endif

@@ -107,6 +107,8 @@ pub struct OpArgs {
     pub record: Record,
     /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,
+    /// Number of source ranks for which the inbox has slots.
+    pub sources: u32,
     /// Left factor A of the product, or the message.
     pub a: Matrix,
     /// Right factor B of the product.
@@ -178,10 +180,6 @@ pub struct OpArgs {
     pub m_contiguous: u32,
     /// Maximum number of spans per workgroup in the trace buffer.
     pub trace_spans: u32,
-    /// Number of source ranks for which the inbox has slots.
-    pub sources: u32,
-    /// Padding to a multiple of 8 bytes; always 0.
-    pub padding: u32,
 }
 
 impl OpArgs {
@@ -236,6 +234,8 @@ pub struct TileView {
     pub root: u32,
     /// Number of workgroups of the op's launch.
     pub groups: u32,
+    /// Padding to a multiple of 8 bytes; always 0.
+    pub padding: u32,
 }
 
 /// Indices of counters in the array of counters that a rank keeps for an op.
@@ -256,9 +256,9 @@ const _: () = {
     assert!(size_of::<Matrix>() == 32);
     assert!(std::mem::offset_of!(OpArgs, a) % 8 == 0);
     assert!(size_of::<OpArgs>() <= 4096 - 256, "kernel parameters are at most 4 KiB");
-    assert!(std::mem::offset_of!(TileView, record) == 1128);
-    assert!(std::mem::offset_of!(TileView, rows) == 1172);
-    assert!(size_of::<TileView>() == 1200);
+    assert!(std::mem::offset_of!(TileView, record) == 1132);
+    assert!(std::mem::offset_of!(TileView, rows) == 1176);
+    assert!(size_of::<TileView>() == 1208);
 };
 /// Matrix that consists of the rows `rows` of `matrix`, in the same memory.
 pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {

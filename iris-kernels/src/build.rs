@@ -108,6 +108,8 @@ pub struct OpBuild {
     pub product: bool,
     /// Whether an RMSNorm of the result's rows follows the op.
     pub norm: bool,
+    /// Whether messages by the LL protocol may consist of packs.
+    pub packs: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
     /// Number of rows of a tile.
@@ -229,6 +231,7 @@ pub(crate) mod tests {
         op: "matmul_all_reduce",
         product: true,
         norm: false,
+        packs: true,
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,

@@ -200,14 +200,17 @@ impl Kernel {
         }
     }
 
-    /// Name of the variant of the kernel in which each thread processes several items of a message
-    /// between two ranks; `None` if the kernel has no such variant.
-    pub fn name_of_pair(self) -> Option<&'static str> {
+    /// Name of the kernel for messages that consist of packs (48 bytes in four words of 128 bits);
+    /// `None` if the kernel has no such form.
+    pub fn name_of_packs(self) -> Option<&'static str> {
         match self {
-            Kernel::OneShotLl => Some("one_shot_ll_pair"),
-            Kernel::ReduceScatterLl => Some("reduce_scatter_ll_pair"),
-            Kernel::AllGatherLl => Some("all_gather_ll_pair"),
-            Kernel::AllToAllLl => Some("all_to_all_ll_pair"),
+            Kernel::OneShotLl => Some("one_shot_ll_packs"),
+            Kernel::ReduceScatterLl => Some("reduce_scatter_ll_packs"),
+            Kernel::AllGatherLl => Some("all_gather_ll_packs"),
+            Kernel::AllToAllLl => Some("all_to_all_ll_packs"),
+            Kernel::BroadcastLl => Some("broadcast_ll_packs"),
+            Kernel::TwoShotLl => Some("two_shot_ll_packs"),
+            Kernel::RelayLl => Some("relay_ll_packs"),
             _ => None,
         }
     }

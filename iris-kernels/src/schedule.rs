@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use iris_sync::flow::Parts;
+use iris_sync::ll::PACK_LANES;
 
 /// Range of part number `part` when `total` items are split into `parts` parts as evenly as
 /// possible. The first parts get one item more if there is a remainder.
@@ -368,6 +369,14 @@ pub struct Items {
     pub per_item: u32,
 }
 
+/// Number of packs (three vectors of 16 bytes each) of a message of `items` items of eight bytes. The
+/// vectors of [`PACK_LANES`] packs are interleaved.
+pub fn packs(items: u32) -> u32 {
+    let vectors = items.div_ceil(2);
+    let block = 3 * PACK_LANES;
+    vectors / block * PACK_LANES + (vectors % block).min(PACK_LANES)
+}
+
 impl Items {
     fn part(&self, rank: u32) -> Range<u32> {
         split(self.rows, self.size, rank)
@@ -424,6 +433,20 @@ impl Items {
         // Part 0 is as large as any other part, because `split` gives the remainder to the first
         // parts.
         self.sent(root, 0)
+    }
+
+    /// [`Items::shared`] and [`Items::most`] as numbers of packs, if the message consists of packs.
+    pub fn shared_packs(&self) -> u32 {
+        match self.parts() {
+            Some(parts) => packs(parts.items).div_ceil(self.size),
+            None => packs(self.most()),
+        }
+    }
+
+    /// Largest number of packs that any rank sends to another rank.
+    pub fn most_packs(&self) -> u32 {
+        let times = if self.parts().is_some() { 2 } else { 1 };
+        self.shared_packs().saturating_mul(times)
     }
 
     /// First row, in this rank's matrix, of the data that this rank sends to `to`.

@@ -1,6 +1,8 @@
-//! Items of the LL protocol: units of 8 bytes of data, sent as two words with data and flag each.
+//! Items of the LL protocol: units of 8 bytes of data, sent as two words with data and flag each; and
+//! packs, units of 48 bytes in larger messages.
 
 use iris_kernels::schedule::{Collective, Items};
+use iris_sync::ll::{QUADS, Used};
 
 use crate::options::Request;
 use crate::ranks::Ranks;
@@ -15,6 +17,33 @@ pub(crate) fn of(
     let dtype = if collective.reduces() { request.wire_dtype() } else { request.output_dtype() };
     let (size, rows, cols) = (ranks.size as u32, m as u32, n as u32);
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
+}
+
+/// Number of items that a rank sends to another from which a message consists of packs; `None` if
+/// messages never do. An RMSNorm needs whole rows in a workgroup, and a GEMM that sends the message
+/// itself sends pairs.
+pub(crate) fn packs_from(ranks: Ranks, request: &Request, collective: Collective) -> Option<u32> {
+    let from = ranks.tuning().packs_from(ranks.device, ranks.size);
+    let two_shot = matches!(collective, Collective::TwoShot { .. });
+    let by_gemm = request.row.multiplies() && !two_shot;
+    from.filter(|_| request.rms_norm.is_none() && !by_gemm && ranks.size > 1)
+}
+
+/// Words that calls up to the size of `items` need for each peer, header excluded.
+pub(crate) fn words(ranks: Ranks, request: &Request, items: Items) -> Used {
+    let most = items.most();
+    match packs_from(ranks, request, items.collective).filter(|&from| most >= from) {
+        None => Used { pairs: most, packs: 0 },
+        // Smaller calls have pairs.
+        Some(from) => Used { pairs: from, packs: items.most_packs() },
+    }
+}
+
+/// Bytes of the signal segment that such words occupy in a world of `size` ranks: each source has two
+/// slots, one for each parity of the call number.
+pub(crate) fn signal_bytes(words: Used, size: usize) -> usize {
+    let quads = (words.packs as usize).saturating_mul(QUADS as usize);
+    (words.pairs as usize).saturating_add(quads).saturating_mul(2 * 16 * size)
 }
 
 /// Whether each row consists of whole items. Only an RMSNorm requires this; without an RMSNorm the

@@ -129,6 +129,8 @@ named! {
         UnfusedOneShot = "unfused_one_shot",
         /// Whole-matrix GEMM, and then the sum over ranks by the LL protocol of `ll`.
         UnfusedLl = "unfused_ll",
+        /// Whole-matrix GEMM, and then the sum over ranks by the protocol of `two_shot_ll`.
+        UnfusedTwoShotLl = "unfused_two_shot_ll",
         /// Copies by the device's driver push parts of the message, and each part is multiplied
         /// when it has arrived. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies by
         /// kernels, which take compute units from the product. It always does so if rows have gaps,

@@ -25,6 +25,8 @@ pub(crate) struct Needs {
     /// Number of items that one rank sends to another by the LL protocol. An item is a pair of
     /// words, each with data and flag.
     pub(crate) pairs: u32,
+    /// Number of packs that one rank sends to another: items of 48 bytes in larger messages.
+    pub(crate) packs: u32,
     /// Number of inbox slots (places for one tile) per source, for calls of one parity.
     pub(crate) places: u32,
     /// Number of source ranks that have slots in the inbox.
@@ -69,6 +71,7 @@ pub(crate) struct Extent {
     flags: u32,
     locks: bool,
     pairs: u32,
+    packs: u32,
     inbox_half: u64,
     results_half: u64,
     workspace: u64,
@@ -89,6 +92,7 @@ impl Extent {
             flags: self.flags.max(needs.flags),
             locks: self.locks || needs.locks,
             pairs: self.pairs.max(needs.pairs),
+            packs: self.packs.max(needs.packs),
             inbox_half: self.inbox_half.max(needs.inbox_half()),
             results_half: self.results_half.max(needs.results_half()),
             workspace: self.workspace.max(needs.workspace),
@@ -103,6 +107,7 @@ impl Extent {
             flags: self.flags.max(other.flags),
             locks: self.locks || other.locks,
             pairs: self.pairs.max(other.pairs),
+            packs: self.packs.max(other.packs),
             inbox_half: self.inbox_half.max(other.inbox_half),
             results_half: self.results_half.max(other.results_half),
             workspace: self.workspace.max(other.workspace),
@@ -117,8 +122,8 @@ impl Extent {
     /// Layout parameters of the signal words. `sequence` is the index of the device word with the
     /// number of calls.
     pub(crate) fn shape(&self, sequence: u32) -> Shape {
-        let Self { size, tiles, flags, locks, pairs, .. } = *self;
-        Shape { op: 0, size, tiles, flags, locks, sequence, pairs }
+        let Self { size, tiles, flags, locks, pairs, packs, .. } = *self;
+        Shape { op: 0, size, tiles, flags, locks, sequence, pairs, packs }
     }
 
     fn words(&self) -> Words {

@@ -129,12 +129,12 @@ impl Operator {
         }
         let choice = self.plan.at(call.size(&self.plan));
         let (count, threads) = (self.groups_for(call), self.plan.threads(choice, shape));
-        let several_items = self.plan.has_several_items(choice, shape, count);
+        let packs = self.plan.has_packs(choice, shape);
         let dedicated = match choice.form.fetches {
             true => ready.args.dedicated_workgroups,
             false => self.plan.senders(choice, shape, || count),
         };
-        let groups = Workgroups { count, threads, several_items };
+        let groups = Workgroups { count, threads, packs };
         *last.insert(Sizes { shape, groups, dedicated })
     }
 

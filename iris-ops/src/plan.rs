@@ -24,6 +24,7 @@ use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
 use crate::error::{Error, Result};
+use crate::items;
 use crate::kind::{ChoiceReason, Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
@@ -215,8 +216,9 @@ impl Plan {
                 Needs { tiles: rounds.saturating_mul(part), flags: 1, ..Needs::default() }
             }
             Memory::Pairs(collective) => {
-                let pairs = self.items(collective, (request.m, request.n)).most();
-                Needs { pairs, ..Needs::default() }
+                let items = self.items(collective, (request.m, request.n));
+                let iris_sync::ll::Used { pairs, packs } = items::words(self.ranks, request, items);
+                Needs { pairs, packs, ..Needs::default() }
             }
             Memory::Gathered => places(0, 1, 1, a_bytes.next_multiple_of(SLOT_ALIGNMENT)),
             Memory::Staged => {

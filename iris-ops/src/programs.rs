@@ -80,6 +80,10 @@ pub(crate) const UNFUSED_LL: &[Alternative] = &[
     always(&[PARTIAL, of_partial(Kernel::OneShotLl)]),
 ];
 
+/// GEMM, then the all-reduce of the partial products in two hops by the LL protocol.
+pub(crate) const UNFUSED_TWO_SHOT_LL: &[Alternative] =
+    &[always(&[PARTIAL, of_partial(Kernel::TwoShotLl)])];
+
 /// GEMM, then the reduce-scatter of the partial products.
 pub(crate) const UNFUSED_SCATTER: &[Alternative] =
     &[always(&[PARTIAL, of_partial(Kernel::ReduceScatter)])];

@@ -106,6 +106,14 @@ impl Ranks {
         self.with(Tuning::of(self.device))
     }
 
+    /// Makes plans use the built-in tuning data, and send no message in packs, for records of versions
+    /// that had no packs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_packs(self) -> Self {
+        self.with(Tuning::without_packs(self.device))
+    }
+
     /// Makes plans use the tuning data `tuning`.
     pub(crate) fn with(self, tuning: &'static Tuning) -> Self {
         Self { tuning: Some(tuning), ..self }

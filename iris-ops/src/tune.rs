@@ -30,8 +30,8 @@ pub(crate) const LL_ITEMS: u32 = 1 << 18;
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
-/// did not request the LL protocol. It is an eighth of the default size of a heap's signal segment;
-/// with an RMSNorm, twice as much is allowed.
+/// did not request the LL protocol. With an RMSNorm or in packs twice as much is allowed, an eighth of
+/// the default size of a heap's signal segment.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// Value that predictions use for N or K if these may differ between ranks. So all ranks predict
@@ -74,6 +74,8 @@ pub(crate) struct Sizing {
     /// number of bytes. Larger messages, other messages and messages with an RMSNorm (where a
     /// workgroup processes whole rows) use the number of threads for which the kernel is built.
     threads: &'static [(usize, u32)],
+    /// Threads of a workgroup of a message that consists of packs, by its number of packs.
+    threads_of_packs: &'static [(usize, u32)],
     /// Share of workgroups that only send, and the message sizes to which it applies; `None` if all
     /// workgroups send and receive.
     senders: Option<Senders>,
@@ -102,14 +104,19 @@ impl Sizing {
         let senders = senders.filter(|_| plain && ranks.size == 2);
         let relayed = form.memory == Memory::OneSource && !form.sends_all;
         let groups = if relayed { relay_groups } else { message_groups };
-        Sizing { most_groups: groups(ranks), threads, senders }
+        let threads_of_packs = &launches.threads_of_packs;
+        Sizing { most_groups: groups(ranks), threads, threads_of_packs, senders }
     }
 
     /// Number of threads of a workgroup for a message of this size; `None` for the number for which
     /// the kernel is built.
     pub(crate) fn threads(&self, size: usize) -> Option<u32> {
-        let step = self.threads.iter().find(|(most, _)| size <= *most);
-        step.map(|&(_, threads)| threads)
+        threads_in(self.threads, size)
+    }
+
+    /// Number of threads of a workgroup for a message of this number of packs.
+    pub(crate) fn threads_of_packs(&self, packs: u32) -> Option<u32> {
+        threads_in(self.threads_of_packs, packs as usize)
     }
 
     /// Number of eighths of the workgroups that only send in a message of `bytes` bytes; 0 if all
@@ -117,6 +124,10 @@ impl Sizing {
     pub(crate) fn sending_eighths(&self, bytes: usize) -> u32 {
         self.senders.filter(|it| it.bytes().contains(&bytes)).map_or(0, |it| it.eighths)
     }
+}
+
+fn threads_in(steps: &[(usize, u32)], size: usize) -> Option<u32> {
+    steps.iter().find(|(most, _)| size <= *most).map(|&(_, threads)| threads)
 }
 
 /// Number of bytes of the whole message, in the element type that is sent between ranks.
@@ -187,6 +198,7 @@ impl Problem {
             columns: request.shard == Shard::Columns,
             has_stores: has_stores(ranks, request),
             gated: takes_part(ranks, request, GemmKind::Gated),
+            packs_from: ranks.tuning().packs_from(ranks.device, ranks.size),
             has_engines: !ranks.device.backend.traits().host_threads,
         }
     }
@@ -216,11 +228,9 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
 fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
-    let times = if request.rms_norm.is_some() { 2 } else { 1 };
-    // Each source has two slots, one for each parity of the call number. LL words occupy twice the
-    // bytes of their data.
-    let most = times * (LL_SIGNAL_BYTES / (4 * ranks.size));
-    (items.most() as usize).saturating_mul(8) <= most
+    let words = items::words(ranks, request, items);
+    let times = if request.rms_norm.is_some() || words.packs > 0 { 2 } else { 1 };
+    items::signal_bytes(words, ranks.size) <= times * LL_SIGNAL_BYTES
         && items.most() <= LL_ITEMS
         && items::are_rows_whole(request, items)
         && request.tile.is_none()

@@ -7,6 +7,13 @@ const PAIR_WORDS: u32 = 4;
 /// entry record that ranks must agree on, two per pair.
 pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
+/// Number of quads of a pack. A quad is an LL word of 128 bits, and lies where a [`SymPair`] would.
+pub const QUADS: u32 = 4;
+
+/// Number of packs whose quads are interleaved in memory, so that the threads of a warp, each with
+/// its own pack, access adjacent quads.
+pub const PACK_LANES: u32 = 32;
+
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
@@ -62,8 +69,11 @@ pub struct Channel {
     /// Number of staging flags: one for each unit of the staging buffer.
     pub flag_count: u32,
     /// Number of pairs of LL words per source rank: header and data of the largest plan, rounded up
-    /// to a line. The pairs lie after the barrier words, `[parity][source][pair_count]`.
+    /// to a line, and then the quads of its packs, each in the place of a pair. The pairs lie after
+    /// the barrier words, `[parity][source][pair_count]`.
     pub pair_count: u32,
+    /// Number of packs per source rank, a multiple of [`PACK_LANES`].
+    pub pack_count: u32,
 }
 
 /// Number of words that a channel needs, before the heap assigns positions to them.
@@ -82,11 +92,12 @@ impl Channel {
     /// `signal` must be a multiple of [`LINE_WORDS`]. Returns the channel of `rank`, and the number
     /// of words that the channel occupies.
     pub fn lay_out(shape: Shape, rank: u32, signal: u32, device: u32) -> (Self, Words) {
-        let Shape { op, size, tiles, flags, locks, sequence, pairs } = shape;
+        let Shape { op, size, tiles, flags, locks, sequence, pairs, packs } = shape;
         let tiles = tiles.next_multiple_of(LINE_WORDS);
-        let pair_count = match pairs {
-            0 => 0,
-            pairs => (HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
+        let pack_count = packs.next_multiple_of(PACK_LANES);
+        let pair_count = match (pairs, packs) {
+            (0, 0) => 0,
+            _ => (HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS) + QUADS * pack_count,
         };
         let mut next = signal;
         let mut take = |words: u32| {
@@ -118,6 +129,7 @@ impl Channel {
             flags: device + LINE_WORDS,
             flag_count: flags,
             pair_count,
+            pack_count,
         };
         let device = LINE_WORDS + flags.next_multiple_of(LINE_WORDS);
         (channel, Words { signal: next - signal, device })
@@ -159,6 +171,21 @@ impl Channel {
         let first = self.barriers + 2 * self.size * LINE_WORDS;
         let number = (parity * self.size + source) * self.pair_count + pair;
         SymPair { rank: at, index: first + number * PAIR_WORDS }
+    }
+
+    /// Number of the first pair whose place a quad has: the pairs before it are headers and items of
+    /// eight bytes.
+    pub fn first_quad(&self) -> u32 {
+        self.pair_count - QUADS * self.pack_count
+    }
+
+    /// Address of quad number `quad` of a pack that rank `source` writes at rank `at` in calls of
+    /// this parity. The quads of [`PACK_LANES`] packs are interleaved.
+    pub fn quad(&self, at: u32, source: u32, parity: u32, (pack, quad): (u32, u32)) -> SymPair {
+        debug_assert!(pack < self.pack_count, "pack {pack} of {}", self.pack_count);
+        let (block, lane) = (pack / PACK_LANES, pack % PACK_LANES);
+        let before = (block * QUADS + quad) * PACK_LANES + lane;
+        self.pair(at, source, parity, self.first_quad() + before)
     }
 
     /// Lock word of `tile`, which lies at the rank that owns the tile.
@@ -208,4 +235,6 @@ pub struct Shape {
     /// Number of pairs of LL words (data only, without header) from one rank to another in the
     /// largest plan.
     pub pairs: u32,
+    /// Number of packs from one rank to another in the largest plan.
+    pub packs: u32,
 }

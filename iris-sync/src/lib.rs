@@ -45,7 +45,7 @@ pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
 pub use fault::{Fault, FaultKind, Field, Stop};
 pub use memory::{
-    Access, DevWord, Limit, LlWord, Memory, Order, Scope, Span, SymPair, SymWord, divergent,
+    Access, DevWord, Limit, LlQuad, LlWord, Memory, Order, Scope, Span, SymPair, SymWord, divergent,
 };
 pub use wait::{Awaited, stopped, wait_for};
 pub use workgroup::{End, Workgroup};

@@ -11,13 +11,18 @@
 //! entry record would cost a round trip; the header arrives with the data. Words are stored and
 //! loaded in pairs because a device moves 16 bytes at a time; the two flags of a pair are checked
 //! separately.
+//!
+//! Larger messages can consist of packs instead of pairs, on devices that access 128 bits as a
+//! whole: a [`Pack`] of 48 bytes is sent as four quads, words of 128 bits with twelve bytes of data
+//! and a flag. So a message takes 4/3 of its bytes, and not twice as many. Pairs and packs have
+//! separate places, because the data of a quad could be taken for the flag of a pair's first word.
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
 use crate::wait::{Awaited, Missing, poll};
-use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
+use crate::{Access, Call, Channel, Field, Limit, LlQuad, LlWord, Memory, Record, Stop};
 
-pub use crate::channel::HEAD;
+pub use crate::channel::{HEAD, PACK_LANES, QUADS};
 
 /// Largest number of source ranks that one wait polls. The number is bounded because a thread holds
 /// the data of all these sources in registers.
@@ -165,6 +170,131 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
+/// Unit of a message that a thread pushes or waits for at once: a [`Pair`] or a [`Pack`].
+pub trait Item {
+    /// Data of an item.
+    type Data: Copy;
+
+    /// Push item number `item` to `peer`, under the same condition as [`push`].
+    fn push<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        to: (u32, u32),
+        data: Self::Data,
+    );
+
+    /// Wait for item number `item` of each of these sources, and pass the data to `take` in
+    /// ascending order of sources. Any thread may call this function.
+    fn each<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        item: u32,
+        sources: Members,
+        take: impl FnMut(u32, Self::Data) -> Result<(), Stop>,
+    ) -> Result<(), Stop>;
+
+    /// Words that a call uses for a peer to which it sends a header and `items` items.
+    fn used(items: u32) -> Used;
+}
+
+/// Item of 8 bytes: two LL words of 64 bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair;
+
+impl Item for Pair {
+    type Data = [u32; 2];
+
+    fn push<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        (peer, item): (u32, u32),
+        data: [u32; 2],
+    ) {
+        push(m, channel, call, peer, HEAD + item, data);
+    }
+
+    fn each<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        item: u32,
+        sources: Members,
+        take: impl FnMut(u32, [u32; 2]) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        each(m, channel, call, HEAD + item, sources, take)
+    }
+
+    fn used(items: u32) -> Used {
+        Used { pairs: HEAD + items, packs: 0 }
+    }
+}
+
+/// Item of 48 bytes: four quads. The first three have the first three words of three vectors of 16
+/// bytes; the last one has their last words.
+#[derive(Clone, Copy, Debug)]
+pub struct Pack;
+
+impl Item for Pack {
+    /// Data of the quads, in their order.
+    type Data = [[u32; 3]; QUADS as usize];
+
+    fn push<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        (peer, pack): (u32, u32),
+        data: Self::Data,
+    ) {
+        for (quad, data) in (0..).zip(data) {
+            let place = channel.quad(peer, channel.rank, call.parity(), (pack, quad));
+            m.store_quad(place, LlQuad { data, call: call.number() }, Access::LlStore);
+        }
+    }
+
+    fn each<M: Memory + ?Sized>(
+        m: &M,
+        channel: &Channel,
+        call: Call,
+        pack: u32,
+        sources: Members,
+        mut take: impl FnMut(u32, Self::Data) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let others = |rank: &u32| *rank != channel.rank && sources.contains(*rank);
+        for rank in (0..channel.size).filter(others) {
+            let tile = pack as i32;
+            let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
+            let mut data = Self::Data::default();
+            poll(m, channel, awaited, || {
+                let words = [0, 1, 2, 3].map(|quad| {
+                    let place = channel.quad(channel.rank, rank, call.parity(), (pack, quad));
+                    m.load_quad(place, Access::LlLoad)
+                });
+                data = words.map(|word| word.data);
+                let other = |word: &&LlQuad| !m.is_of(Access::LlLoad, call, word.call);
+                words.iter().find(other).map(|word| Missing { rank, tile, seen: word.call })
+            })?;
+            take(rank, data)?;
+        }
+        Ok(())
+    }
+
+    fn used(items: u32) -> Used {
+        Used { pairs: HEAD, packs: items }
+    }
+}
+
+/// Words that a call uses for a peer: the first `pairs` pairs, and the first `packs` packs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Used {
+    /// Number of pairs, with those of the header.
+    pub pairs: u32,
+    /// Number of packs.
+    pub packs: u32,
+}
+
 /// Push the header of this call to the peers `to`: the fields of the record that ranks must agree
 /// on.
 pub fn push_head<M: Memory + ?Sized>(
@@ -266,22 +396,28 @@ fn in_groups<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Refresh the LL pairs of this call's parity that the call did not use, so that no flag becomes
-/// too old. The first `used(peer)` pairs for a peer are not refreshed, because the peer may not
-/// have read them yet. The other pairs get the number of the previous call of this parity, for
-/// which no rank waits any more. In every variant, one thread of the last workgroup calls this
+/// Refresh the LL words of this call's parity that the call did not use, so that no flag becomes
+/// too old. The words `used(peer)` are not refreshed, because the peer may not have read them yet.
+/// The others get the number of the previous call of this parity, for which no rank waits any more. In every variant, one thread of the last workgroup calls this
 /// function, in one call of each parity per refresh period.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     call: Call,
-    used: impl Fn(u32) -> u32,
+    used: impl Fn(u32) -> Used,
 ) {
-    let old = LlWord { data: 0, call: call.of_same_slot_before().number() };
+    let old = call.of_same_slot_before().number();
     for peer in channel.peers() {
-        for pair in used(peer)..channel.pair_count {
+        let used = used(peer);
+        for pair in used.pairs..channel.first_quad() {
             let place = channel.pair(peer, channel.rank, call.parity(), pair);
-            m.store_pair(place, [old; 2], Access::LlStamp);
+            m.store_pair(place, [LlWord { data: 0, call: old }; 2], Access::LlStamp);
+        }
+        for pack in used.packs..channel.pack_count {
+            for quad in 0..QUADS {
+                let place = channel.quad(peer, channel.rank, call.parity(), (pack, quad));
+                m.store_quad(place, LlQuad { data: [0; 3], call: old }, Access::LlStamp);
+            }
         }
     }
 }

@@ -45,6 +45,16 @@ impl LlWord {
     }
 }
 
+/// Word of 128 bits of the LL protocol: twelve bytes of data, and as flag the number of the call to
+/// which the data belongs. It lies in the place of a [`SymPair`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LlQuad {
+    /// Data of the word: twelve bytes.
+    pub data: [u32; 3],
+    /// Number of the call to which the data belongs.
+    pub call: i32,
+}
+
 /// Word of 32 bits that only this rank's workgroups access; every operation on such a word has
 /// device scope.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -246,6 +256,13 @@ pub trait Memory {
 
     /// Store two adjacent LL words; each word is stored as a whole.
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
+
+    /// Load an LL word of 128 bits. If the flag is that of a store whose word has not been replaced
+    /// since, the data is that of the same store.
+    fn load_quad(&self, place: SymPair, access: Access) -> LlQuad;
+
+    /// Store an LL word of 128 bits; see [`Memory::load_quad`].
+    fn store_quad(&self, place: SymPair, word: LlQuad, access: Access);
 
     /// Plain load of a data word. A release and an acquire of another word must order this load
     /// after the store of the data.

@@ -220,7 +220,7 @@ mod tests {
     use core::cell::Cell;
 
     use super::*;
-    use crate::{DevWord, LlWord, Shape, SymPair};
+    use crate::{DevWord, LlQuad, LlWord, Shape, SymPair};
 
     /// Memory stub: all words of the rank hold `word`, and its host has set the abort code `host`.
     struct Broken {
@@ -245,6 +245,10 @@ mod tests {
             [LlWord { data: 0, call: self.word }; 2]
         }
         fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
+        fn load_quad(&self, _: SymPair, _: Access) -> LlQuad {
+            LlQuad { data: [0; 3], call: self.word }
+        }
+        fn store_quad(&self, _: SymPair, _: LlQuad, _: Access) {}
         fn dev_load(&self, _: DevWord, _: Access) -> i32 {
             self.word
         }

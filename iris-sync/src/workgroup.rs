@@ -448,17 +448,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// the launch then does what `end` requires. It waits for peers that pull, refreshes words if a
     /// refresh is due, and advances the call number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
-        self.finish_push(end, result, |_| 0)
+        self.finish_push(end, result, |_| ll::Used::default())
     }
 
     /// End the workgroup's part of a call that used LL words; otherwise like [`Workgroup::finish`].
-    /// `used(peer)` is the number of pairs that the call used for `peer`, counted from pair 0. The
-    /// other pairs are refreshed if a refresh is due.
+    /// `used(peer)` are the words that the call used for `peer`. The others are refreshed if a
+    /// refresh is due.
     pub fn finish_push(
         self,
         end: End,
         result: Result<(), Stop>,
-        used: impl Fn(u32) -> u32,
+        used: impl Fn(u32) -> ll::Used,
     ) -> Result<(), Stop> {
         let Self { m, channel, call, .. } = self;
         if self.counted {
@@ -668,7 +668,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        ABORT_WORD, DevWord, Fault, FaultKind, LlWord, PEER_LOST, RESERVED_WORDS, Shape, SymPair,
+        ABORT_WORD, DevWord, Fault, FaultKind, LlQuad, LlWord, PEER_LOST, RESERVED_WORDS, Shape,
+        SymPair,
     };
 
     /// Test memory: the symmetric words of all ranks, as one rank accesses them, with a log of the
@@ -709,6 +710,10 @@ mod tests {
             [LlWord { data: 0, call: 0 }; 2]
         }
         fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
+        fn load_quad(&self, _: SymPair, _: Access) -> LlQuad {
+            LlQuad { data: [0; 3], call: 0 }
+        }
+        fn store_quad(&self, _: SymPair, _: LlQuad, _: Access) {}
         fn dev_load(&self, word: DevWord, _: Access) -> i32 {
             self.device.borrow().get(&word.index).copied().unwrap_or(1)
         }

@@ -114,15 +114,23 @@ impl Case {
             }
             for &shard in Meaning::of(op).shards() {
                 let one = |variant| Self::new(op, variant, options.clone().shard(shard));
-                let able = |variant: &Variant| {
-                    *variant != Variant::TwoShotLl
-                        || op != Op::AllReduce
+                let able = |&variant: &Variant| {
+                    !Self::sends_sums_as_items(op, variant)
                         || options.wire_dtype() == options.output_dtype()
                 };
                 cases.extend(op.variants_on(device).into_iter().filter(able).map(one));
             }
         }
         cases
+    }
+
+    /// Whether finished sums are sent as items of the LL protocol, so that they are sent in the type of
+    /// C.
+    pub fn sends_sums_as_items(op: Op, variant: Variant) -> bool {
+        matches!(
+            (op, variant),
+            (Op::AllReduce, Variant::TwoShotLl) | (_, Variant::UnfusedTwoShotLl)
+        )
     }
 
     /// Cases of [`Case::new`] with an RMSNorm, one for each op and variant that supports it.

@@ -74,7 +74,7 @@ fn case() -> impl Strategy<Value = Case> {
             if !op.multiplies() {
                 (options.k, options.output) = (0, None);
             }
-            if (op, variant) == (Op::AllReduce, Variant::TwoShotLl) {
+            if Case::sends_sums_as_items(op, variant) {
                 options.wire = None;
             }
             let most = options.m + 1;

@@ -50,6 +50,7 @@ struct OpArgs {
     Channel channel;
     Record record;
     float epsilon;
+    u32 sources;
     Matrix a, b, c, bias, residual, weight, normed;
     u64 inbox, slot, results, result_slot, workspace;
     u64 pulled, pulled_ld;
@@ -60,15 +61,14 @@ struct OpArgs {
     u32 wire, epilogue, producer, root;
     u32 dedicated_workgroups, shard, m_contiguous;
     u32 trace_spans;
-    u32 sources, padding;
 };
 static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
-static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1128, "record");
-static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1176, "a");
-static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1400, "inbox");
-static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1464, "counters");
-static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1472, "m");
-static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1532, "trace_spans");
+static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1132, "record");
+static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1184, "a");
+static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1408, "inbox");
+static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1472, "counters");
+static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1480, "m");
+static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1540, "trace_spans");
 static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.

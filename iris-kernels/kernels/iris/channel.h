@@ -9,14 +9,19 @@ namespace iris {
 /// Number of 4-byte words in a 128-byte line.
 constexpr u32 LINE_WORDS = 32;
 
+/// Number of quads of a pack, and number of packs whose quads are interleaved in memory; see
+/// iris_sync::Channel.
+constexpr u32 QUADS = 4, PACK_LANES = 32;
+
 /// Layout of the words of one op, as word indices; equal on every rank. iris_sync::Channel
 /// documents each field.
 struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
-    /// Number of pairs of LL words from one rank to another. The pairs lie after the barrier words.
-    u32 pair_count;
+    /// Number of pairs of LL words from one rank to another, which lie after the barrier words; and
+    /// number of packs, whose quads have the places of the last of these pairs.
+    u32 pair_count, pack_count;
 
     /// Returns the peer `step` (1 to size - 1) ranks after this one. In a loop over `step`, each
     /// rank begins with its successor, so that the ranks do not all write to one peer at once.
@@ -33,7 +38,7 @@ struct Channel {
         return peer(1 + (step - 1 + turn % others) % others);
     }
 };
-static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
+static_assert(sizeof(Channel) == 68, "as iris_sync::Channel");
 
 /// Synchronisation words of one op (the channel): positions of the words, and accesses of one
 /// thread to the words.
@@ -62,6 +67,13 @@ struct Words : Memory {
     IRIS_DEVICE SymPair pair(u32 at, u32 source, u32 parity, u32 pair) const {
         const u64 number = u64(parity * channel.size + source) * channel.pair_count + pair;
         return heap.pair(at, channel.barriers + 2 * channel.size * LINE_WORDS + number * 4);
+    }
+    /// Number of the first pair whose place a quad has.
+    IRIS_DEVICE u32 first_quad() const { return channel.pair_count - QUADS * channel.pack_count; }
+    /// First quad of a pack; the next one is PACK_LANES pairs later.
+    IRIS_DEVICE SymPair pack(u32 at, u32 source, u32 parity, u32 pack) const {
+        const u32 before = pack / PACK_LANES * QUADS * PACK_LANES + pack % PACK_LANES;
+        return pair(at, source, parity, first_quad() + before);
     }
     IRIS_DEVICE SymWord lock(u32 owner, u32 tile) const {
         return heap.word(owner, u64(channel.locks) + tile);

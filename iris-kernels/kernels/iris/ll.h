@@ -1,6 +1,7 @@
 // LL protocol for small messages; transcribes iris_sync::ll operation by operation. Each 64-bit
 // word has four bytes of data and, as its flag, the number of the call in the other four, so a
-// receiver that sees the flag has the data without a memory order.
+// receiver that sees the flag has the data without a memory order. Larger messages consist of words
+// of 128 bits, with twelve bytes of data and a flag.
 #ifndef IRIS_LL_H
 #define IRIS_LL_H
 
@@ -170,6 +171,120 @@ IRIS_DEVICE bool each_of(const Words& m, Call call, const Batch& batch, Members 
     return in_groups<1, PAIR>(m, call, HEAD, batch, sources, take);
 }
 
+/// Words that a call uses for a peer: the first `pairs` pairs, with those of the header, and the
+/// first `packs` packs.
+struct Used {
+    u32 pairs, packs;
+};
+
+/// Item of 8 bytes: two LL words of 64 bits.
+struct Pair {
+    /// Number of 32-bit words of data.
+    static constexpr u32 WORDS = 2;
+    /// Bytes that the item takes with its flags.
+    static constexpr u32 BYTES = 16;
+
+    /// Number of items of a message of `pairs` pairs.
+    IRIS_DEVICE static constexpr u32 count(u32 pairs) { return pairs; }
+
+    /// Number of items, for as many peers, that a thread loads before it pushes them, if it polls
+    /// `sources` sources together.
+    IRIS_DEVICE static constexpr u32 loaded(u32 sources) { return sources; }
+
+    IRIS_DEVICE static Used used(u32 items) { return Used{HEAD + items, 0}; }
+
+    IRIS_DEVICE static void push(const Words& m, Call call, u32 peer, u32 item,
+                                 const u32 (&data)[2]) {
+        ll::push(m, call, peer, HEAD + item, data);
+    }
+    /// Wait for item number `item` of each of `sources`, and pass the data to `take` in ascending
+    /// order of sources, until `take` returns false. Any thread may call this function.
+    template <u32 N, class Take>
+    IRIS_DEVICE static bool each(const Words& m, Call call, u32 item, Members sources, Take take) {
+        return ll::each<N>(m, call, HEAD + item, sources, take);
+    }
+};
+
+/// Item of 48 bytes, three vectors: four quads, words of 128 bits. The first three have the first
+/// three words of a vector each; the last one has the vectors' last words.
+struct Pack {
+    static constexpr u32 WORDS = 12, BYTES = 64;
+
+    /// Number of vector `i` (0, 1 or 2) of a pack. The vectors of PACK_LANES packs are interleaved,
+    /// so that the threads of a warp access adjacent vectors.
+    IRIS_DEVICE static constexpr u32 vector(u32 pack, u32 i) {
+        return (pack / PACK_LANES * 3 + i) * PACK_LANES + pack % PACK_LANES;
+    }
+    IRIS_DEVICE static constexpr u32 count(u32 pairs) {
+        const u32 vectors = pairs / 2 + pairs % 2, rest = vectors % (3 * PACK_LANES);
+        return vectors / (3 * PACK_LANES) * PACK_LANES + (rest < PACK_LANES ? rest : PACK_LANES);
+    }
+
+    // A thread holds the data of one pack at a time in registers.
+    IRIS_DEVICE static constexpr u32 loaded(u32) { return 1; }
+
+    IRIS_DEVICE static Used used(u32 items) { return Used{HEAD, items}; }
+
+    IRIS_DEVICE static void push(const Words& m, Call call, u32 peer, u32 item,
+                                 const u32 (&data)[12]) {
+        const SymPair first = m.pack(peer, m.channel.rank, call.parity(), item);
+        const i32 flag = call.number();
+        IRIS_UNROLL
+        for (u32 i = 0; i < 3; ++i) {
+            const LlQuad quad{{data[4 * i], data[4 * i + 1], data[4 * i + 2]}, flag};
+            m.store_quad<Access::LlStore>(first.after(i * PACK_LANES), quad);
+        }
+        const LlQuad last{{data[3], data[7], data[11]}, flag};
+        m.store_quad<Access::LlStore>(first.after(3 * PACK_LANES), last);
+    }
+
+    template <u32 N, class Take>
+    IRIS_DEVICE static bool each(const Words& m, Call call, u32 item, Members sources, Take take) {
+        u32 data[12];
+        if constexpr (N == 1) {
+            const u32 other = 1 - m.channel.rank;
+            return !sources.contains(other) ||
+                   (wait_from(m, call, other, item, data) && take(other, data));
+        } else {
+            IRIS_NO_UNROLL
+            for (u32 source = 0; source < m.channel.size; ++source) {
+                if (source == m.channel.rank || !sources.contains(source)) continue;
+                if (!wait_from(m, call, source, item, data) || !take(source, data)) return false;
+            }
+            return true;
+        }
+    }
+
+  private:
+    /// Waits for a pack from `source`, and stores its data in `data`.
+    IRIS_DEVICE static bool wait_from(const Words& m, Call call, u32 source, u32 item,
+                                      u32 (&data)[12]) {
+        const i32 tile = static_cast<i32>(item);
+        const SymPair first = m.pack(m.channel.rank, source, call.parity(), item);
+        return poll(m, Awaited{call, call, source, tile, Limit::Progress}, [&]() IRIS_INLINE {
+            LlQuad quads[QUADS];
+            IRIS_UNROLL
+            for (u32 i = 0; i < QUADS; ++i) {
+                quads[i] = m.load_quad<Access::LlLoad>(first.after(i * PACK_LANES));
+            }
+            IRIS_UNROLL
+            for (u32 i = 0; i < 3; ++i) {
+                IRIS_UNROLL
+                for (u32 word = 0; word < 3; ++word) data[4 * i + word] = quads[i].data[word];
+                data[4 * i + 3] = quads[3].data[i];
+            }
+            Missing missing{false, 0, 0, 0};
+            IRIS_UNROLL
+            for (u32 i = 0; i < QUADS; ++i) {
+                if (!m.is_of<Access::LlLoad>(call, quads[i].call, false) && !missing.any) {
+                    missing = Missing{true, source, tile, quads[i].call};
+                }
+            }
+            return missing;
+        });
+    }
+};
+
 /// This thread's share of a range of items: `first`, `first + step`, ...
 struct Share {
     u32 first, step;
@@ -266,19 +381,27 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
     return true;
 }
 
-/// Refresh the LL pairs of this call's slot that the call has not used, so that no flag becomes
-/// 2^31 calls old. The first `used(peer)` pairs for a peer are not refreshed, because the peer may
-/// not have read them yet. The other pairs get the number of the previous call of this parity. One
-/// thread of the last workgroup calls this function, in one call of each parity per RESTAMP_PERIOD
-/// calls.
+/// Refresh the LL words of this call's slot that the call has not used, so that no flag becomes
+/// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read them
+/// yet. The others get the number of the previous call of this parity. One thread of the last
+/// workgroup calls this function, in one call of each parity per RESTAMP_PERIOD calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL
     for (u32 step = 1; step < m.channel.size; ++step) {
         const u32 peer = m.channel.peer(step);
         IRIS_NO_UNROLL
-        for (u32 pair = used(peer); pair < m.channel.pair_count; ++pair) {
+        for (u32 pair = used(peer).pairs; pair < m.first_quad(); ++pair) {
             m.store_pair<Access::LlStamp>(m.pair(peer, m.channel.rank, call.parity(), pair), old, old);
+        }
+        const LlQuad quad{{0, 0, 0}, old.call};
+        IRIS_NO_UNROLL
+        for (u32 pack = used(peer).packs; pack < m.channel.pack_count; ++pack) {
+            const SymPair first = m.pack(peer, m.channel.rank, call.parity(), pack);
+            IRIS_NO_UNROLL
+            for (u32 i = 0; i < QUADS; ++i) {
+                m.store_quad<Access::LlStamp>(first.after(i * PACK_LANES), quad);
+            }
         }
     }
 }

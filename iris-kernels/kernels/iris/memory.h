@@ -122,6 +122,14 @@ struct Memory {
         check<A, Scope::System>();
         pair.store<AccessRow<A>::order, static_cast<int>(A)>(first, second);
     }
+    template <Access A> IRIS_DEVICE LlQuad load_quad(SymPair place) const {
+        check<A, Scope::System>();
+        return place.load_quad<AccessRow<A>::order, static_cast<int>(A)>();
+    }
+    template <Access A> IRIS_DEVICE void store_quad(SymPair place, const LlQuad& word) const {
+        check<A, Scope::System>();
+        place.store_quad<AccessRow<A>::order, static_cast<int>(A)>(word);
+    }
     template <Access A> IRIS_DEVICE i32 dev_load(DevWord word) const {
         check<A, Scope::Device>();
         return word.load<AccessRow<A>::order, static_cast<int>(A)>();

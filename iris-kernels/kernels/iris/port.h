@@ -21,6 +21,11 @@
 // Marks a condition that is rarely true, so that the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
+// Whether messages in words of 128 bits are built. AMD has no such access that is atomic.
+#if IRIS_PORT_CUDA || IRIS_PORT_HOST
+#define IRIS_HAS_QUADS 1
+#endif
+
 // Smallest number of workgroups of a kernel that must fit on a multiprocessor at once. This number
 // limits the registers per thread.
 #ifndef IRIS_TOGETHER
@@ -43,6 +48,9 @@
 #define IRIS_UNROLL _Pragma("unroll")
 #define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_HAS_MMA_SYNC 1
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 3)
+#define IRIS_HAS_128_BIT_ACCESS 1
+#endif
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define IRIS_HAS_WGMMA 1
 #endif

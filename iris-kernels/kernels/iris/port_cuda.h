@@ -183,6 +183,52 @@ template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (
     }
 }
 
+#define IRIS_LOAD_128(scope)                                                                       \
+    asm volatile("{\n.reg .b128 quad;\nld.relaxed." scope ".global.b128 quad, [%2];\n"              \
+                 "mov.b128 {%0, %1}, quad;\n}"                                                     \
+                 : "=l"(low), "=l"(high)                                                           \
+                 : "l"(address)                                                                    \
+                 : "memory")
+#define IRIS_STORE_128(scope)                                                                      \
+    asm volatile("{\n.reg .b128 quad;\nmov.b128 quad, {%1, %2};\n"                                 \
+                 "st.relaxed." scope ".global.b128 [%0], quad;\n}" ::"l"(address),                 \
+                 "l"(low), "l"(high)                                                               \
+                 : "memory")
+
+/// Loads a word of 128 bits as a whole; words[3] has its highest bits. The address must be a multiple
+/// of 16. Compilers before CUDA 12.3 have no such access. Two accesses that are ordered stand in for
+/// it: whoever sees words[3] of a store sees its other words, too.
+template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)[4], int access) {
+    static_assert(O == Order::Relaxed, "a word of 128 bits orders nothing");
+    u64 low, high;
+#if IRIS_HAS_128_BIT_ACCESS
+    if constexpr (S == Scope::System) IRIS_LOAD_128("sys");
+    else IRIS_LOAD_128("gpu");
+#else
+    high = load<Order::Acquire, S>(address + 8, static_cast<i64*>(nullptr), access);
+    low = load<O, S>(address, static_cast<i64*>(nullptr), access);
+#endif
+    words[0] = static_cast<u32>(low);
+    words[1] = static_cast<u32>(low >> 32);
+    words[2] = static_cast<u32>(high);
+    words[3] = static_cast<u32>(high >> 32);
+}
+template <Order O, Scope S>
+IRIS_DEVICE void store_quad(u64 address, const u32 (&words)[4], int access) {
+    static_assert(O == Order::Relaxed, "a word of 128 bits orders nothing");
+    const u64 low = u64(words[1]) << 32 | words[0], high = u64(words[3]) << 32 | words[2];
+#if IRIS_HAS_128_BIT_ACCESS
+    if constexpr (S == Scope::System) IRIS_STORE_128("sys");
+    else IRIS_STORE_128("gpu");
+#else
+    store<O, S>(address, static_cast<i64>(low), access);
+    store<Order::Release, S>(address + 8, static_cast<i64>(high), access);
+#endif
+}
+
+#undef IRIS_LOAD_128
+#undef IRIS_STORE_128
+
 /// Relaxed atomic addition to an f32, without returning the old value.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     if constexpr (S == Scope::System) {

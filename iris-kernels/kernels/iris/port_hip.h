@@ -166,6 +166,23 @@ IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
     store<O, S>(address + 8, words[1], access);
 }
 
+/// Loads a word of 128 bits; words[3] has its highest bits. Devices of this form have no such access
+/// that is atomic. Two accesses that are ordered stand in for it: whoever sees words[3] of a store
+/// sees its other words, too. Kernels that send such words are not built in this form.
+template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)[4], int access) {
+    const u64 high = load<Order::Acquire, S>(address + 8, static_cast<i64*>(nullptr), access);
+    const u64 low = load<O, S>(address, static_cast<i64*>(nullptr), access);
+    words[0] = static_cast<u32>(low);
+    words[1] = static_cast<u32>(low >> 32);
+    words[2] = static_cast<u32>(high);
+    words[3] = static_cast<u32>(high >> 32);
+}
+template <Order O, Scope S>
+IRIS_DEVICE void store_quad(u64 address, const u32 (&words)[4], int access) {
+    store<O, S>(address, static_cast<i64>(u64(words[1]) << 32 | words[0]), access);
+    store<Order::Release, S>(address + 8, static_cast<i64>(u64(words[3]) << 32 | words[2]), access);
+}
+
 /// Relaxed atomic addition to an f32, without returning the old value. It is a compare-and-swap
 /// loop, because some devices ignore floating-point atomics on fine-grained memory.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {

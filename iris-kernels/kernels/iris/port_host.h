@@ -45,6 +45,10 @@ iris::i32 iris_hook_cas32(iris::u64 address, iris::i32 expected, iris::i32 value
                           int scope, int access);
 iris::i64 iris_hook_load64(iris::u64 address, int order, int scope, int access);
 void iris_hook_store64(iris::u64 address, iris::i64 value, int order, int scope, int access);
+/// Load and store of a word of 128 bits. Whoever sees words[3] of a store sees its other words, too.
+void iris_hook_load_quad(iris::u64 address, iris::u32* words, int order, int scope, int access);
+void iris_hook_store_quad(iris::u64 address, const iris::u32* words, int order, int scope,
+                          int access);
 iris::i64 iris_hook_rmw64(iris::u64 address, int op, iris::i64 value, int order, int scope,
                           int access);
 iris::i64 iris_hook_cas64(iris::u64 address, iris::i64 expected, iris::i64 value, int order,
@@ -116,6 +120,16 @@ inline void store_pair(u64 address, const i64 (&words)[2], int access) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     store<O, S>(address, words[0], access);
     store<O, S>(address + 8, words[1], access);
+}
+
+/// Loads a word of 128 bits as a whole; words[3] has its highest bits. The address is a multiple of
+/// 16.
+template <Order O, Scope S> inline void load_quad(u64 address, u32 (&words)[4], int access) {
+    iris_hook_load_quad(address, words, static_cast<int>(O), static_cast<int>(S), access);
+}
+template <Order O, Scope S>
+inline void store_quad(u64 address, const u32 (&words)[4], int access) {
+    iris_hook_store_quad(address, words, static_cast<int>(O), static_cast<int>(S), access);
 }
 
 template <Rmw R, Order O, Scope S> inline i32 rmw(u64 address, i32 value, int access) {

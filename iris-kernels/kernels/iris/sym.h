@@ -86,9 +86,26 @@ struct LlWord {
     i32 call;
 };
 
-/// Two adjacent LL words of symmetric memory, each accessed as a whole; system scope.
+/// Word of 128 bits of the LL protocol: twelve bytes of data, and as flag the number of the call to
+/// which the data belongs; same as iris_sync::LlQuad.
+struct LlQuad {
+    u32 data[3];
+    i32 call;
+};
+
+/// Two adjacent LL words of symmetric memory, each accessed as a whole, or one word of 128 bits in
+/// their place; system scope.
 class SymPair {
   public:
+    template <Order O, int A> IRIS_DEVICE LlQuad load_quad() const {
+        u32 words[4];
+        port::load_quad<O, Scope::System>(address, words, A);
+        return LlQuad{{words[0], words[1], words[2]}, static_cast<i32>(words[3])};
+    }
+    template <Order O, int A> IRIS_DEVICE void store_quad(const LlQuad& word) const {
+        const u32 words[4] = {word.data[0], word.data[1], word.data[2], static_cast<u32>(word.call)};
+        port::store_quad<O, Scope::System>(address, words, A);
+    }
     template <Order O, int A> IRIS_DEVICE void load(LlWord (&words)[2]) const {
         i64 bits[2];
         port::load_pair<O, Scope::System>(address, bits, A);

@@ -36,11 +36,11 @@ struct TileView {
     Arrival arrival;
     u32 root;
     /// Number of workgroups of the op's launch.
-    u32 groups;
+    u32 groups, padding;
 };
-static_assert(IRIS_OFFSET_OF(TileView, record) == 1128, "record");
-static_assert(IRIS_OFFSET_OF(TileView, rows) == 1172, "rows");
-static_assert(sizeof(TileView) == 1200, "as iris_kernels::args::TileView");
+static_assert(IRIS_OFFSET_OF(TileView, record) == 1132, "record");
+static_assert(IRIS_OFFSET_OF(TileView, rows) == 1176, "rows");
+static_assert(sizeof(TileView) == 1208, "as iris_kernels::args::TileView");
 
 class Tiles {
   public:

@@ -188,7 +188,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
                             u32 from) {
     bool passed = true;
     if (port::thread() == 0) {
-        const Channel none{~0u, heap.rank, heap.size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+        const Channel none{~0u, heap.rank, heap.size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
         const Words m{heap, none};
         const Awaited awaited{Call(0), Call(value), from, -1, Limit::Progress};
         port::Deadline deadline = m.deadline();

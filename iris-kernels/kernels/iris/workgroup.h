@@ -346,12 +346,11 @@ class Workgroup {
     /// launch then does what `end` requires. It waits until peers have read what they pull from
     /// this rank, refreshes words if a refresh is due, and advances the call number.
     IRIS_DEVICE bool finish(End end, bool result) {
-        return finish_push(end, result, [](u32) { return 0u; });
+        return finish_push(end, result, [](u32) { return ll::Used{0, 0}; });
     }
 
     /// End the workgroup's part of a call that used LL words; otherwise like finish(). `used(peer)`
-    /// is the number of pairs that the call used for `peer`, counted from pair 0. The other pairs
-    /// are refreshed if a refresh is due.
+    /// are the words that the call used for `peer`. The others are refreshed if a refresh is due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);

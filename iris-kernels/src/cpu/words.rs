@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use iris_heap::abi::{ControlBlock, PASSED, SEEN};
 use iris_heap::atomic_copy;
-use iris_sync::{Access, DevWord, Fault, Limit, LlWord, Memory, Order, Span, SymPair, SymWord};
+use iris_sync::{
+    Access, DevWord, Fault, Limit, LlQuad, LlWord, Memory, Order, Span, SymPair, SymWord,
+};
 
 use crate::args::{OpArgs, counter};
 use crate::trace::{MAX_GROUPS, TraceSpan};
@@ -186,6 +188,22 @@ impl Memory for Words<'_> {
         for (place, word) in self.pair(pair).iter().zip(words) {
             place.store(word.to_bits(), store_order(access));
         }
+    }
+
+    // No atomic access of 128 bits is portable. The order of two accesses of 64 bits stands in for
+    // it: a load that sees the second word of a store, which has the flag, sees the first one, too.
+    fn load_quad(&self, place: SymPair, access: Access) -> LlQuad {
+        let [first, second] = self.pair(place);
+        let LlWord { data, call } = LlWord::from_bits(second.load(Ordering::Acquire));
+        let first = first.load(load_order(access));
+        LlQuad { data: [first as u32, (first >> 32) as u32, data], call }
+    }
+
+    fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
+        let LlQuad { data: [a, b, data], call } = word;
+        let [first, second] = self.pair(place);
+        first.store(u64::from(b) << 32 | u64::from(a), store_order(access));
+        second.store(LlWord { data, call }.to_bits(), Ordering::Release);
     }
 
     fn get(&self, word: SymWord) -> i32 {

@@ -27,10 +27,8 @@ pub struct Workgroups {
     /// Largest number of threads per workgroup on a GPU. `None`: the number for which the kernel is
     /// built.
     pub threads: Option<u32>,
-    /// Whether each thread handles several items of an LL message between two ranks that send each
-    /// other equally much. If true, the variant of the kernel is launched that processes these
-    /// items together.
-    pub several_items: bool,
+    /// Whether an LL message consists of packs. It must be the same on all ranks of a call.
+    pub packs: bool,
 }
 
 impl Workgroups {
@@ -46,7 +44,7 @@ impl From<u32> for Workgroups {
     /// Makes a launch of `count` workgroups, with the number of threads for which the kernel is
     /// built.
     fn from(count: u32) -> Self {
-        Self { count, threads: None, several_items: false }
+        Self { count, threads: None, packs: false }
     }
 }
 
@@ -73,9 +71,6 @@ struct Loaded {
     /// Number of threads per workgroup for which the kernel is built.
     threads: u32,
     shared_bytes: u32,
-    /// Number of co-resident workgroups. It is checked only for kernel variants for two ranks:
-    /// larger launches use other variants.
-    max_groups: u32,
 }
 
 impl KernelSet {
@@ -94,10 +89,9 @@ impl KernelSet {
         let target = Target::of(heap.device())?;
         let mut loaded: Vec<Loaded> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
-        let pair = heap.size() == 2 && !op.norm;
         let names = |&kernel: &Kernel| {
-            let of_pair = kernel.name_of_pair().filter(|_| pair);
-            [Some(kernel.name()), of_pair].into_iter().flatten().map(move |name| (kernel, name))
+            let in_packs = kernel.name_of_packs().filter(|_| op.packs);
+            [Some(kernel.name()), in_packs].into_iter().flatten().map(move |name| (kernel, name))
         };
         let mut all: Vec<(Kernel, &str)> = Vec::new();
         for (kernel, name) in kernels.iter().flat_map(names) {
@@ -108,13 +102,8 @@ impl KernelSet {
         let progress = Level::new("kernel", all.len(), heap.rank() == 0);
         for (kernel, name) in all {
             progress.step();
-            let (mut new, fits) = load(heap, &target, op, (kernel, name))?;
-            if name != kernel.name() {
-                new.max_groups = fits().unwrap_or(0);
-            } else if !matches!(
-                kernel,
-                Kernel::Barrier { .. } | Kernel::Norm | Kernel::Stamp { .. }
-            ) {
+            let (new, fits) = load(heap, &target, op, (kernel, name))?;
+            if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm | Kernel::Stamp { .. }) {
                 resident = resident.min(fits()?);
             }
             loaded.push(new);
@@ -147,10 +136,8 @@ impl KernelSet {
             Code::Loaded(loaded) => loaded,
             Code::Host(kept) => return kept.enqueue(heap, stream, (kernel, *args), groups.count),
         };
-        let of_pair = loaded.iter().find(|known| Some(known.name) == kernel.name_of_pair());
-        let of_pair = of_pair.filter(|it| groups.several_items && groups.count <= it.max_groups);
-        let name = kernel.name();
-        let of_name = of_pair.or_else(|| loaded.iter().find(|known| known.name == name));
+        let name = kernel.name_of_packs().filter(|_| groups.packs).unwrap_or(kernel.name());
+        let of_name = loaded.iter().find(|known| known.name == name);
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
@@ -310,8 +297,7 @@ fn load<'a>(
     let image = build::compile(&build, target).map_err(Error::other)?;
     let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
-    let new =
-        Loaded { name, function: function.clone(), threads, shared_bytes, max_groups: u32::MAX };
+    let new = Loaded { name, function: function.clone(), threads, shared_bytes };
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 

@@ -170,6 +170,20 @@ i64 iris_hook_load64(u64 address, int order, int, int) { return load<i64>(addres
 void iris_hook_store64(u64 address, i64 value, int order, int, int) {
     store<i64>(address, value, order);
 }
+// The order of two accesses of 64 bits stands in for one of 128 bits: a load that sees the second
+// word of a store sees the first one, too.
+void iris_hook_load_quad(u64 address, u32* words, int, int, int) {
+    const u64 high = load<i64>(address + 8, 1), low = load<i64>(address, 0);
+    std::memcpy(words, &low, 8);
+    std::memcpy(words + 2, &high, 8);
+}
+void iris_hook_store_quad(u64 address, const u32* words, int, int, int) {
+    i64 low, high;
+    std::memcpy(&low, words, 8);
+    std::memcpy(&high, words + 2, 8);
+    store<i64>(address, low, 0);
+    store<i64>(address + 8, high, 2);
+}
 i64 iris_hook_rmw64(u64 address, int op, i64 value, int, int, int) {
     return rmw<i64>(address, op, value);
 }

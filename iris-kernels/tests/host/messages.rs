@@ -206,8 +206,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     for (kernel, collective, messages) in plain.into_iter().chain(normed) {
         let kind = if messages[0].norm { "_norm" } else { "" };
         let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
-        let of_pair = kernel.name_of_pair().filter(|_| !messages[0].norm);
-        let of_pair = of_pair.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
+        let in_packs = kernel.name_of_packs().filter(|_| !messages[0].norm);
+        let in_packs = in_packs.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
         // The world of nine ranks has more sources than one wait polls together.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
@@ -254,21 +254,19 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             exchange(collective, at_owners, size, message, &runs[..=behind]);
             let runs: [&Run<'_>; 2] = [&device, &device_norm];
             exchange(collective, at_owners, size, message, &runs[..=behind]);
-            let as_many = collective == Collective::AllReduce || message.rows.is_multiple_of(2);
-            if let Some(entry) = of_pair.filter(|_| size == 2 && as_many) {
+            if let Some(entry) = in_packs {
                 // SAFETY: `entry` is a kernel of this library; every address in `args` is that of
                 // memory that outlives the calls.
-                let several = |args: &OpArgs, index, count| unsafe {
+                let packs = |args: &OpArgs, index, count| unsafe {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };
-                exchange(collective, at_owners, size, message, &[&several]);
-                // A rank whose kernel processes single items must be able to take part in the same
-                // call as a rank whose kernel processes several items per thread.
-                let mixed = |args: &OpArgs, index, count| match args.channel.rank {
-                    0 => several(args, index, count),
+                exchange(collective, at_owners, size, message, &[&packs]);
+                // Calls of both kinds alternate in the same words.
+                let turns = |args: &OpArgs, index, count| match args.record.fields[3] {
+                    0 => packs(args, index, count),
                     _ => device(args, index, count),
                 };
-                exchange(collective, at_owners, size, message, &[&mixed]);
+                exchange(collective, at_owners, size, message, &[&turns]);
             }
         }
     }
@@ -299,7 +297,8 @@ fn exchange(
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
     let first_call = RESTAMP_PERIOD - 1;
-    let shape = Shape { op: 3, size, tiles, pairs: items.most(), sequence: 2, ..Shape::default() };
+    let (pairs, packs) = (items.most(), items.most_packs());
+    let shape = Shape { op: 3, size, tiles, pairs, packs, sequence: 2, ..Shape::default() };
     let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
     let unset = first_call as u32 - 1;
     let word = (0..4).fold(0u128, |all, _| all << 32 | u128::from(unset));
@@ -369,6 +368,7 @@ fn exchange(
                 args.heap.progress_deadline_ns = 60_000_000_000;
                 args.channel = Channel::lay_out(shape, rank, RESERVED_WORDS, 0).0;
                 args.record.fields[2] = rows as i32;
+                args.record.fields[3] = call % 2;
                 args.a = message.matrix(&inputs[rank as usize], given(rank));
                 args.c = message.matrix(&outputs[rank as usize], taken(rank));
                 if has_bias {

@@ -37,6 +37,9 @@ pub(crate) struct Problem {
     pub(crate) has_stores: bool,
     /// Whether programs may use a GEMM that waits for parts of A which copy engines deliver.
     pub(crate) gated: bool,
+    /// Number of items of 8 bytes, sent from one rank to another, from which a message by the LL
+    /// protocol consists of packs; `None` for never.
+    pub(crate) packs_from: Option<u32>,
     /// Whether the device has engines that copy to peers without using multiprocessors.
     pub(crate) has_engines: bool,
 }
@@ -220,7 +223,10 @@ impl Clock<'_> {
             Operands::Call if !problem.row.multiplies() => self.bytes_of_c(problem.wire),
             _ => self.bytes_of_c(problem.output),
         };
-        let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
+        let by_gemm = problem.row.multiplies() && kind != Kernel::TwoShotLl;
+        let packs_from = problem.packs_from.filter(|_| self.norm == Norm::None && !by_gemm);
+        let packed_bytes = packs_from.map(|items| f64::from(items) * 8.0);
+        let Message { fixed_us, moving_us } = machine.message(kind, world, bytes, packed_bytes)?;
         let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
         // The kernel normalises rows while other rows are still arriving.

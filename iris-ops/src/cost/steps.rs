@@ -37,7 +37,15 @@ impl Machine {
 
     /// Time of a message of `bytes` bytes in total, among `world` ranks; `None` for kernels that
     /// send no message or are never the fastest.
-    pub(super) fn message(&self, kernel: Kernel, world: f64, bytes: f64) -> Option<Message> {
+    /// `packed_bytes` is the number of bytes, sent from one rank to another, from which a message by
+    /// the LL protocol consists of packs.
+    pub(super) fn message(
+        &self,
+        kernel: Kernel,
+        world: f64,
+        bytes: f64,
+        packed_bytes: Option<f64>,
+    ) -> Option<Message> {
         use Kernel::*;
         let (peers, others) = (world - 1.0, world - 2.0);
         let entry = self.push_us + self.peer_us * others;
@@ -48,9 +56,12 @@ impl Machine {
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
         // The owner of a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
-        let words = |others: f64, sent: f64| Message {
-            fixed_us: self.ll_us + self.ll_peer_us * others,
-            moving_us: self.sent(2.0 * sent, peers, self.ll_bytes_per_us),
+        let words = |others: f64, sent: f64| {
+            // Bytes with flags for each byte of data: in pairs 16 for 8, in packs 16 for 12.
+            let packed = packed_bytes.is_some_and(|from| sent / peers >= from);
+            let bytes = if packed { sent * 4.0 / 3.0 } else { sent * 2.0 };
+            let fixed_us = self.ll_us + self.ll_peer_us * others;
+            Message { fixed_us, moving_us: self.sent(bytes, peers, self.ll_bytes_per_us) }
         };
         // In a broadcast a rank waits for one peer only, so the time per peer is halved.
         let from_root = others / 2.0;

@@ -61,6 +61,7 @@ impl Operator {
             arrival,
             root: args.root,
             groups: sizes.groups.count,
+            padding: 0,
         })
     }
 }

@@ -1,16 +1,12 @@
 //! All-reduce: every rank gets the sum over all ranks' inputs.
 
-use iris_kernels::Kernel;
-use iris_kernels::program::{always, kernel};
-use iris_kernels::schedule::Collective;
-
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
-use crate::ops::matmul_all_reduce::{FORMS, LL};
+use crate::kind::Op;
+use crate::ops::matmul_all_reduce::{FORMS, LL, TWO_SHOT_LL};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
 
 operator! {
     /// All-reduce. Output (on all ranks) = sum over ranks of the input. The call may run in place:
@@ -66,10 +62,6 @@ pub(crate) const ROW: Row = Row {
         FORMS[2],
         FORMS[3],
         LL.norms(Norm::Within),
-        Form::push(
-            kind::Variant::TwoShotLl,
-            &[always(&[kernel(Kernel::TwoShotLl)])],
-            Memory::Pairs(Collective::TwoShot { root: None }),
-        ),
+        TWO_SHOT_LL,
     ],
 };

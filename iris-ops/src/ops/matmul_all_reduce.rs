@@ -11,6 +11,7 @@ use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
+    UNFUSED_TWO_SHOT_LL,
 };
 use crate::spec::{Common, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
 
@@ -53,6 +54,9 @@ variants! { ROW;
     /// Whole-matrix GEMM, then an all-reduce of its result by the LL protocol. The result has the
     /// same bits as that of `UnfusedOneShot`. Only for results of at most 2 MiB.
     UnfusedLl,
+    /// Whole-matrix GEMM, then an all-reduce of its result in two hops by the LL protocol. The result
+    /// has the same bits as that of `UnfusedOneShot`. `wire` must be the type of C.
+    UnfusedTwoShotLl,
     /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), followed by
     /// copies: a copy engine sends each part of the sums to all ranks while the next part is
     /// multiplied. The rows of C are split over the ranks, and the owner of a row adds its own
@@ -89,6 +93,9 @@ pub(crate) const ROW: Row = Row {
         LL.renamed(kind::Variant::UnfusedLl, UNFUSED_LL)
             .gemm(GemmStage::Partial)
             .norms(Norm::Within),
+        TWO_SHOT_LL
+            .renamed(kind::Variant::UnfusedTwoShotLl, UNFUSED_TWO_SHOT_LL)
+            .gemm(GemmStage::Partial),
         Form::push(kind::Variant::CopyEngine, SUM_COPIED, Memory::Copied(2))
             .gemm(GemmStage::Partial)
             .norms(Norm::Last),
@@ -121,3 +128,10 @@ pub(super) const LL: Form = Form::push(
     Memory::Pairs(Collective::AllReduce),
 )
 .sends_all();
+
+/// Form of an all-reduce in two hops by the LL protocol.
+pub(super) const TWO_SHOT_LL: Form = Form::push(
+    kind::Variant::TwoShotLl,
+    &[always(&[kernel(Kernel::TwoShotLl)])],
+    Memory::Pairs(Collective::TwoShot { root: None }),
+);

@@ -69,7 +69,10 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     // Each thread has one item, except the threads of a workgroup's last wave, which have none.
     assert_eq!(taken(Ll, (1, 4096), false), (16, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (43, Some(256)));
-    assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
+    assert_eq!(taken(Ll, (24, 4096), false), (55, Some(512)));
+    // Each thread has one pack.
+    assert_eq!(taken(Ll, (32, 4096), false), (25, Some(288)));
+    assert_eq!(taken(Ll, (256, 4096), false), (98, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
     // The result `None` means that a workgroup has as many threads as the kernel is built for.
@@ -208,7 +211,7 @@ fn large_messages_of_a_root_are_passed_on() {
     // Smaller calls of a plan must get the variant that a plan for their size would have.
     let one = plan(Cuda, 4, 128 << 20);
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
-    assert_eq!(at, [Ll, TwoShotLl, TwoShot]);
+    assert_eq!(at, [Ll, TwoShotLl, TwoShotLl]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
     // The workgroups are a multiple of the relays: 3, 5 and 7.
     let groups = [4, 6, 8].map(|size| {
@@ -243,8 +246,9 @@ fn gpu_products_use_whole_matrix_gemms() {
         .plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda)))
         .unwrap();
     assert_eq!(gelu.at(512).variant, Variant::UnfusedOneShot);
-    assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
-    assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    let in_two_hops = Variant::UnfusedTwoShotLl;
+    assert_eq!((sum(8, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, in_two_hops));
+    assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, in_two_hops));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::Epilogue));
     // With three ranks the GEMM that stores to peers has not run on GPUs.
@@ -367,25 +371,33 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
     assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
 }
 
-/// Tests that a thread of an LL message handles several items only if there are more items than
-/// threads and both ranks send the same number of items.
+/// Tests which LL messages consist of packs: those of at least 256 KiB from one rank to another, on
+/// devices and with numbers of ranks with which packs have run, unless a workgroup or a GEMM needs
+/// the items of a row.
 #[test]
-fn several_items_of_a_thread_go_together_where_there_are_several() {
-    let several = |op: Op, size, m: usize, groups| {
-        let mut request = op.request(128, 4096, 0);
-        (request.dtype, request.variant) = (DType::BF16, Some(Variant::Ll));
+fn larger_messages_consist_of_packs() {
+    let packs = |op: Op, variant, size, m: usize, norm: bool| {
+        let mut request = op.request(128, 4096, 512);
+        (request.dtype, request.variant) = (DType::BF16, Some(variant));
+        request.rms_norm = norm.then_some(1e-5);
         let ranks = Ranks::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
         let plan = request.plan(ranks).unwrap();
-        plan.has_several_items(plan.at(m), (m, 4096), groups)
+        let packs = plan.has_packs(plan.at(m), (m, 4096));
+        assert!(!packs || plan.at(128).needs.packs > 0, "{op} {size} {m}");
+        packs
     };
-    assert!(several(Op::AllReduce, 2, 128, 128));
-    assert!(!several(Op::AllReduce, 2, 32, 74));
-    assert!(!several(Op::AllReduce, 4, 128, 128));
-    assert!(!several(Op::Broadcast, 2, 128, 128));
+    use Variant::{Ll, TwoShotLl, UnfusedLl, UnfusedTwoShotLl};
+    let of_sum = |m| packs(Op::AllReduce, Ll, 2, m, false);
+    assert_eq!([31, 32, 128].map(of_sum), [false, true, true]);
     for op in [Op::AllGather, Op::ReduceScatter, Op::AllToAll] {
-        assert!(several(op, 2, 128, 128) && !several(op, 2, 127, 128), "{op}");
-        assert!(!several(op, 2, 128, 137) && several(op, 2, 128, 136), "{op}");
+        let of_part = |size: usize, m| packs(op, Ll, size, m, false);
+        assert_eq!([62, 63, 64].map(|m| of_part(2, m)), [false, true, true], "{op}");
+        assert_eq!([3, 4].map(|size| of_part(size, 128)), [false, true], "{op}");
     }
+    assert!(packs(Op::AllReduce, TwoShotLl, 4, 128, false));
+    assert!(!packs(Op::AllReduce, Ll, 2, 128, true));
+    assert!(!packs(Op::MatmulAllReduce, UnfusedLl, 2, 128, false));
+    assert!(packs(Op::MatmulAllReduce, UnfusedTwoShotLl, 4, 128, false));
 }
 
 /// Tests the tiles for a GEMM that exchanges the message itself: the signals are those of its
@@ -455,12 +467,12 @@ fn small_messages_go_in_words_that_carry_their_data() {
         options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap()
     };
     let reduces = plan(16384, 2, Cuda);
-    let variants = [1, 128, 129].map(|m| reduces.at(m).variant);
+    let variants = [1, 256, 512].map(|m| reduces.at(m).variant);
     assert_eq!(variants, [Variant::Ll, Variant::Ll, Variant::OneShot]);
     let four = plan(16384, 4, Cuda);
     let variants = [8, 32, 128, 512].map(|m| four.at(m).variant);
     use Variant::{Ll, TwoShot, TwoShotLl};
-    assert_eq!(variants, [Ll, TwoShotLl, TwoShotLl, TwoShot]);
+    assert_eq!(variants, [Ll, Ll, TwoShotLl, TwoShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
     // The LL protocol must not be chosen for nine ranks, because it has not run with nine. It must
     // not be chosen for one rank either.
@@ -471,7 +483,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
         let options = all_gather::Options::rows(m, 4096).dtype(DType::BF16);
         options.plan(Ranks::new(1, 2).on_device(Device::assumed(Cuda))).unwrap()
     };
-    assert_eq!((gathers(128).variant(), gathers(512).variant()), (Variant::Ll, Variant::Push));
+    assert_eq!((gathers(128).variant(), gathers(512).variant()), (Variant::Ll, Variant::Ll));
     assert_eq!(gathers(512).at(128).variant, Variant::Ll);
     // If the caller chooses a tile, the LL protocol is excluded, because it has no tiles.
     let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });

@@ -3,6 +3,7 @@
 use iris_kernels::program::{Norm, Overlap, Program};
 
 use super::{Choice, Plan};
+use crate::items;
 use crate::spec::{self, Form, Memory, Tiles};
 use crate::tune;
 
@@ -105,21 +106,16 @@ impl Plan {
         }
     }
 
-    /// Whether a thread handles more than one item in a call by the LL protocol between two ranks
-    /// that both send the same number of items. The last wave of a workgroup handles no items.
-    pub(crate) fn has_several_items(
-        &self,
-        choice: &Choice,
-        shape: (usize, usize),
-        groups: u32,
-    ) -> bool {
-        const WAVE: u32 = 32;
+    /// Whether the message of a call by the LL protocol consists of packs.
+    pub(crate) fn has_packs(&self, choice: &Choice, shape: (usize, usize)) -> bool {
         let Memory::Pairs(collective) = choice.form.memory else { return false };
-        let items = self.items(collective, shape);
-        let sent = items.sent(0, 1);
-        let alike =
-            || [(0, 0), (1, 0), (1, 1)].into_iter().all(|(from, to)| items.sent(from, to) == sent);
-        let threads = self.threads_of_pairs(choice, collective, shape);
-        self.size() == 2 && alike() && sent > groups.saturating_mul(threads.saturating_sub(WAVE))
+        let from = items::packs_from(self.ranks, &self.request, collective);
+        from.is_some_and(|from| self.items(collective, shape).most() >= from)
+    }
+
+    /// Whether the message of a call of `m` rows consists of packs, for tests of the bytes sent.
+    #[doc(hidden)]
+    pub fn has_packs_at(&self, m: usize) -> bool {
+        self.has_packs(self.at(m), (m, self.request.n))
     }
 }

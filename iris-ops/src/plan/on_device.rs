@@ -214,7 +214,7 @@ mod tests {
             error,
             "matmul_all_reduce of 16384 x 8192 x 3584 bf16: variant on cuda (NVIDIA A100, sm_80, 108 \
              multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
-             unfused_one_shot, unfused_ll, copy_engine"
+             unfused_one_shot, unfused_ll, unfused_two_shot_ll, copy_engine"
         );
         // With one rank no tile is stored at a peer, so the variant must be accepted on any device.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());

@@ -79,12 +79,16 @@ impl Plan {
         collective: Collective,
         shape: (usize, usize),
     ) -> u32 {
-        let items = self.items(collective, shape).shared();
-        choice.sizing.threads(items as usize).unwrap_or(MESSAGE_THREADS)
+        let items = self.items(collective, shape);
+        let threads = match self.has_packs(choice, shape) {
+            true => choice.sizing.threads_of_packs(items.shared_packs()),
+            false => choice.sizing.threads(items.shared() as usize),
+        };
+        threads.unwrap_or(MESSAGE_THREADS)
     }
 
-    /// Number of workgroups that have work in a call by the LL protocol: enough for one item per
-    /// thread, at most [`tune::LL_GROUPS`]. With an RMSNorm, each row needs a separate workgroup.
+    /// Number of workgroups that have work in a call by the LL protocol: enough for one item or
+    /// pack per thread, at most [`tune::LL_GROUPS`]. With an RMSNorm, each row needs a separate workgroup.
     /// Workgroups without a row then only push.
     pub(super) fn work_on_pairs(
         &self,
@@ -93,7 +97,10 @@ impl Plan {
         shape: (usize, usize),
     ) -> u32 {
         let threads = self.threads_of_pairs(choice, collective, shape) - WAVE;
-        let pushing = self.items(collective, shape).shared().div_ceil(threads);
+        let items = self.items(collective, shape);
+        let shared =
+            if self.has_packs(choice, shape) { items.shared_packs() } else { items.shared() };
+        let pushing = shared.div_ceil(threads);
         let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
         pushing.max(rows).clamp(1, tune::LL_GROUPS)
     }

@@ -28,6 +28,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 op: if unfused { message } else { name },
                 product: op.multiplies() && !unfused,
                 norm: false,
+                packs: true,
                 dtype: DType::BF16,
                 tile_m: 64,
                 tile_n: 96,

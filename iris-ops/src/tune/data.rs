@@ -65,6 +65,12 @@ pub(crate) struct Launches {
     /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
     /// threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_words: Vec<(usize, u32)>,
+    /// Number of items that a rank sends to another from which a message by the LL protocol consists
+    /// of packs; `None` for never.
+    pub(super) packs_from: Option<u32>,
+    /// Threads of a workgroup of a message that consists of packs: pairs of maximum number of packs
+    /// and threads, as in `threads_of_words`.
+    pub(super) threads_of_packs: Vec<(usize, u32)>,
     /// Threads of a workgroup of a message that is summed in tiles: pairs of maximum number of
     /// bytes and threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_sums: Vec<(usize, u32)>,
@@ -114,6 +120,9 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
+    /// Whether messages in packs ran.
+    #[serde(default)]
+    packs: bool,
     /// Numbers of ranks with which the variants and GEMMs ran, on the architecture of the file.
     /// `None`: the list is valid for any number of ranks and any architecture.
     worlds: Option<Vec<usize>>,
@@ -171,6 +180,16 @@ impl Tuning {
         }
     }
 
+    /// Built-in tuning data for a device, without packs.
+    pub(crate) fn without_packs(device: Device) -> &'static Tuning {
+        static CUDA_PAIRS: LazyLock<Tuning> = LazyLock::new(|| {
+            let mut tuning: Tuning = toml::from_str(CUDA).expect("a test parses every file");
+            tuning.launches.packs_from = None;
+            tuning
+        });
+        if device.backend == BackendKind::Cuda { &CUDA_PAIRS } else { Self::of(device) }
+    }
+
     /// Returns a copy of the data with the machine parameters and the rows of this machine's own
     /// file. Rows of the own file come first.
     pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
@@ -201,6 +220,13 @@ impl Tuning {
     /// Whether a GEMM of this kind has run with this number of ranks on such a device.
     pub(super) fn has_run_gemm(&self, kind: GemmKind, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.gemms.contains(&kind))
+    }
+
+    /// Number of items from which messages by the LL protocol consist of packs; `None` if they never
+    /// do, because such messages have not run with this number of ranks on such a device.
+    pub(crate) fn packs_from(&self, device: Device, world: usize) -> Option<u32> {
+        let ran = self.ran(device, world).any(|ran| ran.packs);
+        self.launches.packs_from.filter(|_| ran)
     }
 
     fn ran(&self, device: Device, world: usize) -> impl Iterator<Item = &Ran> {

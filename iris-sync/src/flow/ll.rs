@@ -2,12 +2,12 @@ use std::ops::Range;
 
 use super::Launch;
 use crate::barrier::Members;
-use crate::ll::{self, Batch, HEAD, Rows, Strip};
+use crate::ll::{self, Batch, HEAD, Item, Pair, Rows, Strip, Used};
 use crate::{Channel, End, Memory, Span, Stop, Workgroup, divergent};
 
-/// Numbers of items that ranks send each other. An item is the data of one pair of LL words, eight
-/// bytes; the last item of a message may be padded. All functions are pure and depend only on
-/// values that all ranks agreed on.
+/// Numbers of items that ranks send each other: of pairs (8 bytes) or of packs (48 bytes). The last
+/// item of a message may be padded. All functions are pure and depend only on values that all ranks
+/// agreed on.
 pub trait Exchange {
     /// Number of items that rank `from` sends to rank `to`. If `from` equals `to`, the number of
     /// items that the rank keeps for itself.
@@ -16,14 +16,14 @@ pub trait Exchange {
 
 /// Operations on items that one thread performs in an exchange by the LL protocol. A thread takes
 /// only items that it has itself waited for.
-pub trait LlTiles {
+pub trait LlTiles<I: Item = Pair> {
     /// Data of item number `item` that this rank sends to `peer`.
-    fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
+    fn give(&mut self, peer: u32, item: u32) -> I::Data;
     /// Begin item `item`: store this rank's own contribution at its destination, before the
     /// contributions of the peers.
     fn begin(&mut self, item: u32);
     /// Take the data of `item` from `source`. Called in ascending order of sources.
-    fn take(&mut self, source: u32, item: u32, data: [u32; 2]);
+    fn take(&mut self, source: u32, item: u32, data: I::Data);
     /// Finish `item`, after the contributions of all sources have been taken.
     fn end(&mut self, item: u32);
 }
@@ -47,36 +47,39 @@ pub trait LlTile: LlTiles {
 ///
 /// A thread first pushes all of its items; some threads also announce that the rank has entered the
 /// call. Only then does the thread wait for items, so the waits form no cycle.
-pub fn exchange<M: Memory + ?Sized>(
+pub fn exchange<I: Item, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,
-    body: &mut impl LlTiles,
+    body: &mut impl LlTiles<I>,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
     let heads = Heads::new(launch.channel, |from, to| exchange.sent(from, to));
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = steps(&mut wg, exchange, &heads, body);
-    wg.finish_push(End::Advance, result, |peer| heads.used(peer, exchange.sent(me, peer)))
+    let used = |peer| heads.used::<I>(peer, exchange.sent(me, peer));
+    wg.finish_push(End::Advance, result, used)
 }
 
-fn steps<M: Memory + ?Sized>(
+fn steps<I: Item, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     exchange: &impl Exchange,
     heads: &Heads,
-    body: &mut impl LlTiles,
+    body: &mut impl LlTiles<I>,
 ) -> Result<(), Stop> {
     let (channel, me) = (wg.channel, wg.channel.rank);
     let most = channel.peers().map(|peer| exchange.sent(me, peer)).max().unwrap_or(0);
     let sent = |peer| exchange.sent(me, peer);
-    push_items(wg, heads.to, most, sent, |peer, item| body.give(peer, item))?;
+    push_items::<I, _>(wg, heads.to, most, sent, |peer, item| body.give(peer, item))?;
     let taken = divergent(wg.m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
         wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
             let sends = |source| item < exchange.sent(source, me);
-            take_pair(wg, HEAD + item, item, sends, |source, data| body.take(source, item, data))?;
+            take_item::<I, _>(wg, (item, item), sends, |source, data| {
+                body.take(source, item, data);
+            })?;
             body.end(item);
             Ok(())
         })
@@ -96,7 +99,7 @@ pub fn exchange_rows<M: Memory + ?Sized>(
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = row_steps(&mut wg, rows, body);
-    wg.finish_push(End::Advance, result, |peer| heads.used(peer, rows.items))
+    wg.finish_push(End::Advance, result, |peer| heads.used::<Pair>(peer, rows.items))
 }
 
 fn row_steps<M: Memory + ?Sized>(
@@ -153,7 +156,7 @@ pub fn exchange_tile<M: Memory + ?Sized>(
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = tile_steps(&mut wg, strip, body);
-    wg.finish_push(End::Advance, result, |_| HEAD + strip.rows * strip.across)
+    wg.finish_push(End::Advance, result, |_| Pair::used(strip.rows * strip.across))
 }
 
 fn tile_steps<M: Memory + ?Sized>(
@@ -237,18 +240,18 @@ impl Parts {
 
 /// Operations on items that one thread performs in an exchange in two hops. Items are numbered
 /// within the whole message.
-pub trait LlParts {
+pub trait LlParts<I: Item = Pair> {
     /// Data of `item` that this rank contributes.
-    fn give(&mut self, item: u32) -> [u32; 2];
+    fn give(&mut self, item: u32) -> I::Data;
     /// Begin `item`, which this rank owns.
     fn begin(&mut self, item: u32);
     /// Take the contribution of `source` to `item`. Called in ascending order of sources.
-    fn take(&mut self, source: u32, item: u32, data: [u32; 2]);
+    fn take(&mut self, source: u32, item: u32, data: I::Data);
     /// Finish and store `item`, after all contributions have been taken; returns its data for the
     /// other ranks.
-    fn end(&mut self, item: u32) -> [u32; 2];
+    fn end(&mut self, item: u32) -> I::Data;
     /// Store `item`, which `owner` has finished.
-    fn keep(&mut self, owner: u32, item: u32, data: [u32; 2]);
+    fn keep(&mut self, owner: u32, item: u32, data: I::Data);
 }
 
 /// Exchange by LL words in two hops: each rank pushes its contributions to the owners of the parts.
@@ -259,29 +262,31 @@ pub trait LlParts {
 /// owns, then takes finished items. The first step waits for nothing, the second for the first
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
 /// thread has the items of the same numbers in all parts, so a call may run in place.
-pub fn two_shot_ll<M: Memory + ?Sized>(
+pub fn two_shot_ll<I: Item, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: &Parts,
-    body: &mut impl LlParts,
+    body: &mut impl LlParts<I>,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
     let heads = Heads::new(launch.channel, |from, to| parts.sent(from, to));
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = two_shot_steps(&mut wg, parts, &heads, body);
-    wg.finish_push(End::Advance, result, |peer| heads.used(peer, parts.sent(me, peer)))
+    wg.finish_push(End::Advance, result, |peer| heads.used::<I>(peer, parts.sent(me, peer)))
 }
 
-fn two_shot_steps<M: Memory + ?Sized>(
+fn two_shot_steps<I: Item, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     parts: &Parts,
     heads: &Heads,
-    body: &mut impl LlParts,
+    body: &mut impl LlParts<I>,
 ) -> Result<(), Stop> {
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let (own, longest) = (parts.part(me), parts.longest());
     let sent = |peer| parts.contributed(me, peer);
-    push_items(wg, heads.to, longest, sent, |peer, item| body.give(parts.part(peer).start + item))?;
+    push_items::<I, _>(wg, heads.to, longest, sent, |peer, item| {
+        body.give(parts.part(peer).start + item)
+    })?;
     // All threads of a wave complete each step before any of these threads begins the next one.
     let finished = divergent(m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
@@ -289,10 +294,10 @@ fn two_shot_steps<M: Memory + ?Sized>(
             let at = own.start + item;
             body.begin(at);
             let sends = |source| item < parts.contributed(source, me);
-            take_pair(wg, HEAD + item, at, sends, |source, data| body.take(source, at, data))?;
+            take_item::<I, _>(wg, (item, at), sends, |source, data| body.take(source, at, data))?;
             let data = body.end(at);
             for peer in channel.peers().filter(|&peer| item < parts.finished(me, peer)) {
-                ll::push(m, channel, call, peer, HEAD + sent(peer) + item, data);
+                I::push(m, channel, call, (peer, sent(peer) + item), data);
             }
             Ok(())
         })
@@ -305,7 +310,7 @@ fn two_shot_steps<M: Memory + ?Sized>(
                 let sends = |owner| {
                     parts.contributes(owner) == contributes && item < parts.finished(owner, me)
                 };
-                take_pair(wg, HEAD + before + item, item, sends, |owner, data| {
+                take_item::<I, _>(wg, (before + item, item), sends, |owner, data| {
                     body.keep(owner, parts.part(owner).start + item, data);
                 })?;
             }
@@ -340,20 +345,20 @@ impl Heads {
         Heads { to: all, from: all }
     }
 
-    /// Number of pairs that the call uses for `peer`, to which it sends `items` items.
-    fn used(&self, peer: u32, items: u32) -> u32 {
-        if self.to.contains(peer) { HEAD + items } else { 0 }
+    /// Words that the call uses for `peer`, to which it sends `items` items.
+    fn used<I: Item>(&self, peer: u32, items: u32) -> Used {
+        if self.to.contains(peer) { I::used(items) } else { Used::default() }
     }
 }
 
 /// Announce the entry and push the headers, and the items of this thread: item after item, each to
 /// all peers. `most` is the largest number of items for a peer, `sent(peer)` the number for one.
-fn push_items<M: Memory + ?Sized>(
+fn push_items<I: Item, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     heads: Members,
     most: u32,
     sent: impl Fn(u32) -> u32,
-    mut give: impl FnMut(u32, u32) -> [u32; 2],
+    mut give: impl FnMut(u32, u32) -> I::Data,
 ) -> Result<(), Stop> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     wg.begin_push(heads)?;
@@ -365,7 +370,7 @@ fn push_items<M: Memory + ?Sized>(
         wg.push_head(heads);
         for item in wg.share_of_threads(most) {
             for peer in channel.peers().filter(|&peer| item < sent(peer)) {
-                ll::push(m, channel, call, peer, HEAD + item, give(peer, item));
+                I::push(m, channel, call, (peer, item), give(peer, item));
             }
         }
     });
@@ -373,18 +378,17 @@ fn push_items<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
-/// ascending order of ranks. `item` is the number of the wait in a trace.
-fn take_pair<M: Memory + ?Sized>(
+/// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
+/// ascending order of ranks. `shown` is the number of the wait in a trace.
+fn take_item<I: Item, M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
-    pair: u32,
-    item: u32,
+    (item, shown): (u32, u32),
     sends: impl Fn(u32) -> bool,
-    mut take: impl FnMut(u32, [u32; 2]),
+    mut take: impl FnMut(u32, I::Data),
 ) -> Result<(), Stop> {
     let (m, sources) = (wg.m, members(wg.channel.size, sends));
-    m.begin(Span::Wait, item);
-    let taken = ll::each(m, wg.channel, wg.call(), pair, sources, |source, data| {
+    m.begin(Span::Wait, shown);
+    let taken = I::each(m, wg.channel, wg.call(), item, sources, |source, data| {
         take(source, data);
         Ok(())
     });

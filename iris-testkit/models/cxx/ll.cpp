@@ -13,7 +13,7 @@ constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 constexpr u32 TWO_KINDS = 100;
 
 /// Communication pattern; same values as ll::Pattern.
-enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES, TWO_HOPS, RELAY };
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES, TWO_HOPS, RELAY, PACKS, TWO_HOPS_PACKS };
 
 /// ROW: number of items of a row in the patterns of rows. ACROSS: number of items of a row in the
 /// pattern of tiles, where the workgroups share the columns.
@@ -27,7 +27,8 @@ struct Plan {
     }
 };
 
-struct Message {
+template <class Item = ll::Pair> struct Message {
+    static constexpr u32 WORDS = Item::WORDS;
     const Model& model;
     const Plan& plan;
 
@@ -36,18 +37,18 @@ struct Message {
         return value(from, model.call, part + item, half);
     }
     u64 out(u32 source, u32 item, u32 half) const {
-        return model.cell(model.me(), TAKEN + source, 2 * item + half);
+        return model.cell(model.me(), TAKEN + source, WORDS * item + half);
     }
 
     void load(u32, u32) {}
-    void give(u32, u32 peer, u32 item, u32 (&data)[2]) {
-        for (u32 half = 0; half < 2; ++half) {
+    void give(u32, u32 peer, u32 item, u32 (&data)[WORDS]) {
+        for (u32 half = 0; half < WORDS; ++half) {
             data[half] = static_cast<u32>(wanted(model.me(), peer, item, half));
         }
     }
     void begin(u32) {}
-    void take(u32 source, u32 item, const u32 (&data)[2]) {
-        for (u32 half = 0; half < 2; ++half) {
+    void take(u32 source, u32 item, const u32 (&data)[WORDS]) {
+        for (u32 half = 0; half < WORDS; ++half) {
             const i32 right = wanted(source, model.me(), item, half);
             iris_model_check(out(source, item, half), static_cast<i32>(data[half]), right);
             Model::put(out(source, item, half), right);
@@ -62,7 +63,7 @@ struct Message {
             if (source == model.me()) continue;
             const u32 items = plan.sent(source, model.me());
             for (u32 item = model.crossed(); item < items; item += port::threads()) {
-                for (u32 half = 0; half < 2; ++half) {
+                for (u32 half = 0; half < WORDS; ++half) {
                     Model::expect(out(source, item, half),
                                   wanted(source, model.me(), item, half));
                 }
@@ -72,7 +73,7 @@ struct Message {
 };
 
 /// Tile operations for an LL message that is sent and received in rows.
-struct RowMessage : Message {
+struct RowMessage : Message<> {
     /// PIECE: number of items of a piece. ITEMS: number of items that a thread polls at a time.
     static constexpr u32 PIECE = 2, ITEMS = 4;
     using Batch = ll::Batch<ITEMS, PIECE>;
@@ -106,7 +107,7 @@ struct RowMessage : Message {
 
 /// Tile operations for an LL message of GEMM tiles: each workgroup handles all rows of its share of
 /// the columns.
-struct TileMessage : Message {
+struct TileMessage : Message<> {
     static constexpr u32 ITEMS = 2;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
 
@@ -144,7 +145,10 @@ struct TileMessage : Message {
 };
 
 /// Operations on items of an exchange in two hops.
-struct PartsMessage : Message {
+template <class Item = ll::Pair> struct PartsMessage : Message<Item> {
+    using Message<Item>::plan, Message<Item>::model, Message<Item>::wanted, Message<Item>::out;
+    static constexpr u32 WORDS = Item::WORDS;
+
     flow::Parts parts() const {
         return flow::Parts{plan.ranks, plan.items, plan.pattern == RELAY ? 0 : flow::Parts::ALL};
     }
@@ -153,21 +157,21 @@ struct PartsMessage : Message {
                                      : wanted(owner, 0, 1000 + item, half);
     }
     void load(u32, u32) {}
-    void give(u32, u32 item, u32 (&data)[2]) { Message::give(0, 0, item, data); }
+    void give(u32, u32 item, u32 (&data)[WORDS]) { Message<Item>::give(0, 0, item, data); }
     /// Reads what was taken, so that an item is passed on only after it has arrived.
-    void end(u32 item, u32 (&data)[2]) {
+    void end(u32 item, u32 (&data)[WORDS]) {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me() || parts().contributed(source, model.me()) == 0) continue;
-            for (u32 half = 0; half < 2; ++half) {
+            for (u32 half = 0; half < WORDS; ++half) {
                 Model::expect(out(source, item, half), wanted(source, model.me(), item, half));
             }
         }
-        for (u32 half = 0; half < 2; ++half) {
+        for (u32 half = 0; half < WORDS; ++half) {
             data[half] = static_cast<u32>(finished(model.me(), item, half));
         }
     }
-    void keep(u32 owner, u32 item, const u32 (&data)[2]) {
-        for (u32 half = 0; half < 2; ++half) {
+    void keep(u32 owner, u32 item, const u32 (&data)[WORDS]) {
+        for (u32 half = 0; half < WORDS; ++half) {
             const i32 right = finished(owner, item, half);
             iris_model_check(out(owner, item, half), static_cast<i32>(data[half]), right);
             Model::put(out(owner, item, half), right);
@@ -184,14 +188,14 @@ struct PartsMessage : Message {
             for (u32 i = 0; i < parts().contributed(source, me); ++i) {
                 if (!mine()) continue;
                 const u32 item = parts().first(me) + i;
-                for (u32 half = 0; half < 2; ++half) {
+                for (u32 half = 0; half < WORDS; ++half) {
                     Model::expect(out(source, item, half), wanted(source, me, item, half));
                 }
             }
             for (u32 i = 0; i < parts().finished(source, me); ++i) {
                 if (!mine()) continue;
                 const u32 item = parts().first(source) + i;
-                for (u32 half = 0; half < 2; ++half) {
+                for (u32 half = 0; half < WORDS; ++half) {
                     Model::expect(out(source, item, half), finished(source, item, half));
                 }
             }
@@ -203,6 +207,34 @@ struct PartsMessage : Message {
 
 using namespace iris;
 using namespace iris::model;
+
+/// Runs a call whose items are distributed over single threads.
+template <class Item> static bool in_items(const Model& model, const Plan& plan) {
+    const Launch launch = model.launch();
+    const Channel& channel = launch.channel;
+    const auto after = [&](bool done, const auto& body) {
+        iris_model_boundary();
+        if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
+        return done;
+    };
+    if (plan.pattern >= TWO_HOPS && plan.pattern != PACKS) {
+        PartsMessage<Item> body{{model, plan}};
+        const flow::Parts parts = body.parts();
+        const flow::Heads heads(channel, parts);
+        const bool done = plan.ranks <= ll::FEW
+                              ? flow::two_shot_ll<ll::FEW, Item>(launch, parts, heads, body)
+                              : flow::two_shot_ll<ll::SOURCES, Item>(launch, parts, heads, body);
+        return after(done, body);
+    }
+    Message<Item> body{model, plan};
+    const flow::Heads heads(channel, plan);
+    const bool done = [&] {
+        if (plan.ranks == 2) return flow::exchange<1, Item>(launch, plan, heads, body);
+        return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW, Item>(launch, plan, heads, body)
+                                     : flow::exchange<ll::SOURCES, Item>(launch, plan, heads, body);
+    }();
+    return after(done, body);
+}
 
 /// Runs all calls of a scenario. The option is the communication pattern; a call without items is a
 /// one_shot.
@@ -216,24 +248,13 @@ extern "C" int iris_model_exchange(const Input& in) {
             return done;
         }
         const Plan plan{in.option, in.channel->size, items};
-        Message body{model, plan};
-        PartsMessage in_parts{{model, plan}};
-        const bool two_hops = plan.pattern == TWO_HOPS || plan.pattern == RELAY;
+        // Every third call of the patterns with packs has pairs.
+        const bool packs = plan.pattern >= PACKS && model.position % 3 != 2;
+        if (packs) return in_items<ll::Pack>(model, plan);
+        if (plan.pattern < ROWS || plan.pattern >= TWO_HOPS) return in_items<ll::Pair>(model, plan);
+        Message<> body{model, plan};
         const bool done = [&] {
             const Launch launch = model.launch();
-            if (two_hops) {
-                const flow::Parts parts = in_parts.parts();
-                const flow::Heads heads(*in.channel, parts);
-                return plan.ranks <= ll::FEW
-                           ? flow::two_shot_ll<ll::FEW>(launch, parts, heads, in_parts)
-                           : flow::two_shot_ll<ll::SOURCES>(launch, parts, heads, in_parts);
-            }
-            if (plan.pattern < ROWS) {
-                const flow::Heads heads(*in.channel, plan);
-                if (plan.ranks == 2) return flow::exchange<1>(launch, plan, heads, body);
-                return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW>(launch, plan, heads, body)
-                                             : flow::exchange<ll::SOURCES>(launch, plan, heads, body);
-            }
             if (plan.pattern == TILES) {
                 TileMessage tile{{model, plan}};
                 return plan.ranks == 2 ? flow::exchange_tile<true>(launch, tile.strip(), tile)
@@ -246,8 +267,7 @@ extern "C" int iris_model_exchange(const Input& in) {
         }();
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) {
-            if (two_hops) in_parts.consume();
-            else body.consume();
+            body.consume();
         }
         return done;
     });

@@ -52,6 +52,9 @@ struct Model {
     /// Number of tiles that this call uses.
     u32 used;
 
+    /// Number of the call in the scenario, from 0.
+    u32 position;
+
     Model(const Input& in, u32 position)
         : in(in), call(static_cast<i32>(static_cast<u32>(in.first) + position +
                                         static_cast<u32>(in.record->fields[static_cast<u32>(Field::M)]))),
@@ -94,9 +97,6 @@ struct Model {
         return Launch{*in.heap,          *in.channel,          *in.record,
                       port::workgroup(), port::workgroups(), Trace(0, 0, 0, 0)};
     }
-
-  private:
-    u32 position;
 };
 
 /// Tile operations for sums of partial results, for one_shot and the other ops that add.

@@ -135,5 +135,7 @@ extern "C" u32 iris_model_sequence(const Sequence& in, u32* answers) {
         answers[done] = answer;
         if (passed) ++done;
     }
-    return done * 2 + wg.finish_push(in.end, passed, [](u32 peer) { return peer * 2; });
+    return done * 2 + wg.finish_push(in.end, passed, [](u32 peer) {
+        return ll::Used{peer * 2, peer};
+    });
 }

@@ -8,9 +8,12 @@
 
 use std::ffi::c_void;
 
-use iris_sync::{Access, Call, DevWord, Fault, Limit, LlWord, Memory, Order, Scope, SymWord};
+use iris_sync::{
+    Access, Call, DevWord, Fault, Limit, LlQuad, LlWord, Memory, Order, Scope, SymWord,
+};
 
 use crate::headers::{Segment, count, decode};
+use crate::quads;
 use crate::recorder::Recorder;
 use crate::target::Target;
 use crate::{Failure, Op, Place, Site, Thread, ThreadId};
@@ -330,6 +333,43 @@ extern "C-unwind" fn iris_hook_store64(address: u64, value: i64, o: i32, s: i32,
         Some(access) => target!(|t| Target::store_wide(t, op, access)),
         None => other("a 64-bit store of a user's is not modelled".into()),
     }
+}
+
+/// # Safety
+/// `words` has room for four words.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn iris_hook_load_quad(
+    address: u64,
+    words: *mut u32,
+    o: i32,
+    s: i32,
+    a: i32,
+) {
+    let op = Op::Load { place: wide(address + 8), order: order(o), scope: scope(s) };
+    let Some(access) = access(a) else { other("a quad of a user's is not modelled".into()) };
+    let LlQuad { data: [x, y, z], call } =
+        quads::decode(target!(|t| Target::load_wide(t, op, access)));
+    // SAFETY: the caller, `port::load_quad`, has room for four words.
+    unsafe { words.cast::<[u32; 4]>().write_unaligned([x, y, z, call as u32]) };
+}
+
+/// # Safety
+/// `words` points to four words.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn iris_hook_store_quad(
+    address: u64,
+    words: *const u32,
+    o: i32,
+    s: i32,
+    a: i32,
+) {
+    // SAFETY: the caller, `port::store_quad`, passes four words.
+    let [x, y, z, call] = unsafe { words.cast::<[u32; 4]>().read_unaligned() };
+    let word = quads::encode(LlQuad { data: [x, y, z], call: call as i32 });
+    let (place, value) = (wide(address + 8), word.to_bits() as i64);
+    let op = Op::Store { place, value, order: order(o), scope: scope(s) };
+    let Some(access) = access(a) else { other("a quad of a user's is not modelled".into()) };
+    target!(|t| Target::store_wide(t, op, access));
 }
 
 macro_rules! not_modelled {

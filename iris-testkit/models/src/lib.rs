@@ -64,6 +64,7 @@ pub mod ops;
 pub mod primitives;
 #[cfg(feature = "checks")]
 pub mod proof;
+mod quads;
 pub mod recorder;
 mod report;
 mod rules;

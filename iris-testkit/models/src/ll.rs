@@ -4,10 +4,12 @@
 //! For each item, rank `from` sends the two values `data(from, to, item)` to rank `to`, so the
 //! receiver knows the values to expect; summands are checked one by one. Each thread receives the
 //! items that it polls. The next kernel on the stream reads items that other threads received.
+//!
+//! This file is long because one body serves all communication patterns and both kinds of items.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlParts, LlRows, LlTile, LlTiles, Parts};
-use iris_sync::ll::{HEAD, Rows, SOURCES, Strip};
+use iris_sync::ll::{HEAD, Item, Pack, Pair, Rows, SOURCES, Strip, Used};
 use iris_sync::{Field, Memory, Record, Stop, Workgroup};
 
 use super::ops::value;
@@ -46,6 +48,10 @@ pub enum Pattern {
     TwoShot,
     /// Broadcast in two hops: rank 0 sends each owner its part, which the owner passes on.
     Relay,
+    /// Pattern `All` with packs as items. Every third call has pairs instead, in the same channel.
+    Packs,
+    /// Pattern `TwoShot`, with packs and pairs in turn as in `Packs`.
+    TwoShotPacks,
 }
 
 /// Number of items of a row: `ROW` in the patterns of rows; `ACROSS` in the pattern of tiles, where
@@ -59,12 +65,14 @@ const AT_ONCE: u32 = 4;
 
 impl Pattern {
     /// Patterns whose items are distributed over single threads, with the names of their ops.
-    pub const NAMED: [(&'static str, Pattern); 5] = [
+    pub const NAMED: [(&'static str, Pattern); 7] = [
         ("all", Pattern::All),
         ("parts", Pattern::Parts),
         ("root", Pattern::Root),
         ("two hops", Pattern::TwoShot),
         ("relay", Pattern::Relay),
+        ("packs", Pattern::Packs),
+        ("packs in two hops", Pattern::TwoShotPacks),
     ];
 
     fn name(self) -> &'static str {
@@ -77,7 +85,11 @@ impl Pattern {
     }
 
     pub(crate) fn in_two_hops(self) -> bool {
-        matches!(self, Pattern::TwoShot | Pattern::Relay)
+        matches!(self, Pattern::TwoShot | Pattern::Relay | Pattern::TwoShotPacks)
+    }
+
+    pub(crate) fn in_packs(self) -> bool {
+        matches!(self, Pattern::Packs | Pattern::TwoShotPacks)
     }
 }
 
@@ -92,12 +104,18 @@ struct Plan {
 impl Exchange for Plan {
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
-            Pattern::All | Pattern::Rows | Pattern::SpreadRows | Pattern::Tiles => self.items,
+            Pattern::All
+            | Pattern::Rows
+            | Pattern::SpreadRows
+            | Pattern::Tiles
+            | Pattern::Packs => self.items,
             Pattern::Parts if to == self.ranks - 1 && self.ranks > 1 => 0,
             Pattern::Parts => self.items,
             Pattern::Root if from == 0 => self.items,
             Pattern::Root => 0,
-            Pattern::TwoShot | Pattern::Relay => self.parts().sent(from, to),
+            Pattern::TwoShot | Pattern::Relay | Pattern::TwoShotPacks => {
+                self.parts().sent(from, to)
+            }
         }
     }
 }
@@ -114,16 +132,18 @@ struct Items<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
     plan: Plan,
+    /// Number of words of data of an item.
+    words: u32,
     /// Whether this rank overwrites an input item as soon as it has received the items with the
     /// same index from all ranks.
     in_place: bool,
 }
 
 impl Items<'_, '_> {
-    /// Values that rank `from` sends to rank `to` in the two halves of item `item`.
-    fn data(&self, from: u32, to: u32, item: u32) -> [i32; 2] {
+    /// Values that rank `from` sends to rank `to` in the words of item `item`.
+    fn data(&self, from: u32, to: u32, item: u32) -> Vec<i32> {
         let part = if self.plan.pattern == Pattern::Parts { to * 100 } else { 0 };
-        [0, 1].map(|half| value(from, self.call, part + item, half))
+        (0..self.words).map(|word| value(from, self.call, part + item, word)).collect()
     }
 
     /// Cell that holds item `item` of this rank's input.
@@ -145,28 +165,60 @@ impl Items<'_, '_> {
         Strip { rows, across: ACROSS, first, line, there: line, at_once: 2 }
     }
 
-    /// Cell to which half `half` of item `item` from rank `source` is written.
+    /// Cell to which word `half` of item `item` from rank `source` is written.
     fn out(&self, source: u32, item: u32, half: u32) -> Place {
-        self.thread.cell(self.thread.rank(), TAKEN + source, 2 * item + half)
+        self.thread.cell(self.thread.rank(), TAKEN + source, self.words * item + half)
     }
 }
 
-impl LlTiles for Items<'_, '_> {
-    fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
+/// Data of an item as words, in the order of the message.
+trait Words: Copy {
+    fn of_words(words: &[i32]) -> Self;
+    fn words(self) -> Vec<u32>;
+}
+
+impl Words for [u32; 2] {
+    fn of_words(words: &[i32]) -> Self {
+        [words[0] as u32, words[1] as u32]
+    }
+
+    fn words(self) -> Vec<u32> {
+        self.to_vec()
+    }
+}
+
+/// A pack has three vectors of four words; the fourth quad has their last words.
+impl Words for [[u32; 3]; 4] {
+    fn of_words(words: &[i32]) -> Self {
+        let of_vector = |i: usize| [0, 1, 2].map(|word| words[4 * i + word] as u32);
+        let last = [0, 1, 2].map(|i| words[4 * i + 3] as u32);
+        [of_vector(0), of_vector(1), of_vector(2), last]
+    }
+
+    fn words(self) -> Vec<u32> {
+        (0..12).map(|at| if at % 4 < 3 { self[at / 4][at % 4] } else { self[3][at / 4] }).collect()
+    }
+}
+
+impl<I: Item> LlTiles<I> for Items<'_, '_>
+where
+    I::Data: Words,
+{
+    fn give(&mut self, peer: u32, item: u32) -> I::Data {
         if self.in_place {
             self.thread.expect(self.given(item), 0);
         }
         if self.plan.pattern == Pattern::Tiles {
             self.thread.expect(self.given(item), self.partial(item));
         }
-        self.data(self.thread.rank(), peer, item).map(|value| value as u32)
+        Words::of_words(&self.data(self.thread.rank(), peer, item))
     }
 
     fn begin(&mut self, _item: u32) {}
 
-    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
+    fn take(&mut self, source: u32, item: u32, data: I::Data) {
         let wanted = self.data(source, self.thread.rank(), item);
-        self.store(source, item, data, wanted);
+        self.store(source, item, data, &wanted);
     }
 
     fn end(&mut self, item: u32) {
@@ -179,15 +231,15 @@ impl LlTiles for Items<'_, '_> {
 impl Items<'_, '_> {
     /// Values of item `item` that `owner` has finished: those of rank 0 if they are passed on,
     /// otherwise those of an item with a number of its own.
-    fn finished(&self, owner: u32, item: u32) -> [i32; 2] {
+    fn finished(&self, owner: u32, item: u32) -> Vec<i32> {
         match self.plan.pattern {
             Pattern::Relay => self.data(0, owner, item),
             _ => self.data(owner, 0, 1000 + item),
         }
     }
 
-    fn store(&self, source: u32, item: u32, data: [u32; 2], wanted: [i32; 2]) {
-        for ((half, seen), wanted) in (0..).zip(data).zip(wanted) {
+    fn store(&self, source: u32, item: u32, data: impl Words, wanted: &[i32]) {
+        for ((half, seen), &wanted) in (0..).zip(data.words()).zip(wanted) {
             let place = self.out(source, item, half);
             self.thread.check(place, seen as i32, wanted);
             self.thread.write(place, wanted);
@@ -196,7 +248,7 @@ impl Items<'_, '_> {
 
     /// Items of this rank that arrive in two hops, with the rank from whose array they are read and
     /// their values: contributions to its own part, and finished items of the others.
-    fn arrivals(&self) -> impl Iterator<Item = (u32, u32, [i32; 2])> + use<'_> {
+    fn arrivals(&self) -> impl Iterator<Item = (u32, u32, Vec<i32>)> + use<'_> {
         let (me, parts) = (self.thread.rank(), self.plan.parts());
         (0..self.plan.ranks).filter(move |&source| source != me).flat_map(move |source| {
             let own = parts.part(me).take(parts.contributed(source, me) as usize);
@@ -207,19 +259,22 @@ impl Items<'_, '_> {
     }
 }
 
-impl LlParts for Items<'_, '_> {
-    fn give(&mut self, item: u32) -> [u32; 2] {
-        LlTiles::give(self, 0, item)
+impl<I: Item> LlParts<I> for Items<'_, '_>
+where
+    I::Data: Words,
+{
+    fn give(&mut self, item: u32) -> I::Data {
+        LlTiles::<I>::give(self, 0, item)
     }
 
     fn begin(&mut self, _item: u32) {}
 
-    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
-        LlTiles::take(self, source, item, data);
+    fn take(&mut self, source: u32, item: u32, data: I::Data) {
+        LlTiles::<I>::take(self, source, item, data);
     }
 
     /// Reads what was taken, so that an item is passed on only after it has arrived.
-    fn end(&mut self, item: u32) -> [u32; 2] {
+    fn end(&mut self, item: u32) -> I::Data {
         let (me, parts) = (self.thread.rank(), self.plan.parts());
         let gives = |&source: &u32| source != me && parts.contributed(source, me) > 0;
         for source in (0..self.plan.ranks).filter(gives) {
@@ -227,11 +282,11 @@ impl LlParts for Items<'_, '_> {
                 self.thread.expect(self.out(source, item, half), wanted);
             }
         }
-        self.finished(me, item).map(|value| value as u32)
+        Words::of_words(&self.finished(me, item))
     }
 
-    fn keep(&mut self, owner: u32, item: u32, data: [u32; 2]) {
-        self.store(owner, item, data, self.finished(owner, item));
+    fn keep(&mut self, owner: u32, item: u32, data: I::Data) {
+        self.store(owner, item, data, &self.finished(owner, item));
     }
 }
 
@@ -318,6 +373,7 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         .calls(used.len() as u32, 7)
         .tiles(1, 0)
         .pairs(items)
+        .packs(if pattern.in_packs() { items } else { 0 })
         .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
         .program(move |thread| {
             for (position, &items) in (0..).zip(used) {
@@ -332,7 +388,9 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 };
                 let plan = Plan { pattern, ranks, items };
                 let in_place = how == How::InPlace;
-                let mut body = Items { thread, call, plan, in_place };
+                let packs = pattern.in_packs() && position % 3 != 2;
+                let words = if packs { 12 } else { 2 };
+                let mut body = Items { thread, call, plan, words, in_place };
                 if in_place {
                     // Stands in for the previous kernel on the stream, which produces the input
                     // items.
@@ -354,10 +412,19 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                         flow::exchange_rows(&launch, &rows, &mut body)
                     }
                     (_, How::Right | How::InPlace | How::Early) if pattern.in_two_hops() => {
-                        flow::two_shot_ll(&launch, &plan.parts(), &mut body)
+                        let parts = plan.parts();
+                        if packs {
+                            flow::two_shot_ll::<Pack, _>(&launch, &parts, &mut body)
+                        } else {
+                            flow::two_shot_ll::<Pair, _>(&launch, &parts, &mut body)
+                        }
                     }
                     (_, How::Right | How::InPlace | How::Early) => {
-                        flow::exchange(&launch, &plan, &mut body)
+                        if packs {
+                            flow::exchange::<Pack, _>(&launch, &plan, &mut body)
+                        } else {
+                            flow::exchange::<Pair, _>(&launch, &plan, &mut body)
+                        }
                     }
                     (_, How::WaitsFirst) => waits_first(&launch),
                     (_, How::CountsFirst) => counts_first(&launch),
@@ -386,7 +453,7 @@ fn waits_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
         wg.push_head(all);
         wg.leave_together(taken)
     });
-    wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
+    wg.finish_push(iris_sync::End::Advance, result, |_| Used { pairs: HEAD, packs: 0 })
 }
 
 fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
@@ -399,7 +466,7 @@ fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
         let taken = wg.wait_head(all, SOURCES);
         wg.leave_together(taken)
     });
-    wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
+    wg.finish_push(iris_sync::End::Advance, result, |_| Used { pairs: HEAD, packs: 0 })
 }
 
 /// Scenario of `calls` calls of one item each; of two items in two hops, so that two ranks own one.

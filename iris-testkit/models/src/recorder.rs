@@ -7,10 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 
 use iris_sync::{
-    Access, Call, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Order, Scope, SymPair, SymWord,
+    Access, Call, DevWord, Fault, LINE_WORDS, Limit, LlQuad, LlWord, Memory, Order, Scope, SymPair,
+    SymWord,
 };
 
 use super::{Op, Place, ThreadId};
+use crate::quads;
 
 /// Request that a program made of its memory, as recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,6 +211,20 @@ impl Memory for Recorder {
             let value = word.to_bits() as i64;
             self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
         }
+    }
+
+    fn load_quad(&self, place: SymPair, access: Access) -> LlQuad {
+        let (order, scope) = Self::order(access);
+        let SymWord { rank, index } = quads::word(place);
+        let place = Place::Wide { rank, index };
+        quads::decode(self.found_wide(access, Op::Load { place, order, scope }))
+    }
+
+    fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
+        let (order, scope) = Self::order(access);
+        let SymWord { rank, index } = quads::word(place);
+        let (place, value) = (Place::Wide { rank, index }, quads::encode(word).to_bits() as i64);
+        self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {

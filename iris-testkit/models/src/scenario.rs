@@ -170,6 +170,13 @@ impl Scenario {
         self
     }
 
+    /// Sets the number of packs from one rank to another.
+    #[must_use]
+    pub fn packs(mut self, packs: u32) -> Self {
+        self.shape.packs = packs;
+        self
+    }
+
     /// Leaves out the heads of LL messages and assumes that they are correct. Heads take eight
     /// words per rank, too many for the larger searches.
     #[must_use]
@@ -185,7 +192,7 @@ impl Scenario {
         let (channel, ranks) = (self.channel(0), 0..self.ranks);
         for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
             // Heads are not filled, because a head left by another op would be a different fault.
-            for pair in iris_sync::ll::HEAD..channel.pair_count {
+            for pair in iris_sync::ll::HEAD..channel.first_quad() {
                 let SymPair { rank, index } =
                     channel.pair(rank, source, Call::new(call).parity(), pair);
                 let value = LlWord { data: POISON as u32, call }.to_bits() as i64;

@@ -4,6 +4,7 @@
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
+use iris_sync::ll::Used;
 use iris_sync::{
     Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
     Stop, Workgroup, barrier::Members, epoch, ll,
@@ -105,7 +106,8 @@ impl Case {
         }
         // The call uses `peer * 2` LL pairs of each peer; the other pairs are refreshed if a
         // refresh is due.
-        let through = wg.finish_push(self.end, result, |peer| peer * 2).is_ok();
+        let through =
+            wg.finish_push(self.end, result, |peer| Used { pairs: peer * 2, packs: peer }).is_ok();
         Outcome { events: recorder.into_events(), done, answers, through }
     }
 
@@ -236,6 +238,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
                 flags: TILES,
                 locks: true,
                 pairs: ROWS.items,
+                packs: 2,
                 sequence: 0,
             };
             let (channel, _) = Channel::lay_out(shape, rank, RESERVED_WORDS, LINE_WORDS);

@@ -39,7 +39,7 @@ proptest! {
         pairs in 0u32..40,
         first_line in 0u32..50,
     ) {
-        let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs };
+        let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs, packs: 0 };
         let signal = first_line * LINE_WORDS;
         let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
         // Words laid out so far: first word, number of words from there, and rank that writes them.

@@ -19,8 +19,8 @@ use iris_sync::flow::{
 };
 use iris_sync::ll::Rows;
 use iris_sync::{
-    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
-    SymPair, SymWord,
+    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlQuad, LlWord, Memory, Record, Shape,
+    Stop, SymPair, SymWord,
 };
 use iris_testkit::Level;
 use proptest::prelude::*;
@@ -285,6 +285,15 @@ impl Memory for Recorder<'_> {
 
     fn store_pair(&self, pair: SymPair, _: [LlWord; 2], _: Access) {
         self.step(Step::Set(Token::Pair(pair)));
+    }
+
+    fn load_quad(&self, place: SymPair, _: Access) -> LlQuad {
+        self.step(Step::Await(Token::Pair(place)));
+        LlQuad { data: [0; 3], call: CALL }
+    }
+
+    fn store_quad(&self, place: SymPair, _: LlQuad, _: Access) {
+        self.step(Step::Set(Token::Pair(place)));
     }
 
     fn get(&self, word: SymWord) -> i32 {
@@ -617,6 +626,7 @@ fn play(
         locks: true,
         sequence: 1 << 30,
         pairs: tiles,
+        packs: 0,
     };
     let record = Record { direct: i32::from(direct), ..Record::default() };
     let mut lists = Vec::new();

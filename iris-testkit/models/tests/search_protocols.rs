@@ -326,5 +326,7 @@ fn once_round_the_counter() {
     report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 30_000);
     report(&whole_range(&Rules::default(), &[3, GATHER, GATHER]), 30_000);
     report(&whole_range(&Rules::default(), &[1, STAGED, STAGED]), 10_000);
-    report(&slots_whole_range(false, &Rules::default()), 5_000);
+    for pattern in [Pattern::All, Pattern::Packs] {
+        report(&slots_whole_range(false, pattern, &Rules::default()), 5_000);
+    }
 }

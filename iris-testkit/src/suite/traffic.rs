@@ -2,6 +2,8 @@
 
 use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
 
+use iris_kernels::schedule::packs;
+
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};
 
@@ -64,23 +66,29 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         (own, elements)
     };
+    // Number of bytes that `count` items or packs take with their flags, and number of packs or items
+    // of a message of `items` items of 8 bytes.
+    let packed = plan.has_packs_at(m);
+    let words = |count: usize| if packed { 64 * count } else { 16 * count };
+    let counted = |items: usize| if packed { packs(items as u32) as usize } else { items };
     match variant {
         _ if meaning.product == Product::Last => gathered(case, plan, m),
-        // The LL protocol writes two words of 8 bytes for each 8 bytes of data, and raises no
-        // signals.
+        // The LL protocol writes two words of 8 bytes for each 8 bytes of data, or four of 16 for
+        // each pack, and raises no signals.
         Variant::Ll | Variant::UnfusedLl => {
-            traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
+            let items = sent.map(|rows| counted((rows * n * bytes).div_ceil(8)));
+            traffic(items.map(words).sum(), 0, 0)
         }
         // Ranks with data (in a broadcast the root) send each owner its part; each owner sends its
         // finished part to all ranks that lack it.
-        Variant::TwoShotLl => {
-            let items = (m * n * bytes).div_ceil(8);
+        Variant::TwoShotLl | Variant::UnfusedTwoShotLl => {
+            let items = counted((m * n * bytes).div_ceil(8));
             let own = split(items, size, rank).len();
             let (others, lacking) = match meaning.sums || rank == options.root {
                 true => (items - own, peers),
                 false => (0, peers - 1),
             };
-            traffic(16 * (others + own * lacking), 0, 0)
+            traffic(words(others + own * lacking), 0, 0)
         }
         // Partials go to their owners, then sums go from the owners to all ranks; each rank also
         // raises one flag of its own.

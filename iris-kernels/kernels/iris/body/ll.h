@@ -163,16 +163,140 @@ class ItemsOf {
         return static_cast<u16>(data[i / 2] >> i % 2 * 16);
     }
 
+  protected:
     const Elements elements;
     const u32 shift;
     /// Number of items, from item 0 on, that can be accessed as one 8-byte word.
     const u32 whole;
 };
 
+/// Rows of a matrix as a sequence of items of the LL protocol; of pairs here.
+template <class Item> class UnitsOf : public ItemsOf {
+  public:
+    using ItemsOf::ItemsOf;
+    using Values = ItemValues[1];
+
+    IRIS_DEVICE static void unpack(u32 dtype, const u32 (&data)[2], ItemValues (&values)[1]) {
+        values[0] = ItemsOf::unpack(dtype, data);
+    }
+    IRIS_DEVICE static void pack(u32 dtype, const ItemValues (&values)[1], u32 (&data)[2]) {
+        ItemsOf::pack(dtype, values[0], data);
+    }
+    using ItemsOf::store;
+    IRIS_DEVICE void store(u32 item, const ItemValues (&values)[1]) const {
+        ItemsOf::store(item, values[0]);
+    }
+    IRIS_DEVICE void finish(u32 item, View bias, u32 epilogue, ItemValues (&values)[1]) const {
+        values[0] = ItemsOf::finish(item, bias, epilogue, values[0]);
+    }
+};
+
+/// Rows of a matrix as a sequence of packs. A pack is three vectors of 16 bytes, each of two items of
+/// 8 bytes; the last pack may end after the message.
+template <> class UnitsOf<ll::Pack> : public ItemsOf {
+  public:
+    IRIS_DEVICE UnitsOf(const View& view, u32 rows, u32 cols, u32 shift)
+        : ItemsOf(view, rows, cols, shift), vectors((view.address & 15) == 0 ? whole / 2 : 0) {}
+
+    IRIS_DEVICE void load(u32 pack, u32 dtype, u32 (&data)[12]) const {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 3; ++i) {
+            const u32 vector = ll::Pack::vector(pack, i);
+            if (vector < vectors && dtype == elements.view.dtype) {
+                const Vec16 read = port::read<Vec16>(elements.view.address + u64(vector) * 16);
+                IRIS_UNROLL
+                for (u32 word = 0; word < 4; ++word) data[4 * i + word] = read.word[word];
+                continue;
+            }
+            IRIS_UNROLL
+            for (u32 half = 0; half < 2; ++half) {
+                u32 item[2];
+                ItemsOf::load(2 * vector + half, dtype, item);
+                data[4 * i + 2 * half] = item[0];
+                data[4 * i + 2 * half + 1] = item[1];
+            }
+        }
+    }
+    IRIS_DEVICE void store(u32 pack, const u32 (&data)[12]) const {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 3; ++i) {
+            const u32 vector = ll::Pack::vector(pack, i);
+            if (vector < vectors) {
+                store_vector(vector, data, i);
+                continue;
+            }
+            IRIS_UNROLL
+            for (u32 half = 0; half < 2; ++half) {
+                ItemsOf::store(2 * vector + half, item_of(data, 2 * i + half).words);
+            }
+        }
+    }
+    IRIS_DEVICE void store(u32 pack, const ItemValues (&values)[6]) const {
+        u32 data[12];
+        UnitsOf::pack(elements.view.dtype, values, data);
+        IRIS_UNROLL
+        for (u32 i = 0; i < 3; ++i) {
+            const u32 vector = ll::Pack::vector(pack, i);
+            if (vector < vectors) {
+                store_vector(vector, data, i);
+                continue;
+            }
+            IRIS_UNROLL
+            for (u32 half = 0; half < 2; ++half) {
+                ItemsOf::store(2 * vector + half, values[2 * i + half]);
+            }
+        }
+    }
+    IRIS_DEVICE void finish(u32 pack, View bias, u32 epilogue, ItemValues (&values)[6]) const {
+        IRIS_UNROLL
+        for (u32 part = 0; part < 6; ++part) {
+            const u32 item = 2 * ll::Pack::vector(pack, part / 2) + part % 2;
+            values[part] = ItemsOf::finish(item, bias, epilogue, values[part]);
+        }
+    }
+
+    IRIS_DEVICE static void unpack(u32 dtype, const u32 (&data)[12], ItemValues (&values)[6]) {
+        IRIS_UNROLL
+        for (u32 part = 0; part < 6; ++part) {
+            values[part] = ItemsOf::unpack(dtype, item_of(data, part).words);
+        }
+    }
+    IRIS_DEVICE static void pack(u32 dtype, const ItemValues (&values)[6], u32 (&data)[12]) {
+        IRIS_UNROLL
+        for (u32 part = 0; part < 6; ++part) {
+            u32 item[2];
+            ItemsOf::pack(dtype, values[part], item);
+            data[2 * part] = item[0];
+            data[2 * part + 1] = item[1];
+        }
+    }
+
+  private:
+    struct Words2 {
+        u32 words[2];
+    };
+    /// Words of item `part` of a pack.
+    IRIS_DEVICE static Words2 item_of(const u32 (&data)[12], u32 part) {
+        return Words2{{data[2 * part], data[2 * part + 1]}};
+    }
+    IRIS_DEVICE void store_vector(u32 vector, const u32 (&data)[12], u32 i) const {
+        const Vec16 from{{data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]}};
+        port::write(elements.view.address + u64(vector) * 16, from);
+    }
+
+    /// Number of vectors, from vector 0 on, that can be accessed as one word of 16 bytes.
+    const u32 vectors;
+};
+
 /// Body of a collective by the LL protocol: loads, adds and stores the items of one thread.
-template <Collective C, u32 N> class ExchangeBody {
+template <Collective C, u32 N, class Item = ll::Pair> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
+    /// Number of 32-bit words of an item, number of parts of 8 bytes, and number of peers whose items
+    /// are loaded together.
+    static constexpr u32 WORDS = Item::WORDS, PARTS = WORDS / 2, LOADED = Item::loaded(N);
+    using Data = u32[WORDS];
+    using Units = UnitsOf<Item>;
 
   public:
     IRIS_DEVICE explicit ExchangeBody(const OpArgs& args)
@@ -185,6 +309,9 @@ template <Collective C, u32 N> class ExchangeBody {
     const u32 dtype;
     const Items items;
 
+    /// Number of items that `from` sends to `to`.
+    IRIS_DEVICE u32 sent(u32 from, u32 to) const { return Item::count(items.sent(from, to)); }
+
     IRIS_DEVICE void load(u32 first, u32 item) {
         // Data that is equal for all peers is loaded once. Otherwise the loads for all N peers are
         // issued together, so that their latencies overlap.
@@ -192,17 +319,16 @@ template <Collective C, u32 N> class ExchangeBody {
             if (N == 1 || first == 1) mine.load(item, dtype, held[0]);
         } else {
             IRIS_UNROLL
-            for (u32 i = 0; i < N; ++i) {
+            for (u32 i = 0; i < LOADED; ++i) {
                 if (first + i >= args.channel.size) break;
                 const u32 peer = args.channel.peer(first + i);
-                if (item < items.sent(me(), peer)) of_mine(peer).load(item, dtype, held[i]);
+                if (item < sent(me(), peer)) of_mine(peer).load(item, dtype, held[i]);
             }
         }
     }
 
-    IRIS_DEVICE void give(u32 i, u32, u32, u32 (&data)[2]) {
-        data[0] = held[SAME_FOR_ALL ? 0 : i][0];
-        data[1] = held[SAME_FOR_ALL ? 0 : i][1];
+    IRIS_DEVICE void give(u32 i, u32, u32, Data& data) {
+        copy_words(held[SAME_FOR_ALL ? 0 : i], data);
         count(1);
     }
 
@@ -213,18 +339,18 @@ template <Collective C, u32 N> class ExchangeBody {
             // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of
             // -0.0 into 0.0.
             IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) sum.v[i] = -0.0f;
+            for (u32 i = 0; i < 4 * PARTS; ++i) sum[i / 4].v[i % 4] = -0.0f;
             own_is_added = false;
             if constexpr (C == Collective::ReduceScatter) add_own();
         } else {
-            if (item >= items.sent(me(), me()) || args.a.address == args.c.address) return;
-            u32 data[2];
+            if (item >= sent(me(), me()) || args.a.address == args.c.address) return;
+            Data data;
             mine.load(item, dtype, data);
             result.store(item, data);
         }
     }
 
-    IRIS_DEVICE void take(u32 source, u32 item, const u32 (&data)[2]) {
+    IRIS_DEVICE void take(u32 source, u32 item, const Data& data) {
         if constexpr (REDUCES) {
             if (!own_is_added && source > me()) add_own();
             add(data);
@@ -247,42 +373,46 @@ template <Collective C, u32 N> class ExchangeBody {
     }
     IRIS_DEVICE void finish_item_sum(u32 item) {
         if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
-            sum = result.finish(item, View::of(args.bias), args.epilogue, sum);
+            result.finish(item, View::of(args.bias), args.epilogue, sum);
         }
     }
     IRIS_DEVICE void store_sum(u32 item) { result.store(item, sum); }
-    IRIS_DEVICE void add(const u32 (&data)[2]) {
-        const ItemValues values = ItemsOf::unpack(dtype, data);
+    IRIS_DEVICE void add(const Data& data) {
+        ItemValues values[PARTS];
+        Units::unpack(dtype, data, values);
         IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) sum.v[i] += values.v[i];
+        for (u32 i = 0; i < 4 * PARTS; ++i) sum[i / 4].v[i % 4] += values[i / 4].v[i % 4];
+    }
+    IRIS_DEVICE static void copy_words(const Data& from, Data& to) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < WORDS; ++i) to[i] = from[i];
     }
 
     static constexpr bool SAME_FOR_ALL =
         C == Collective::AllReduce || C == Collective::AllGather || C == Collective::Broadcast;
-    static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
-    /// Counts `pairs` pushed pairs.
-    IRIS_DEVICE void count(u32 pairs) const {
+    /// Counts the bytes of `pushed` items.
+    IRIS_DEVICE void count(u32 pushed) const {
         if (args.counters == 0) return;
-        Trace(0, 0, args.counters, 0).add(Counter::Pushed, pairs * PAIR_BYTES);
+        Trace(0, 0, args.counters, 0).add(Counter::Pushed, u64(pushed) * Item::BYTES);
     }
     /// Data that this rank sends to rank `to`, as items.
-    IRIS_DEVICE ItemsOf of_mine(u32 to) const {
-        return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
+    IRIS_DEVICE Units of_mine(u32 to) const {
+        return Units(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
                        items.cols, items.shift);
     }
     /// Destination in C of the data from rank `source`, as items.
-    IRIS_DEVICE ItemsOf of_result(u32 source) const {
-        return ItemsOf(View::of(args.c).from(items.target_row(source, me()), 0),
+    IRIS_DEVICE Units of_result(u32 source) const {
+        return Units(View::of(args.c).from(items.target_row(source, me()), 0),
                        items.rows_sent(source, me()), items.cols, items.shift);
     }
 
     const OpArgs& args;
-    ItemValues sum;
+    ItemValues sum[PARTS];
     /// This rank's own data (`mine`), and its destination in C (`result`). If all peers get the
     /// same data, `mine` is also the data that they get.
-    const ItemsOf mine, result;
+    const Units mine, result;
 
   private:
     IRIS_DEVICE void add_own() {
@@ -290,75 +420,10 @@ template <Collective C, u32 N> class ExchangeBody {
         own_is_added = true;
     }
 
-    u32 own[2];
+    Data own;
     /// This rank's items for the next pushes: one per peer, or one for all peers.
-    u32 held[SAME_FOR_ALL ? 1 : N][2];
+    Data held[SAME_FOR_ALL ? 1 : LOADED];
     bool own_is_added;
-};
-
-/// Body for larger messages between two ranks that send each other equally much. Each thread
-/// processes several items at once, so that their loads and waits overlap.
-template <Collective C> class PairBody : public ExchangeBody<C, 1> {
-    using Base = ExchangeBody<C, 1>;
-
-  public:
-    static constexpr u32 PIECE = 1, ITEMS = 4;
-    using Batch = ll::Batch<ITEMS, PIECE>;
-
-    IRIS_DEVICE explicit PairBody(const OpArgs& args) : Base(args), at{~0u, 0, 0}, given{}, own{} {}
-
-    IRIS_DEVICE void load(const Batch& batch) {
-        at = batch;
-        const ItemsOf from = Base::SAME_FOR_ALL ? this->mine : this->of_mine(1 - this->me());
-        each([&](u32 k, u32 item) { from.load(item, this->dtype, given[k]); });
-    }
-    IRIS_DEVICE void give(u32 k, u32 (&data)[2]) {
-        data[0] = given[k][0];
-        data[1] = given[k][1];
-        this->count(1);
-    }
-    IRIS_DEVICE void begin(u32, const Batch& batch) {
-        // In an all-reduce each rank adds the items that it has pushed. They are loaded again only
-        // if the batch is not the one that was loaded last.
-        const bool loaded = at.first == batch.first && at.count == batch.count;
-        if (C == Collective::AllReduce && !loaded) load(batch);
-        at = batch;
-        if constexpr (C == Collective::ReduceScatter) {
-            each([&](u32 k, u32 item) { this->mine.load(item, this->dtype, own[k]); });
-        } else if constexpr (!Base::REDUCES) {
-            if (this->args.a.address == this->args.c.address) return;
-            each([&](u32 k, u32 item) { this->mine.load(item, this->dtype, own[k]); });
-            each([&](u32 k, u32 item) { this->result.store(item, own[k]); });
-        }
-    }
-    IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
-        if constexpr (Base::REDUCES) {
-            each([&](u32 k, u32 item) {
-                // With two ranks the sum has two summands, whose order does not matter.
-                this->sum = ItemsOf::unpack(this->dtype, data[k]);
-                this->add(C == Collective::AllReduce ? given[k] : own[k]);
-                this->finish_item_sum(item);
-                this->store_sum(item);
-            });
-        } else {
-            const ItemsOf to = this->of_result(source);
-            each([&](u32 k, u32 item) { to.store(item, data[k]); });
-        }
-    }
-    IRIS_DEVICE void end() {}
-    IRIS_DEVICE void row(u32) {}
-
-  private:
-    template <class Each> IRIS_DEVICE void each(Each each) const {
-        IRIS_UNROLL
-        for (u32 k = 0; k < ITEMS; ++k) {
-            if (k >= at.count) break;
-            each(k, at.item(k));
-        }
-    }
-
-    Batch at;
-    u32 given[ITEMS][2], own[ITEMS][2];
 };
 
 /// Adds the residual to the values of an item, element by element. Used if the residual's type is
@@ -405,8 +470,8 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
         if (travels_alike()) {
             this->add(held);
         } else if (this->args.residual.address != 0) {
-            this->sum = add_residual_pieces(View::of(this->args.residual), this->args.n,
-                                            u64(item) << shift, shift, this->sum);
+            this->sum[0] = add_residual_pieces(View::of(this->args.residual), this->args.n,
+                                               u64(item) << shift, shift, this->sum[0]);
         }
         this->store_sum(item);
     }
@@ -630,12 +695,13 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     run_exchange_norm_items(args);
 }
 
-template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
-    ExchangeBody<C, N> body(args);
-    const flow::Heads heads(args.channel, body.items);
+template <Collective C, u32 N, class Item = ll::Pair>
+IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
+    ExchangeBody<C, N, Item> body(args);
+    const flow::Heads heads(args.channel, body);
     // The steps above read arguments only, so they run before the previous launch has ended.
     port::take_turn();
-    flow::exchange<N>(launch_of(args), body.items, heads, body);
+    flow::exchange<N, Item>(launch_of(args), body, heads, body);
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
@@ -647,36 +713,38 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
 }
 
 /// Body of an all-reduce in two hops by the LL protocol. C has the type in which data is sent.
-template <u32 N> class SumBody : public ExchangeBody<Collective::AllReduce, N> {
-    using Base = ExchangeBody<Collective::AllReduce, N>;
+template <u32 N, class Item> class SumBody : public ExchangeBody<Collective::AllReduce, N, Item> {
+    using Base = ExchangeBody<Collective::AllReduce, N, Item>;
+    using Data = typename Base::Data;
 
   public:
     IRIS_DEVICE explicit SumBody(const OpArgs& args) : Base(args), held{} {}
 
     IRIS_DEVICE flow::Parts parts() const {
-        return flow::Parts{this->args.channel.size, this->items.whole, flow::Parts::ALL};
+        const u32 count = Item::count(this->items.whole);
+        return flow::Parts{this->args.channel.size, count, flow::Parts::ALL};
     }
     IRIS_DEVICE void load(u32 i, u32 item) { this->mine.load(item, this->dtype, held[i]); }
-    IRIS_DEVICE void give(u32 i, u32, u32 (&data)[2]) {
-        data[0] = held[i][0];
-        data[1] = held[i][1];
+    IRIS_DEVICE void give(u32 i, u32, Data& data) {
+        this->copy_words(held[i], data);
         this->count(1);
     }
-    IRIS_DEVICE void end(u32 item, u32 (&data)[2]) {
+    IRIS_DEVICE void end(u32 item, Data& data) {
         this->finish_sum(item);
-        ItemsOf::pack(this->dtype, this->sum, data);
+        Base::Units::pack(this->dtype, this->sum, data);
         this->count(this->args.channel.size - 1);
         this->result.store(item, data);
     }
-    IRIS_DEVICE void keep(u32, u32 item, const u32 (&data)[2]) { this->result.store(item, data); }
+    IRIS_DEVICE void keep(u32, u32 item, const Data& data) { this->result.store(item, data); }
 
   private:
-    u32 held[N][2];
+    Data held[Base::LOADED];
 };
 
 /// Body of a broadcast in two hops by the LL protocol.
-template <u32 N> class RelayBody : public ExchangeBody<Collective::Broadcast, N> {
-    using Base = ExchangeBody<Collective::Broadcast, N>;
+template <u32 N, class Item> class RelayBody : public ExchangeBody<Collective::Broadcast, N, Item> {
+    using Base = ExchangeBody<Collective::Broadcast, N, Item>;
+    using Data = typename Base::Data;
 
   public:
     IRIS_DEVICE explicit RelayBody(const OpArgs& args)
@@ -684,70 +752,68 @@ template <u32 N> class RelayBody : public ExchangeBody<Collective::Broadcast, N>
           copy(View::of(args.c), args.m, args.n, this->items.shift), held{}, taken{} {}
 
     IRIS_DEVICE flow::Parts parts() const {
-        return flow::Parts{this->args.channel.size, this->items.whole, this->args.root};
+        const u32 count = Item::count(this->items.whole);
+        return flow::Parts{this->args.channel.size, count, this->args.root};
     }
     IRIS_DEVICE void load(u32 i, u32 item) { message.load(item, this->dtype, held[i]); }
-    IRIS_DEVICE void give(u32 i, u32 item, u32 (&data)[2]) {
-        data[0] = held[i][0];
-        data[1] = held[i][1];
+    IRIS_DEVICE void give(u32 i, u32 item, Data& data) {
+        this->copy_words(held[i], data);
         // The root of a broadcast keeps its message, too.
         if (this->args.a.address != this->args.c.address) copy.store(item, data);
         this->count(1);
     }
     IRIS_DEVICE void begin(u32) {}
-    IRIS_DEVICE void take(u32, u32 item, const u32 (&data)[2]) {
-        taken[0] = data[0];
-        taken[1] = data[1];
+    IRIS_DEVICE void take(u32, u32 item, const Data& data) {
+        this->copy_words(data, taken);
         copy.store(item, data);
     }
-    IRIS_DEVICE void end(u32 item, u32 (&data)[2]) {
+    IRIS_DEVICE void end(u32 item, Data& data) {
         const bool root = this->me() == this->args.root;
         this->count(this->args.channel.size - 1 - (root ? 0 : 1));
         if (root) {
             message.load(item, this->dtype, data);
             if (this->args.a.address != this->args.c.address) copy.store(item, data);
         } else {
-            data[0] = taken[0];
-            data[1] = taken[1];
+            this->copy_words(taken, data);
         }
     }
-    IRIS_DEVICE void keep(u32, u32 item, const u32 (&data)[2]) { copy.store(item, data); }
+    IRIS_DEVICE void keep(u32, u32 item, const Data& data) { copy.store(item, data); }
 
   private:
     /// The root's message (not used on other ranks), and this rank's copy of it.
-    const ItemsOf message, copy;
-    u32 held[N][2], taken[2];
+    const typename Base::Units message, copy;
+    Data held[Base::LOADED], taken;
 };
 
-template <u32 N, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
+template <u32 N, class Item, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
     Body body(args);
     const flow::Parts parts = body.parts();
     const flow::Heads heads(args.channel, parts);
     // The steps above read arguments only, so they run before the previous launch has ended.
     port::take_turn();
-    flow::two_shot_ll<N>(launch_of(args), parts, heads, body);
+    flow::two_shot_ll<N, Item>(launch_of(args), parts, heads, body);
 }
 
-template <template <u32> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {
+template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {
+    using ll::FEW, ll::SOURCES, ll::Pair;
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size <= ll::FEW) run_two_shot_ll_of<ll::FEW, Body<ll::FEW>>(args);
-    else run_two_shot_ll_of<ll::SOURCES, Body<ll::SOURCES>>(args);
+    if (args.channel.size <= FEW) run_two_shot_ll_of<FEW, Pair, Body<FEW, Pair>>(args);
+    else run_two_shot_ll_of<SOURCES, Pair, Body<SOURCES, Pair>>(args);
 }
 
-/// Exchange of larger messages between two ranks that send each other equally much. Each thread
-/// processes several items, and each workgroup pushes and takes adjacent items, as if they were a
-/// row. The host selects this kernel. It is separate from the others because its larger number of
-/// registers would slow down small messages.
-template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& given) {
+/// Exchange of larger messages, in packs. The host selects this kernel, on all ranks alike. It is
+/// separate from the others because its larger number of registers would slow down small messages.
+template <Collective C> IRIS_DEVICE void run_exchange_packs(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
-    PairBody<C> body(args);
-    const u32 items = body.items.sent(args.channel.rank, 1 - args.channel.rank);
-    const u32 count = port::workgroups();
-    const ll::Rows rows{items, (items + count - 1) / count, false};
-    // The steps above read arguments only, so they run before the previous launch has ended.
-    port::take_turn();
-    flow::exchange_rows<true>(launch_of(args), rows, body);
+    if (args.channel.size == 2) run_exchange_of<C, 1, ll::Pack>(args);
+    else run_exchange_of<C, ll::SOURCES, ll::Pack>(args);
+}
+
+/// Exchange of larger messages in two hops, in packs.
+template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_packs(const OpArgs& given) {
+    using ll::SOURCES, ll::Pack;
+    run_two_shot_ll_of<SOURCES, Pack, Body<SOURCES, Pack>>(port::in_place(given));
 }
 
 } // namespace iris

@@ -6,10 +6,10 @@
 
 namespace iris::flow {
 
-// Functions that the template arguments must have; an item is the data of one pair of LL words:
-// Exchange: sent(from, to)              number of items (8 bytes) that `from` sends to `to`
-// Body: load(first, item)               begin to load `item` for N peers, the template argument of the
-//                                       function: peer(first) to peer(first + N - 1) of the channel
+// Functions that the template arguments must have; an item is a ll::Pair or a ll::Pack:
+// Exchange: sent(from, to)              number of items that `from` sends to `to`
+// Body: load(first, item)               begin to load `item` for Item::loaded(N) peers: peer(first) and
+//                                       those after it in the channel
 //       give(i, peer, item, data)       return in `data` the item for peer(first + i), loaded before
 //       begin(item)                     load this rank's own `item`, or store it at its destination
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
@@ -43,18 +43,19 @@ struct Heads {
     }
 };
 
-/// Number of pairs that a call uses for `peer`, to which it sends `items` items and, if the peer is
-/// one of `heads`, a header.
-IRIS_DEVICE u32 used_pairs(Members heads, u32 peer, u32 items) {
-    return heads.contains(peer) ? ll::HEAD + items : 0;
+/// Words that a call uses for `peer`, to which it sends `items` items and, if the peer is one of
+/// `heads`, a header.
+template <class Item = ll::Pair> IRIS_DEVICE ll::Used used_words(Members heads, u32 peer, u32 items) {
+    return heads.contains(peer) ? Item::used(items) : ll::Used{0, 0};
 }
 
 /// Announce the entry and push the headers, and the items of this thread: item after item, each to
 /// all peers. Returns false if the call cannot be finished. `most` is the largest number of items
 /// for a peer, `sent(peer)` the number for one; `load(first, item)` and `give(i, peer, item, data)`
 /// are those of Body in an exchange.
-template <u32 N, class Sent, class Load, class Give>
+template <u32 N, class Item, class Sent, class Load, class Give>
 IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
+    constexpr u32 LOADED = Item::loaded(N);
     const ll::Share share = wg.share_of_threads();
     const u32 size = wg.size();
     // The items are loaded while the thread waits for the peers' credits (permission to write to
@@ -70,16 +71,16 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
         IRIS_NO_UNROLL
         for (u32 item = share.first; item < most; item = share.next(item)) {
             IRIS_NO_UNROLL
-            for (u32 first = 1; first < size; first += N) {
+            for (u32 first = 1; first < size; first += LOADED) {
                 if (item != share.first || first != 1) load(first, item);
                 IRIS_UNROLL
-                for (u32 i = 0; i < N; ++i) {
+                for (u32 i = 0; i < LOADED; ++i) {
                     if (first + i >= size) break;
                     const u32 peer = wg.peer(first + i);
                     if (item >= sent(peer)) continue;
-                    u32 data[2];
+                    u32 data[Item::WORDS];
                     give(i, peer, item, data);
-                    ll::push(wg.m, wg.call(), peer, ll::HEAD + item, data);
+                    Item::push(wg.m, wg.call(), peer, item, data);
                 }
             }
         }
@@ -89,33 +90,33 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
     return true;
 }
 
-/// Wait for pair `pair` of each rank for which `sends` returns true, and pass the data to `take`, in
-/// ascending order of ranks; false on failure. `item` is the number of the wait in a trace.
-template <u32 N, class Sends, class Take>
-IRIS_DEVICE bool take_pair(Workgroup& wg, u32 pair, u32 item, Sends sends, Take take) {
+/// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
+/// ascending order of ranks; false on failure. `shown` is the number of the wait in a trace.
+template <u32 N, class Item, class Sends, class Take>
+IRIS_DEVICE bool take_item(Workgroup& wg, u32 item, u32 shown, Sends sends, Take take) {
     Members sources{0};
     IRIS_NO_UNROLL
     for (u32 rank = 0; rank < wg.size(); ++rank) sources.bits |= u64(sends(rank)) << rank;
     if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
-    wg.trace.begin(Span::Wait, item);
-    const bool passed = ll::each<N>(wg.m, wg.call(), pair, sources,
-                                    [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
-                                        take(source, data);
-                                        return true;
-                                    });
+    wg.trace.begin(Span::Wait, shown);
+    const bool passed = Item::template each<N>(wg.m, wg.call(), item, sources,
+                                               [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE {
+                                                   take(source, data);
+                                                   return true;
+                                               });
     wg.trace.end(Span::Wait);
     return passed;
 }
 
 /// Steps of exchange() for the items of this thread: push, then take; false on failure.
-template <u32 N, class Exchange, class Body>
+template <u32 N, class Item, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const Heads& heads,
                                 Body& body) {
     const u32 me = wg.rank();
-    const bool pushed = push_items<N>(
+    const bool pushed = push_items<N, Item>(
         wg, heads.to, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
         [&](u32 first, u32 item) IRIS_INLINE { body.load(first, item); },
-        [&](u32 i, u32 peer, u32 item, u32 (&data)[2]) IRIS_INLINE {
+        [&](u32 i, u32 peer, u32 item, u32 (&data)[Item::WORDS]) IRIS_INLINE {
             body.give(i, peer, item, data);
         });
     if (!pushed) return false;
@@ -125,10 +126,10 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < heads.taken; item = share.next(item)) {
             body.begin(item);
-            passed = take_pair<N>(
-                wg, ll::HEAD + item, item,
+            passed = take_item<N, Item>(
+                wg, item, item,
                 [&](u32 rank) IRIS_INLINE { return item < exchange.sent(rank, me); },
-                [&](u32 source, const u32 (&data)[2]) IRIS_INLINE { body.take(source, item, data); });
+                [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE { body.take(source, item, data); });
             if (passed) body.end(item);
         }
         return passed;
@@ -142,13 +143,13 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
 /// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW with
 /// up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
-template <u32 N, class Exchange, class Body>
+template <u32 N, class Item = ll::Pair, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, const Heads& heads,
                           Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N>(wg, exchange, heads, body);
+    const bool result = exchange_steps<N, Item>(wg, exchange, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_pairs(heads.to, peer, exchange.sent(wg.rank(), peer));
+        return used_words<Item>(heads.to, peer, exchange.sent(wg.rank(), peer));
     });
 }
 
@@ -264,7 +265,7 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     Workgroup wg(launch);
     const bool result = row_steps<PAIR>(wg, rows, body);
     return wg.finish_push(End::Advance, result,
-                          [&](u32 peer) { return used_pairs(Heads::all(wg.m.channel), peer, rows.items); });
+                          [&](u32 peer) { return used_words(Heads::all(wg.m.channel), peer, rows.items); });
 }
 
 /// Division of a message into parts for two_shot_ll(): an owner receives the contributions to its
@@ -306,22 +307,22 @@ struct Parts {
 //                keep(owner, item, data)   store an item that `owner` has finished
 
 /// Steps of two_shot_ll() for the items of this thread; false on failure.
-template <u32 N, class Body>
+template <u32 N, class Item, class Body>
 IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Heads& heads, Body& body) {
     const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
     const auto sent = [&](u32 peer) IRIS_INLINE { return parts.contributed(me, peer); };
     const auto load = [&](u32 first, u32 item) IRIS_INLINE {
         IRIS_UNROLL
-        for (u32 i = 0; i < N; ++i) {
+        for (u32 i = 0; i < Item::loaded(N); ++i) {
             if (first + i >= size) break;
             const u32 peer = wg.peer(first + i);
             if (item < sent(peer)) body.load(i, parts.first(peer) + item);
         }
     };
-    const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[2]) IRIS_INLINE {
+    const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[Item::WORDS]) IRIS_INLINE {
         body.give(i, parts.first(peer) + item, data);
     };
-    if (!push_items<N>(wg, heads.to, longest, sent, load, give)) return false;
+    if (!push_items<N, Item>(wg, heads.to, longest, sent, load, give)) return false;
     // All threads of a wave complete each step before any of these threads begins the next one.
     const ll::Share share = wg.share_of_threads();
     const bool finished = port::divergent([&]() IRIS_INLINE {
@@ -330,18 +331,18 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
         for (u32 item = share.first; passed && item < own; item = share.next(item)) {
             const u32 at = parts.first(me) + item;
             body.begin(at);
-            passed = take_pair<N>(
-                wg, ll::HEAD + item, at,
+            passed = take_item<N, Item>(
+                wg, item, at,
                 [&](u32 rank) IRIS_INLINE { return item < parts.contributed(rank, me); },
-                [&](u32 source, const u32 (&data)[2]) IRIS_INLINE { body.take(source, at, data); });
+                [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE { body.take(source, at, data); });
             if (!passed) break;
-            u32 data[2];
+            u32 data[Item::WORDS];
             body.end(at, data);
             IRIS_NO_UNROLL
             for (u32 step = 1; step < size; ++step) {
                 const u32 peer = wg.peer(step);
                 if (item >= parts.finished(me, peer)) continue;
-                ll::push(wg.m, wg.call(), peer, ll::HEAD + sent(peer) + item, data);
+                Item::push(wg.m, wg.call(), peer, sent(peer) + item, data);
             }
         }
         return passed;
@@ -357,10 +358,10 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
                     const bool is_one = u32(parts.contributes(rank)) == contributes;
                     return is_one && item < parts.finished(rank, me);
                 };
-                passed = take_pair<N>(wg, ll::HEAD + contributes * own + item, item, sends,
-                                      [&](u32 owner, const u32 (&data)[2]) IRIS_INLINE {
-                                          body.keep(owner, parts.first(owner) + item, data);
-                                      });
+                passed = take_item<N, Item>(wg, contributes * own + item, item, sends,
+                                            [&](u32 owner, const u32 (&data)[Item::WORDS]) IRIS_INLINE {
+                                                body.keep(owner, parts.first(owner) + item, data);
+                                            });
             }
         }
         return passed;
@@ -377,13 +378,13 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
 /// thread has the items of the same numbers in all parts, so a call may run in place. `heads` are
 /// those of `parts`.
-template <u32 N, class Body>
+template <u32 N, class Item = ll::Pair, class Body>
 IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, const Heads& heads,
                              Body& body) {
     Workgroup wg(launch);
-    const bool result = two_shot_ll_steps<N>(wg, parts, heads, body);
+    const bool result = two_shot_ll_steps<N, Item>(wg, parts, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_pairs(heads.to, peer, parts.sent(wg.rank(), peer));
+        return used_words<Item>(heads.to, peer, parts.sent(wg.rank(), peer));
     });
 }
 
@@ -454,7 +455,7 @@ template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_tile(const Launch& launch, const ll::Strip& strip, Body& body) {
     Workgroup wg(launch);
     const bool result = tile_steps<PAIR>(wg, strip, body);
-    const u32 used = ll::HEAD + strip.rows * strip.across;
+    const ll::Used used = ll::Pair::used(strip.rows * strip.across);
     return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 

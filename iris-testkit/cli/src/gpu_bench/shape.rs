@@ -364,6 +364,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let mut line = shape.subject(&shape.choices[at]);
         line["variant"] = plan.variant().name().into();
         line["tile"] = json!([plan.tile().m, plan.tile().n]);
+        line["packs"] = json!(plan.has_packs_at(shape.options.m).then_some(true));
         line["us"] = us.into();
         line.as_object_mut().into_iter().for_each(|it| it.retain(|_, value| !value.is_null()));
         let mut set = |name: &str, value: Option<Value>| {

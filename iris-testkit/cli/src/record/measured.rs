@@ -17,6 +17,9 @@ pub(super) struct Row {
     columns: Option<bool>,
     tile: Option<[usize; 2]>,
     rms_norm: Option<f32>,
+    /// Whether the message consisted of packs. No message did in earlier versions.
+    #[serde(default)]
+    packs: bool,
     pub(super) ranks: usize,
     #[serde(default)]
     pub(super) commit: String,
@@ -70,6 +73,7 @@ pub(super) fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
     options.tile = row.tile.map(|[m, n]| TileShape { m, n });
     options.rms_norm = row.rms_norm;
     options.shard = if columns { Shard::Columns } else { Shard::Rows };
+    let ranks = if row.packs { ranks } else { ranks.without_packs() };
     let name = if op.options().contains(&"variant") { variant.name() } else { "auto" };
     let plan = plan(op, name, ranks, &options).ok()?;
     let [low, high] = row.ratio_spread.unwrap_or([1.0; 2]);

@@ -155,11 +155,14 @@ pub fn catalogue(full: bool) -> Vec<Model> {
             "parts" => "ll, parts",
             "root" => "ll, root",
             "relay" => "ll, relay",
+            "packs" => "ll, packs",
+            "packs in two hops" => "ll, packs in two hops",
             _ => "ll, two hops",
         };
         let scenario = |ranks, calls| ll::exchange(pattern, ranks, calls).without_heads();
-        // Several calls in two hops have a million executions.
-        let of_loom = if pattern.in_two_hops() { 1 } else { calls };
+        // Several calls in two hops, or with the four words of a pack, have a million executions.
+        let few = pattern.in_two_hops() || pattern.in_packs();
+        let of_loom = if few { 1 } else { calls };
         add(name, 2, scenario(2, of_loom), Engine::Loom(Some(2)));
         add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
         add(name, 3, scenario(3, 1), Engine::Search);

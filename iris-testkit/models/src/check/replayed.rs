@@ -37,7 +37,7 @@ pub fn explore(model: &Model) -> (Report, Option<Replayed>) {
     let extent = match engine {
         Engine::Loom(preemptions) => Some(Extent::Loom(preemptions)),
         Engine::Search => Some(Extent::Search),
-        Engine::Random(_) | Engine::WholeRange(_) | Engine::SlotsWholeRange => None,
+        Engine::Random(_) | Engine::WholeRange(_) | Engine::SlotsWholeRange(_) => None,
     };
     let replayed = extent.and_then(|extent| replay(scenario, &Rules::default(), extent));
     match replayed {
@@ -170,7 +170,7 @@ pub fn mutants(all: Vec<(Implementation, Mutant)>) -> Vec<ReplayedMutant> {
             last
         };
         let report = match mutant.engine {
-            Engine::WholeRange(_) | Engine::SlotsWholeRange => replay_in(refreshing()),
+            Engine::WholeRange(_) | Engine::SlotsWholeRange(_) => replay_in(refreshing()),
             _ => replay_in(vec![mutant.scenario.clone()]),
         };
         let is_row = mutant.access.is_some_and(is_replayed);

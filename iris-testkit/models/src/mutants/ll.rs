@@ -17,6 +17,8 @@ pub(super) fn all() -> Vec<Mutant> {
     let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
     let relay = ll::exchange(Pattern::Relay, 3, 1).without_heads();
     let sums = ll::exchange(Pattern::TwoShot, 2, 1).without_heads();
+    let packs = ll::exchange(Pattern::Packs, 2, 1).without_heads();
+    let summed_packs = ll::exchange(Pattern::TwoShotPacks, 2, 1).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
         Mutant { access: Some(access), ..mutant(name, scenario, change, Check::Scope) }
@@ -25,7 +27,7 @@ pub(super) fn all() -> Vec<Mutant> {
     let searched = |mutant: Mutant| mutant.by(Engine::Search);
     let round = |name, change: Change, expected| {
         let scenario = ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, LAST).without_heads();
-        mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange)
+        mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange(Pattern::All))
     };
     let refreshing = |used| ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, used).without_heads();
     vec![
@@ -37,6 +39,15 @@ pub(super) fn all() -> Vec<Mutant> {
         // A rank passes on an item that has not arrived yet.
         mutant("ll-relay-any", relay, Change::Compare(LlLoad, Compare::Any), Check::Wrong),
         mutant("ll-two-hops-any", sums, Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        // A pack has four words, each with its own flag.
+        mutant("ll-packs-torn", packs.clone(), Change::Torn, Check::Wrong),
+        mutant("ll-packs-any", packs, Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        mutant(
+            "ll-packs-two-hops-any",
+            summed_packs,
+            Change::Compare(LlLoad, Compare::Any),
+            Check::Wrong,
+        ),
         // Mutants that check only one of several items that are polled together.
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
@@ -119,6 +130,13 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Lost,
         )),
         round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
+        mutant(
+            "ll-packs-no-stamps",
+            ll::partial(Pattern::Packs, 2, RESTAMP_PERIOD - 1, LAST).without_heads(),
+            Change::Skip(LlStamp),
+            Check::Wrong,
+        )
+        .by(Engine::SlotsWholeRange(Pattern::Packs)),
         round("ll-no-stamp-even", Change::SkipPairStamps(0), Check::Wrong),
         round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
         // Without the check, rank 1 still polls words of the first call when the root, which is two

@@ -3,6 +3,7 @@
 use iris_sync::Access;
 
 use super::round::{STATES, once_round, slots_whole_range};
+use crate::ll::Pattern;
 use crate::{Change, Check, Report, Rules, Scenario, loom_memory, search};
 
 /// Engine that searches for a mutant.
@@ -19,7 +20,7 @@ pub enum Engine {
     WholeRange(&'static [u32]),
     /// Search by [`slots_whole_range`](super::slots_whole_range): the whole range of call numbers
     /// of LL words.
-    SlotsWholeRange,
+    SlotsWholeRange(Pattern),
 }
 
 /// Protocol with one of its rules broken, so that a check must fail.
@@ -72,7 +73,9 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::SlotsWholeRange => slots_whole_range(scenario.is_on_headers(), rules),
+        Engine::SlotsWholeRange(pattern) => {
+            slots_whole_range(scenario.is_on_headers(), pattern, rules)
+        }
         Engine::WholeRange(last) => once_round(scenario.is_on_headers(), rules, last),
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use iris_sync::ll::HEAD;
-use iris_sync::{Call, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record};
+use iris_sync::ll::{HEAD, QUADS};
+use iris_sync::{Call, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record, SymWord};
 
 use crate::ll::{self, Pattern};
-use crate::{Failure, Place, Report, Rules, Scenario, ops, search};
+use crate::{Failure, Place, Report, Rules, Scenario, ops, quads, search};
 
 /// Number of states after which a search counts as unfinished.
 pub const STATES: u64 = 20_000_000;
@@ -103,16 +103,17 @@ pub(super) const LAST: &[u32] = &[1, 2, 2];
 /// Searches the whole range of LL call numbers with two ranks: 2^32 calls, so that the first
 /// numbers come again. Ranks have words for two items, of which most calls use one. Three calls run
 /// at every multiple of the refresh period; the calls between are skipped. The first three calls
-/// use both items, the last three the numbers of items in `LAST`.
-pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
-    let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
+/// use both items, the last three the numbers of items in `LAST`. `pattern` is [`Pattern::All`] or
+/// [`Pattern::Packs`], in which the second of the last calls tests packs and the third pairs.
+pub fn slots_whole_range(on_headers: bool, pattern: Pattern, rules: &Rules) -> Report {
+    let name = format!("ll {pattern:?}, 1 of 2 items, once round the counter, then {LAST:?}");
     all_round(name, 9, rules, |step, number| {
         let used: &'static [u32] = match step {
             0 => &[2, 2, 2],
             8 => LAST,
             _ => &[1, 1, 1],
         };
-        let scenario = ll::partial(Pattern::All, 2, number, used);
+        let scenario = ll::partial(pattern, 2, number, used);
         let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
         if step == 8 {
             // The last calls have the numbers of the first ones, so another M is set: it makes
@@ -137,6 +138,12 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
                     let first = words.pair(rank, 1 - rank, call.parity(), pair).index;
                     let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
                     left.extend([first, first + 2].map(|index| (Place::Wide { rank, index }, old)));
+                }
+                for quad in (0..QUADS).filter(|_| pattern.in_packs()) {
+                    let place = words.quad(rank, 1 - rank, call.parity(), (0, quad));
+                    let SymWord { rank, index } = quads::word(place);
+                    let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
+                    left.push((Place::Wide { rank, index }, old));
                 }
             }
             left.push((Place::Dev { rank, index: words.call }, number.into()));

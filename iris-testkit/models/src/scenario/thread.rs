@@ -8,11 +8,12 @@ use std::ptr;
 
 use iris_sync::flow::Launch;
 use iris_sync::{
-    Access, Call, Channel, DevWord, Fault, FaultKind, LINE_WORDS, Limit, LlWord, Memory, Record,
-    Scope, SymPair, SymWord, ll,
+    Access, Call, Channel, DevWord, Fault, FaultKind, LINE_WORDS, Limit, LlQuad, LlWord, Memory,
+    Record, Scope, SymPair, SymWord, ll,
 };
 
 use super::Scenario;
+use crate::quads;
 use crate::rules::{Change, Compare, Kind, Rules, Site};
 use crate::{Arena, Failure, Op, Place, ThreadId};
 
@@ -428,6 +429,14 @@ impl Memory for Thread<'_> {
             let place = SymWord { rank: pair.rank, index: pair.index + half };
             self.store_wide(place, word, access);
         }
+    }
+
+    fn load_quad(&self, place: SymPair, access: Access) -> LlQuad {
+        quads::decode(self.load_wide(quads::word(place), access))
+    }
+
+    fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
+        self.store_wide(quads::word(place), quads::encode(word), access);
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {

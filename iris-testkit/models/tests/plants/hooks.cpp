@@ -39,6 +39,11 @@ i32 iris_hook_load32(u64 a, int o, int s, int n) { see(a, o, s, n); return 0; }
 void iris_hook_store32(u64 a, i32, int o, int s, int n) { see(a, o, s, n); }
 i32 iris_hook_rmw32(u64 a, int, i32, int o, int s, int n) { see(a, o, s, n); return 0; }
 i32 iris_hook_cas32(u64 a, i32, i32, int o, int s, int n) { see(a, o, s, n); return 0; }
+void iris_hook_load_quad(u64 a, u32* words, int o, int s, int n) {
+    see(a, o, s, n);
+    for (u32 i = 0; i < 4; ++i) words[i] = 0;
+}
+void iris_hook_store_quad(u64 a, const u32*, int o, int s, int n) { see(a, o, s, n); }
 i64 iris_hook_load64(u64 a, int o, int s, int n) { see(a, o, s, n); return 0; }
 void iris_hook_store64(u64 a, i64, int o, int s, int n) { see(a, o, s, n); }
 i64 iris_hook_rmw64(u64 a, int, i64, int o, int s, int n) { see(a, o, s, n); return 0; }

@@ -1,4 +1,5 @@
-//! Checks of the code that clang compiles from the device source for AMD architectures.
+//! Checks of the code that clang compiles from the device source for AMD architectures. This file
+//! is long because instructions, LLVM IR and resources are each compared with what is expected.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -212,9 +213,11 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
         (Kind::Rmw(Rmw::Exchange), false) => ("atomic_swap", rmw),
         (Kind::CompareExchange, false) => ("atomic_cmpswap", rmw),
         (Kind::Fence, _) => ("", ""),
-        // Other operations are not compared: they may become compare-and-exchange loops, because
-        // the compiler does not know the kind of memory.
-        (Kind::Rmw(_) | Kind::AddF32 | Kind::KeepFault, _) => return None,
+        // Others are not compared: they may become loops, because the compiler does not know the
+        // kind of memory, or are accesses with different orders.
+        (Kind::Rmw(_) | Kind::AddF32 | Kind::KeepFault | Kind::LoadQuad | Kind::StoreQuad, _) => {
+            return None;
+        }
     };
     let pair = matches!(probe.kind, Kind::LoadPair | Kind::StorePair);
     let wide = match (probe.wide || pair, name.ends_with("dword")) {
@@ -291,6 +294,11 @@ fn ir(probe: &Probe) -> Vec<String> {
     match probe.kind {
         Kind::LoadPair => [one("load"), one("load")].concat(),
         Kind::StorePair => [one("store"), one("store")].concat(),
+        Kind::LoadQuad => vec![format!("load {scope} acquire"), format!("load {scope} monotonic")],
+        Kind::StoreQuad => {
+            [one("store"), vec![format!("fence {scope} release"), WAIT.into()], one("store")]
+                .concat()
+        }
         Kind::Load => one("load"),
         Kind::Store => one("store"),
         Kind::Rmw(Rmw::Add) => one("add"),

@@ -246,6 +246,8 @@ fn wanted(probe: &Probe) -> Vec<String> {
         Kind::Store => format!("st.{order}.{scope}.global.s{bits}"),
         Kind::LoadPair => format!("ld.{order}.{scope}.global.v2.b64"),
         Kind::StorePair => format!("st.{order}.{scope}.global.v2.b64"),
+        Kind::LoadQuad => format!("ld.{order}.{scope}.global.b128"),
+        Kind::StoreQuad => format!("st.{order}.{scope}.global.b128"),
         Kind::Rmw(Rmw::Add) => atom("add.u"),
         Kind::Rmw(Rmw::Exchange) => atom("exch.b"),
         Kind::Rmw(Rmw::And) => atom("and.b"),
@@ -377,9 +379,13 @@ fn function(probe: &Probe) -> Option<String> {
         Kind::Fence if probe.order == Order::AcqRel => {
             format!("__nv_atomic_thread_fence({order}, {scope})")
         }
-        Kind::Fence | Kind::AddF32 | Kind::KeepFault | Kind::LoadPair | Kind::StorePair => {
-            return None;
-        }
+        Kind::Fence
+        | Kind::AddF32
+        | Kind::KeepFault
+        | Kind::LoadPair
+        | Kind::StorePair
+        | Kind::LoadQuad
+        | Kind::StoreQuad => return None,
     })
 }
 

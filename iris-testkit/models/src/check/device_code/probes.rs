@@ -11,6 +11,9 @@ pub(super) enum Kind {
     /// Accesses to the pair of 64-bit words at byte 16.
     LoadPair,
     StorePair,
+    /// Accesses to the word of 128 bits in the same place.
+    LoadQuad,
+    StoreQuad,
     Rmw(Rmw),
     CompareExchange,
     Fence,
@@ -80,6 +83,11 @@ pub(super) fn all() -> Vec<Probe> {
         statement: statement.into(),
     };
     all.push(control("host_abort", Kind::Load, relaxed, "*out = port::host_abort(at)"));
+    let quad = "const LlQuad quad = m.load_quad<Access::LlLoad>(pair); \
+                out[0] = quad.call; out[1] = static_cast<i32>(quad.data[0])";
+    all.push(control("load_quad", Kind::LoadQuad, relaxed, quad));
+    let quad = "m.store_quad<Access::LlStore>(pair, LlQuad{{1, 2, 3}, 4})";
+    all.push(control("store_quad", Kind::StoreQuad, relaxed, quad));
     let keep = "const i32 fault[8] = {1, 2, 3, 4, 5, 6, 7, 8}; port::keep_fault(at, fault)";
     all.push(control("keep_fault", Kind::KeepFault, relaxed, keep));
     all
@@ -157,7 +165,12 @@ fn of_port(kind: Kind, order: Order, scope: Scope, wide: bool) -> Probe {
             "{to} = port::compare_exchange<Order::{order:?}, Scope::{scope:?}>(at, {word}(3), {word}(4), -1)"
         ),
         Kind::Fence => format!("port::fence<Order::{order:?}, Scope::{scope:?}>()"),
-        Kind::AddF32 | Kind::KeepFault | Kind::LoadPair | Kind::StorePair => {
+        Kind::AddF32
+        | Kind::KeepFault
+        | Kind::LoadPair
+        | Kind::StorePair
+        | Kind::LoadQuad
+        | Kind::StoreQuad => {
             format!("port::add_f32<Scope::{scope:?}>(at, 3.0f)")
         }
     };

@@ -5,6 +5,14 @@ use iris_sync::{Access, Field, LlWord, SymWord, ll};
 use super::{Change, Op, Place, Thread};
 
 impl Thread<'_> {
+    /// Pack to which the word belongs as the half of a quad that has the flag; `None` for a word of a
+    /// pair.
+    fn pack_of(&self, word: SymWord) -> Option<u32> {
+        let quad = (self.number(word) / 2).checked_sub(self.channel.first_quad())?;
+        let block = quad / (ll::QUADS * ll::PACK_LANES);
+        Some(block * ll::PACK_LANES + quad % ll::PACK_LANES)
+    }
+
     /// Index of the word among all LL words that its source rank pushes to its receiver. The first
     /// `2 * ll::HEAD` words are the head.
     fn number(&self, word: SymWord) -> u32 {
@@ -58,8 +66,17 @@ impl Thread<'_> {
     /// Stores one word of a pair.
     pub(crate) fn store_wide(&self, word: SymWord, value: LlWord, access: Access) {
         let number = self.number(word);
-        if access == Access::LlStamp {
-            let last = 2 * self.channel.pair_count - 1;
+        if access == Access::LlStamp
+            && let Some(pack) = self.pack_of(word)
+        {
+            // Packs that only fill up a block are not modelled: no thread waits for them.
+            if pack >= self.scenario.shape.packs
+                || self.rules.has(Change::SkipPairStamps(value.call as u32 & 1))
+            {
+                return;
+            }
+        } else if access == Access::LlStamp {
+            let last = 2 * self.channel.first_quad() - 1;
             if self.rules.has(Change::StampUsedPairs) && number == last {
                 let first = word.index - 2 * last;
                 (0..2 * (ll::HEAD + self.scenario.shape.pairs)).for_each(|number| {
