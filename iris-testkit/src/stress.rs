@@ -114,6 +114,9 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
+    /// Shape of messages that consist of packs with up to four ranks.
+    const PACKS: (usize, usize, usize) = (1014, 517, 24);
+
     /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
     /// tile's size or of eight.
     pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {
@@ -133,6 +136,10 @@ impl Setting {
         injected: FaultInjection,
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
+        // Messages by the LL protocol consist of pairs in one type, and of packs in the other.
+        if subject.has_packs() && dtype == DType::BF16 {
+            return Self { shape: Self::PACKS, ..setting };
+        }
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value says which kernels
         // leave out a wait; if no wait is left out, every value has the same effect.
@@ -152,6 +159,10 @@ impl Setting {
     #[must_use]
     pub fn on(mut self, backend: BackendKind) -> Self {
         self.backend = backend;
+        // Other devices send no packs.
+        if backend != BackendKind::Cuda && self.shape == Self::PACKS {
+            self.shape = Self::SMALL;
+        }
         self
     }
 

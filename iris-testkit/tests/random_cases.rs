@@ -4,7 +4,7 @@ mod common;
 
 use common::{run_all, taken};
 use iris_heap::DType;
-use iris_ops::{Epilogue, Shard, StagingLayout, TileShape, Variant};
+use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options};
 use proptest::prelude::*;

@@ -231,9 +231,10 @@ fn gpu_products_use_whole_matrix_gemms() {
         let plan = options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap();
         plan.at(m).variant
     };
-    // Size limits of the variants: 1 and 8 MiB for two ranks, 256 KiB and 1 MiB for four ranks, 1
-    // MiB for others.
-    assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
+    // Small results are summed in one hop of the LL protocol, larger ones in two, and the largest by
+    // the GEMM that stores to peers.
+    let in_two_hops = Variant::UnfusedTwoShotLl;
+    assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, in_two_hops));
     assert_eq!(
         (sum(256, 2, Cuda), sum(511, 2, Cuda)),
         (Variant::UnfusedOneShot, Variant::Epilogue)
@@ -246,7 +247,6 @@ fn gpu_products_use_whole_matrix_gemms() {
         .plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda)))
         .unwrap();
     assert_eq!(gelu.at(512).variant, Variant::UnfusedOneShot);
-    let in_two_hops = Variant::UnfusedTwoShotLl;
     assert_eq!((sum(8, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, in_two_hops));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, in_two_hops));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));

@@ -120,7 +120,7 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
-    /// Whether messages in packs ran.
+    /// Whether messages by the LL protocol in packs ran.
     #[serde(default)]
     packs: bool,
     /// Numbers of ranks with which the variants and GEMMs ran, on the architecture of the file.

@@ -108,6 +108,12 @@ impl Subject {
         matches!(self, Subject::Op { whole: true, .. })
     }
 
+    /// Whether larger messages of the subject consist of packs.
+    pub(super) fn has_packs(self) -> bool {
+        let Subject::Op { variant, whole: false, .. } = self else { return false };
+        variant == "ll" || variant.ends_with("two_shot_ll")
+    }
+
     /// Pair of element types with which the subject is run.
     pub fn types(self) -> [DType; 2] {
         match self.is_whole() {

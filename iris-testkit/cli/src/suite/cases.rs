@@ -35,6 +35,10 @@ const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), 
 const FEW: [(usize, usize, usize); 5] =
     [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
 
+/// Shape of a message that consists of packs with up to four ranks, in every type and operator, and
+/// that is at most as large as the LL protocol allows. Rows have an odd number of elements.
+const PACKS: (usize, usize, usize) = (1014, 517, 24);
+
 /// Tiles to test: the plan's choice, and small ones that cut ragged shapes into several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
@@ -98,6 +102,31 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     }
     if !backend.traits().host_threads {
         cases.extend(few(backend));
+        cases.extend(packs(backend));
+    }
+    cases
+}
+
+/// Messages by the LL protocol that consist of packs, in place, with gaps between rows and at
+/// addresses that are no multiple of a vector.
+fn packs(backend: BackendKind) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (turn, dtype) in TYPES.into_iter().enumerate() {
+        let (m, n, k) = PACKS;
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
+        for (index, mut case) in Case::each(&options).into_iter().enumerate() {
+            if case.variant != "ll" && !case.variant.ends_with("two_shot_ll") {
+                continue;
+            }
+            let at = turn + index;
+            case.seed = 1 + at as u64;
+            case.input = [Input::Integers, Input::Reals][at % 2];
+            case.bias = case.op.multiplies();
+            case.options = case.options.counted(at % 3 == 0);
+            case.c = Layout { before: at % 3, pad: at % 2 * 3, ..Layout::default() };
+            case.a = Layout { before: at % 2, ..Layout::default() };
+            cases.push(case);
+        }
     }
     cases
 }
