@@ -102,18 +102,21 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     }
     if !backend.traits().host_threads {
         cases.extend(few(backend));
-        cases.extend(packs(backend));
+    }
+    // Other devices send no packs.
+    if backend == BackendKind::Cuda {
+        cases.extend(packs());
     }
     cases
 }
 
 /// Messages by the LL protocol that consist of packs, in place, with gaps between rows and at
 /// addresses that are no multiple of a vector.
-fn packs(backend: BackendKind) -> Vec<Case> {
+fn packs() -> Vec<Case> {
     let mut cases = Vec::new();
     for (turn, dtype) in TYPES.into_iter().enumerate() {
         let (m, n, k) = PACKS;
-        let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(BackendKind::Cuda);
         for (index, mut case) in Case::each(&options).into_iter().enumerate() {
             if case.variant != "ll" && !case.variant.ends_with("two_shot_ll") {
                 continue;
@@ -219,6 +222,23 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn larger_messages_of_the_suite_consist_of_packs() {
+        let all = packs();
+        let device = iris_ops::Device::named("h100").unwrap();
+        for case in &all {
+            for size in [2, 4] {
+                let ranks = iris_ops::Ranks::new(0, size).on_device(device).untuned();
+                let plan = plan(case.op, &case.variant, ranks, &case.options).unwrap();
+                assert!(plan.has_packs_at(PACKS.0), "{case:?} of {size}");
+            }
+        }
+        for dtype in TYPES {
+            let of_type = |case: &&Case| case.options.dtype == dtype;
+            assert_eq!(all.iter().filter(of_type).count(), 8, "{dtype:?}");
         }
     }
 }
