@@ -22,8 +22,8 @@ pub(crate) struct Needs {
     pub(crate) flags: u32,
     /// Whether each tile has a lock.
     pub(crate) locks: bool,
-    /// Number of items that one rank sends to another by the LL protocol. An item is a pair of
-    /// words, each with data and flag.
+    /// Number of items that one rank sends to another by the LL protocol, in the largest call that
+    /// has no packs. An item is a pair of words, each with data and flag.
     pub(crate) pairs: u32,
     /// Number of packs that one rank sends to another: items of 48 bytes in larger messages.
     pub(crate) packs: u32,

@@ -23,7 +23,7 @@ use crate::spec::{Form, Memory, Norm};
 use data::Senders;
 
 /// Maximum number of items (8 bytes of data each) that one rank sends to another by the LL
-/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment.
+/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment, 11 in packs.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
 /// Maximum number of workgroups that a message by the LL protocol uses on a GPU.

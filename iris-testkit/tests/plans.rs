@@ -83,10 +83,7 @@ fn norms_that_make_no_sense_are_refused() {
     );
     for (op, able) in [
         (Op::AllReduce, "auto, one_shot, two_shot, ll"),
-        (
-            Op::MatmulAllReduce,
-            "auto, unfused, unfused_one_shot, unfused_ll, unfused_two_shot_ll, copy_engine, epilogue",
-        ),
+        (Op::MatmulAllReduce, "auto, unfused, unfused_one_shot, unfused_ll, copy_engine, epilogue"),
     ] {
         for variant in op.variants() {
             if able.split(", ").any(|name| name == variant.name()) {

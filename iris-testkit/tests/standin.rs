@@ -25,6 +25,8 @@ mod failures;
 mod library;
 #[path = "standin/logs.rs"]
 mod logs;
+#[path = "standin/sizes.rs"]
+mod sizes;
 #[path = "standin/smoke.rs"]
 mod smoke;
 
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
             "smoke" => smoke::run(&machine),
             "allocations" => allocations::check(&machine, 2).unwrap(),
             "decode" => decode::run(&machine),
+            "sizes" => sizes::run(&machine),
             "unload" => unload(),
             "precompile" => ahead::precompile(&machine),
             "operators" => ahead::operators(&machine, &worlds_of_child()),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         on_gfx942,
         with_a_library_of_products,
         a_decode_step_waits_for_nothing_between_its_launches,
+        messages_of_all_sizes_have_their_kernels,
         no_call_allocates_after_the_first_of_its_problem,
         a_library_stays_loaded_until_the_process_ends,
         without_a_compiler_kernels_come_from_the_folder_or_are_named,
@@ -164,6 +168,12 @@ fn a_decode_step_waits_for_nothing_between_its_launches() {
         let output = child("decode", Machine { arch, devices: 4, library: false }, &[]);
         assert!(output.status.success(), "{arch}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// Tests that calls of all sizes find their kernels, those of messages in packs among them.
+fn messages_of_all_sizes_have_their_kernels() {
+    let output = child("sizes", Machine { arch: "90", devices: 4, library: false }, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Tests that only first calls allocate: on CUDA without and with a GEMM library, and on HIP.

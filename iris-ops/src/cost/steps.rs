@@ -56,9 +56,9 @@ impl Machine {
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
         // The owner of a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
-        let words = |others: f64, sent: f64| {
+        let words = |others: f64, sent: f64, to_one: f64| {
             // Bytes with flags for each byte of data: in pairs 16 for 8, in packs 16 for 12.
-            let packed = packed_bytes.is_some_and(|from| sent / peers >= from);
+            let packed = packed_bytes.is_some_and(|from| to_one >= from);
             let bytes = if packed { sent * 4.0 / 3.0 } else { sent * 2.0 };
             let fixed_us = self.ll_us + self.ll_peer_us * others;
             Message { fixed_us, moving_us: self.sent(bytes, peers, self.ll_bytes_per_us) }
@@ -67,14 +67,15 @@ impl Machine {
         let from_root = others / 2.0;
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
-            OneShotLl => Some(words(others, all)),
-            ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts)),
+            OneShotLl => Some(words(others, all, bytes)),
+            ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts, bytes / world)),
             // The root receives nothing. So it stores three words in the time in which a rank that
             // also receives stores two.
-            BroadcastLl => Some(words(from_root, all * 0.75)),
+            BroadcastLl => Some(words(from_root, all * 0.75, bytes)),
             TwoShotLl | RelayLl => {
                 let peers = if kernel == RelayLl { from_root } else { others };
-                let Message { fixed_us, moving_us } = words(peers, 2.0 * parts);
+                let Message { fixed_us, moving_us } =
+                    words(peers, 2.0 * parts, 2.0 * bytes / world);
                 message(fixed_us + self.ll_hop_us, moving_us)
             }
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),

@@ -107,7 +107,7 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         op: if unfused { plan.row().message.name() } else { op.name() },
         product: plan.row().multiplies() && !unfused,
         norm: request.rms_norm.is_some(),
-        packs: choice.needs.packs > 0,
+        packs: plan.loads_packs(choice),
         dtype: request.dtype,
         tile_m: choice.tile.m as u32,
         tile_n: choice.tile.n as u32,

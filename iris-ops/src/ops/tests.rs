@@ -386,6 +386,12 @@ fn larger_messages_consist_of_packs() {
         assert!(!packs || plan.at(128).needs.packs > 0, "{op} {size} {m}");
         packs
     };
+    // A plan by elements has several choices of one variant, which share kernels.
+    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let plan = all_reduce::Options::new(4 << 20).dtype(DType::BF16).plan(ranks).unwrap();
+    let in_words: Vec<_> = plan.choices().iter().filter(|it| it.variant == Variant::Ll).collect();
+    assert!(in_words[0].needs.packs == 0 && in_words.iter().any(|it| it.needs.packs > 0));
+    assert!(in_words.iter().all(|choice| plan.loads_packs(choice)));
     use Variant::{Ll, TwoShotLl, UnfusedLl, UnfusedTwoShotLl};
     let of_sum = |m| packs(Op::AllReduce, Ll, 2, m, false);
     assert_eq!([31, 32, 128].map(of_sum), [false, true, true]);

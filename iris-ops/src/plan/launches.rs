@@ -113,6 +113,12 @@ impl Plan {
         from.is_some_and(|from| self.items(collective, shape).most() >= from)
     }
 
+    /// Whether the kernels of `choice` are loaded for packs, too: whether it, or another choice of its
+    /// variant, which may share the kernels, has calls in packs.
+    pub(crate) fn loads_packs(&self, choice: &Choice) -> bool {
+        self.choices.iter().any(|it| it.variant == choice.variant && it.needs.packs > 0)
+    }
+
     /// Whether the message of a call of `m` rows consists of packs, for tests of the bytes sent.
     #[doc(hidden)]
     pub fn has_packs_at(&self, m: usize) -> bool {

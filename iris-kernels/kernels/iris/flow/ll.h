@@ -141,8 +141,8 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
 /// ranks; false if the call cannot be finished.
 ///
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
-/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW with
-/// up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
+/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW or
+/// more with up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
 template <u32 N, class Item = ll::Pair, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, const Heads& heads,
                           Body& body) {

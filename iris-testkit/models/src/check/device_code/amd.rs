@@ -406,8 +406,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
         // writes back twice. The first write-back is for its entry and its count, which announce no
         // store of another wave. The second is at its end, if the call refreshes words; only this
         // one must wait for other waves.
-        let bodies =
-            if name.ends_with("_ll") || name.ends_with("_ll_pair") { of_all.len() } else { 0 };
+        let bodies = if name.ends_with("_ll") { of_all.len() } else { 0 };
         if of_one.len() != bodies {
             found.push(*name);
         }
