@@ -177,6 +177,9 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         // Messages so small that each thread has at most one vector of a tile.
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
+        // Messages of several blocks of packs without gaps; the last block is not full.
+        Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 21, cols: 264, gap: 0 },
+        Message { dtype: 0, wire: 0, gelu: true, norm: false, rows: 12, cols: 301, gap: 0 },
     ];
     // Messages with an RMSNorm. Their rows have at most as many vectors as a thread holds in
     // registers, more vectors than that, or no whole vector.
