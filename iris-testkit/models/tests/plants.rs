@@ -432,7 +432,9 @@ fn of_entry(text: &str, entry: &str) -> String {
     let head = parts.next().expect("what comes first");
     let named = |part: &&str| entry.is_empty() || part.starts_with(&format!("{entry}("));
     let part = parts.find(named).unwrap_or_else(|| panic!("no entry {entry}"));
-    format!("{head}{BEGIN}{part}")
+    // The directive before the next entry is not part of this one.
+    let part = part.split("\n#if ").next().expect("what comes first");
+    format!("{head}{BEGIN}{part}\n")
 }
 
 /// Checks that found a fault in the source of `plant`, with their messages; and the checks that
