@@ -114,8 +114,9 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Shape of messages that consist of packs with up to four ranks.
-    const PACKS: (usize, usize, usize) = (1014, 517, 24);
+    /// Shape of messages that consist of packs with up to four ranks, in every type and operator, and
+    /// that are at most as large as the LL protocol allows. Rows have an odd number of elements.
+    pub const PACKS: (usize, usize, usize) = (1014, 517, 24);
 
     /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
     /// tile's size or of eight.

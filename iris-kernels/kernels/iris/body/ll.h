@@ -174,7 +174,6 @@ class ItemsOf {
 template <class Item> class UnitsOf : public ItemsOf {
   public:
     using ItemsOf::ItemsOf;
-    using Values = ItemValues[1];
 
     IRIS_DEVICE static void unpack(u32 dtype, const u32 (&data)[2], ItemValues (&values)[1]) {
         values[0] = ItemsOf::unpack(dtype, data);
@@ -218,34 +217,14 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
         }
     }
     IRIS_DEVICE void store(u32 pack, const u32 (&data)[12]) const {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 3; ++i) {
-            const u32 vector = ll::Pack::vector(pack, i);
-            if (vector < vectors) {
-                store_vector(vector, data, i);
-                continue;
-            }
-            IRIS_UNROLL
-            for (u32 half = 0; half < 2; ++half) {
-                ItemsOf::store(2 * vector + half, item_of(data, 2 * i + half).words);
-            }
-        }
+        store(pack, data, [&](u32 item, u32 part) IRIS_INLINE {
+            ItemsOf::store(item, item_of(data, part).words);
+        });
     }
     IRIS_DEVICE void store(u32 pack, const ItemValues (&values)[6]) const {
         u32 data[12];
         UnitsOf::pack(elements.view.dtype, values, data);
-        IRIS_UNROLL
-        for (u32 i = 0; i < 3; ++i) {
-            const u32 vector = ll::Pack::vector(pack, i);
-            if (vector < vectors) {
-                store_vector(vector, data, i);
-                continue;
-            }
-            IRIS_UNROLL
-            for (u32 half = 0; half < 2; ++half) {
-                ItemsOf::store(2 * vector + half, values[2 * i + half]);
-            }
-        }
+        store(pack, data, [&](u32 item, u32 part) IRIS_INLINE { ItemsOf::store(item, values[part]); });
     }
     IRIS_DEVICE void finish(u32 pack, View bias, u32 epilogue, ItemValues (&values)[6]) const {
         IRIS_UNROLL
@@ -279,9 +258,21 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
     IRIS_DEVICE static Words2 item_of(const u32 (&data)[12], u32 part) {
         return Words2{{data[2 * part], data[2 * part + 1]}};
     }
-    IRIS_DEVICE void store_vector(u32 vector, const u32 (&data)[12], u32 i) const {
-        const Vec16 from{{data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]}};
-        port::write(elements.view.address + u64(vector) * 16, from);
+    /// Stores the whole vectors of a pack, and by `store_item` item `part` (0 to 5) of the others, which
+    /// is item `item` of the message.
+    template <class Store>
+    IRIS_DEVICE void store(u32 pack, const u32 (&data)[12], Store store_item) const {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 3; ++i) {
+            const u32 vector = ll::Pack::vector(pack, i);
+            if (vector < vectors) {
+                const Vec16 from{{data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]}};
+                port::write(elements.view.address + u64(vector) * 16, from);
+                continue;
+            }
+            store_item(2 * vector, 2 * i);
+            store_item(2 * vector + 1, 2 * i + 1);
+        }
     }
 
     /// Number of vectors, from vector 0 on, that can be accessed as one word of 16 bytes.
@@ -369,9 +360,6 @@ template <Collective C, u32 N, class Item = ll::Pair> class ExchangeBody {
   protected:
     IRIS_DEVICE void finish_sum(u32 item) {
         if (!own_is_added) add_own();
-        finish_item_sum(item);
-    }
-    IRIS_DEVICE void finish_item_sum(u32 item) {
         if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
             result.finish(item, View::of(args.bias), args.epilogue, sum);
         }

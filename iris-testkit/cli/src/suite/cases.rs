@@ -3,6 +3,7 @@
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Library, StagingLayout, TileShape};
 use iris_testkit::Level;
+use iris_testkit::stress::Setting;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options as OpOptions, Residual, plan};
 use serde::{Deserialize, Serialize};
 
@@ -34,10 +35,6 @@ const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), 
 /// has a tile; some variants then are a single launch.
 const FEW: [(usize, usize, usize); 5] =
     [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
-
-/// Shape of a message that consists of packs with up to four ranks, in every type and operator, and
-/// that is at most as large as the LL protocol allows. Rows have an odd number of elements.
-const PACKS: (usize, usize, usize) = (1014, 517, 24);
 
 /// Tiles to test: the plan's choice, and small ones that cut ragged shapes into several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
@@ -110,12 +107,12 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Messages by the LL protocol that consist of packs, in place, with gaps between rows and at
+/// Messages by the LL protocol that consist of packs, with and without gaps between rows, and at
 /// addresses that are no multiple of a vector.
 fn packs() -> Vec<Case> {
     let mut cases = Vec::new();
     for (turn, dtype) in TYPES.into_iter().enumerate() {
-        let (m, n, k) = PACKS;
+        let (m, n, k) = Setting::PACKS;
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(BackendKind::Cuda);
         for (index, mut case) in Case::each(&options).into_iter().enumerate() {
             if case.variant != "ll" && !case.variant.ends_with("two_shot_ll") {
@@ -233,7 +230,7 @@ mod tests {
             for size in [2, 4] {
                 let ranks = iris_ops::Ranks::new(0, size).on_device(device).untuned();
                 let plan = plan(case.op, &case.variant, ranks, &case.options).unwrap();
-                assert!(plan.has_packs_at(PACKS.0), "{case:?} of {size}");
+                assert!(plan.has_packs_at(Setting::PACKS.0), "{case:?} of {size}");
             }
         }
         for dtype in TYPES {
