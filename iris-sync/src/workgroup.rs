@@ -207,16 +207,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
     ///
-    /// The last thread (in device code, the last wave) gets no items if there are other threads. It
-    /// pushes the header or announces the entry, so that the other threads need not wait for the
-    /// release of the entry, which takes a round trip. On the CPU, the single thread does so first
-    /// and then pushes the items.
+    /// The last thread (in device code, the last wave) gets no items: it counts the workgroup as
+    /// finished, pushes the header or announces the entry. The last workgroup gets none either, so
+    /// that the release of the entry does not wait for the arrival of items. A workgroup of one
+    /// thread, as on the CPU, or the only workgroup does all of this first and then pushes the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
-        let carriers = self.carriers();
+        let (carriers, groups) = (self.carriers(), self.carrying());
         let thread = self.m.thread();
-        let count = if thread < carriers { count } else { 0 };
-        ((self.count - 1 - self.index) * carriers + thread..count)
-            .step_by((self.count * carriers) as usize)
+        let count = if thread < carriers && self.index < groups { count } else { 0 };
+        (self.place() * carriers + thread..count).step_by((groups * carriers) as usize)
     }
 
     /// Batch number `number` of the items that this thread pushes if [`Rows::spread`] is set; empty
@@ -229,11 +228,12 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: every `self.count`-th row. Workgroups get their
-    /// first rows in descending order of `index`.
+    /// Rows that this workgroup takes as a whole: one in as many as there are workgroups with items.
+    /// Workgroups get their first rows in descending order of `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
-        let count = rows.items.div_ceil(rows.len.max(1));
-        (self.count - 1 - self.index..count).step_by(self.count as usize)
+        let groups = self.carrying();
+        let count = if self.index < groups { rows.items.div_ceil(rows.len.max(1)) } else { 0 };
+        (self.place()..count).step_by(groups as usize)
     }
 
     /// Batch number `number` of this thread's items in row `row`, which this workgroup takes; empty
@@ -531,6 +531,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// only one.
     fn carriers(&self) -> u32 {
         (self.m.threads() - 1).max(1)
+    }
+
+    /// Number of workgroups to which items are assigned: all except the last one, unless it is the
+    /// only one or workgroups have one thread.
+    fn carrying(&self) -> u32 {
+        if self.count > 1 && self.m.threads() > 1 { self.count - 1 } else { self.count }
+    }
+
+    /// Number of workgroups with items that come before this one in the order of items.
+    fn place(&self) -> u32 {
+        (self.carrying() - 1).saturating_sub(self.index)
     }
 
     /// Whether this thread does the work of workgroup `at` other than items: push the header, or

@@ -93,19 +93,21 @@ class Workgroup {
         return true;
     }
 
-    /// Share of this thread in the LL items. The last wave gets no items. It pushes the header or
-    /// announces the entry, so that the other threads need not wait for the release of the entry,
-    /// which takes a round trip. A workgroup of one wave does so first and then pushes the items.
+    /// Share of this thread in the LL items. The last wave gets no items: it counts the workgroup
+    /// as finished, pushes the header or announces the entry. The last workgroup gets none either, so
+    /// that the release of the entry does not wait for the arrival of items. A workgroup of one wave,
+    /// or the only one, does all of this first and then pushes the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
-        const u32 carriers = this->carriers();
-        if (port::thread() >= carriers) return ll::Share{~0u, 1};
-        return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
+        const u32 carriers = this->carriers(), groups = carrying();
+        if (port::thread() >= carriers || index >= groups) return ll::Share{~0u, 1};
+        return ll::Share{(groups - 1 - index) * carriers + port::thread(), groups * carriers};
     }
 
-    /// Rows that this workgroup takes as a whole (every count-th row), and this thread's share of
-    /// the items of these rows.
+    /// Rows that this workgroup takes as a whole, one in as many as there are workgroups with items,
+    /// and this thread's share of the items of these rows.
     IRIS_DEVICE ll::RowShare share_of_rows() const {
-        return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
+        const u32 groups = carrying();
+        return ll::RowShare{index < groups ? groups - 1 - index : ~0u, groups, port::thread(), carriers()};
     }
 
     /// Count this workgroup as finished before it pushes its items. All of its threads have then
@@ -418,6 +420,12 @@ class Workgroup {
     IRIS_DEVICE u32 carriers() const {
         const u32 threads = port::threads();
         return threads > port::WAVE ? threads - port::WAVE : threads;
+    }
+
+    /// Number of workgroups that handle items: all except the last one, unless it is the only one or
+    /// workgroups have one wave.
+    IRIS_DEVICE u32 carrying() const {
+        return count > 1 && port::threads() > port::WAVE ? count - 1 : count;
     }
 
     /// Share of this thread in the work of the last wave of workgroup `at`, which pushes the header

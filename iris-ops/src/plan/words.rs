@@ -88,8 +88,8 @@ impl Plan {
     }
 
     /// Number of workgroups that have work in a call by the LL protocol: enough for one item or
-    /// pack per thread, at most [`tune::LL_GROUPS`]. With an RMSNorm, each row needs a separate workgroup.
-    /// Workgroups without a row then only push.
+    /// pack per thread, at most [`tune::LL_GROUPS`], and one that announces the rank's entry. With an
+    /// RMSNorm, each row needs a separate workgroup. Workgroups without a row then only push.
     pub(super) fn work_on_pairs(
         &self,
         choice: &Choice,
@@ -102,6 +102,7 @@ impl Plan {
             if self.has_packs(choice, shape) { items.shared_packs() } else { items.shared() };
         let pushing = shared.div_ceil(threads);
         let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
-        pushing.max(rows).clamp(1, tune::LL_GROUPS)
+        let announcing = u32::from(!self.ranks.device.backend.traits().host_threads);
+        pushing.max(rows).clamp(1, tune::LL_GROUPS) + announcing
     }
 }

@@ -33,6 +33,12 @@ impl Buffers {
         let Buffers { a, b, c, between, workspace } = self;
         Buffer::around(&[a, b, c, between, workspace])
     }
+
+    /// Enqueues an all-reduce of one element of the workspace.
+    pub(crate) fn sum_one(&self, of: &Communicator, stream: u64) -> Result<()> {
+        let place = (&self.workspace, &self.workspace);
+        vendor::collective(of, NcclCall::AllReduce, place, (1, DType::F32), stream)
+    }
 }
 
 /// Sequence of library calls that is equivalent to an op, and can be enqueued any number of times.

@@ -342,6 +342,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     if let Some(window) = window {
         rank.home.current(|| Ok(window.close()?))?;
     }
+    if let Ok(nccl) = &rank.nccl {
+        clock.settle(nccl, &buffers)?;
+    }
     heap.close()?;
 
     let samples = |side: usize, of: fn(&Times) -> &Vec<f64>| {

@@ -1,19 +1,21 @@
 //! Sides of a measurement: ops, library calls or copies that are compared; and the method by which
 //! they are timed.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaGraph, sys};
 use iris_heap::{Stream, SymSlice, SymmetricHeap};
+use iris_kernels::vendor::Communicator;
 use iris_testkit::note;
 use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
 use super::bare::Bare;
-use super::baseline::Baseline;
+use super::baseline::{Baseline, Buffers};
 use super::home::Events;
 use super::norm::Apart;
 use super::step::Step;
@@ -143,6 +145,17 @@ impl<'a> Side<'a> {
     }
 }
 
+/// Order in which `sides` sides are timed for sample number `sample`; the same on all ranks.
+fn in_turn(sample: usize, sides: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..sides).collect();
+    order.sort_by_cached_key(|&side| {
+        let mut hasher = DefaultHasher::new();
+        (sample, side).hash(&mut hasher);
+        hasher.finish()
+    });
+    order
+}
+
 /// Clock of a rank. If it has device events, it times graph replays by these events; otherwise it
 /// times calls by the host's clock.
 pub(super) struct Clock<'a> {
@@ -157,6 +170,18 @@ impl<'a> Clock<'a> {
     pub(super) fn new(rank: &'a Rank<'a>, heap: &SymmetricHeap) -> Result<Self> {
         let (stream, raw) = rank.home.stream(heap)?;
         Ok(Clock { rank, stream, raw, events: rank.home.events()? })
+    }
+
+    /// Calls NCCL once after graphs have been freed and before their memory is. NCCL registers the
+    /// buffers of calls that are captured; it may release them in its next call only, after the
+    /// memory at these addresses is another heap's (NCCL 2.28.9: illegal addresses in 5 of 10 runs of
+    /// a broadcast after an all_to_all of the same size).
+    pub(super) fn settle(&self, nccl: &Communicator, buffers: &Buffers) -> Result<()> {
+        self.stream.sync()?;
+        self.rank.world.barrier()?;
+        self.rank.home.current(|| buffers.sum_one(nccl, self.raw))?;
+        self.stream.sync()?;
+        Ok(())
     }
 
     fn enqueue(&self, side: &mut Side<'_>, calls: usize) -> Result<()> {
@@ -278,11 +303,14 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Takes all samples: the sides take turns, so that all run under the same conditions.
+    /// Takes all samples. The sides take turns in an order that differs between samples, so that all
+    /// run under the same conditions: a long product is several percent slower or faster behind other
+    /// work, which leaves the GPU with another temperature and clock.
     pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
         sides.iter_mut().try_for_each(|side| self.queue(side))?;
         for sample in 0..SAMPLES {
-            for side in &mut *sides {
+            for at in in_turn(sample, sides.len()) {
+                let side = &mut sides[at];
                 let spent = (2 * side.calls * sample) as f64 * side.estimate;
                 if sample < LEAST || spent < SIDE_US {
                     let time = match &self.events {
