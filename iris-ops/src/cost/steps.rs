@@ -63,20 +63,25 @@ impl Machine {
             let fixed_us = self.ll_us + self.ll_peer_us * others;
             Message { fixed_us, moving_us: self.sent(bytes, peers, self.ll_bytes_per_us) }
         };
-        // In a broadcast a rank waits for one peer only, so the time per peer is halved.
-        let from_root = others / 2.0;
+        // In a broadcast a rank waits for one peer only, so the time per peer is halved. The root
+        // receives nothing, so it stores three LL words in the time in which a rank that also receives
+        // stores two.
+        let (from_root, by_root) = (others / 2.0, 0.75);
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
             OneShotLl => Some(words(others, all, bytes)),
             ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts, bytes / world)),
-            // The root receives nothing. So it stores three words in the time in which a rank that
-            // also receives stores two.
-            BroadcastLl => Some(words(from_root, all * 0.75, bytes)),
-            TwoShotLl | RelayLl => {
-                let peers = if kernel == RelayLl { from_root } else { others };
+            BroadcastLl => Some(words(from_root, all * by_root, bytes)),
+            TwoShotLl => {
                 let Message { fixed_us, moving_us } =
-                    words(peers, 2.0 * parts, 2.0 * bytes / world);
+                    words(others, 2.0 * parts, 2.0 * bytes / world);
                 message(fixed_us + self.ll_hop_us, moving_us)
+            }
+            // With two ranks there is no second hop.
+            RelayLl => {
+                let Message { fixed_us, moving_us } =
+                    words(from_root, 2.0 * parts * by_root, 2.0 * bytes / world);
+                message(fixed_us + if others > 0.0 { self.ll_hop_us } else { 0.0 }, moving_us)
             }
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),
             ReduceScatter => message(sums, summed(parts, (1.0 + 1.0 / world) * bytes)),

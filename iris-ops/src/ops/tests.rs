@@ -203,7 +203,7 @@ fn large_messages_of_a_root_are_passed_on() {
     };
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
-    assert_eq!(choices(512 << 10), [Ll, Ll, TwoShotLl]);
+    assert_eq!(choices(512 << 10), [Ll, TwoShotLl, TwoShotLl]);
     assert_eq!(choices(1 << 20), [Ll, Push, TwoShotLl]);
     assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShot]);
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
