@@ -30,8 +30,8 @@ pub(crate) const LL_ITEMS: u32 = 1 << 18;
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
-/// did not request the LL protocol. With an RMSNorm or in packs twice as much is allowed, an eighth of
-/// the default size of a heap's signal segment.
+/// did not request the LL protocol. With an RMSNorm twice as much is allowed, in packs four times as
+/// much, an eighth of the default size of a heap's signal segment.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// Value that predictions use for N or K if these may differ between ranks. So all ranks predict
@@ -229,7 +229,11 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let words = items::words(ranks, request, items);
-    let times = if request.rms_norm.is_some() || words.packs > 0 { 2 } else { 1 };
+    let times = match (words.packs > 0, request.rms_norm.is_some()) {
+        (true, _) => 4,
+        (false, true) => 2,
+        (false, false) => 1,
+    };
     items::signal_bytes(words, ranks.size) <= times * LL_SIGNAL_BYTES
         && items.most() <= LL_ITEMS
         && items::are_rows_whole(request, items)

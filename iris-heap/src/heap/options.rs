@@ -15,7 +15,7 @@ pub struct HeapOptions {
     /// their first touch, so a large size by itself costs nothing.
     pub data_bytes: u64,
     /// Size of each rank's signal segment in bytes, of which the first 4096 are reserved; default
-    /// 128 MiB, at most 16 GiB. Small messages travel in it. On the CPU pages are taken at their
+    /// 256 MiB, at most 16 GiB. Small messages travel in it. On the CPU pages are taken at their
     /// first touch.
     pub signal_bytes: u64,
     /// Number of device-local words of each rank; default 262,144, at most 2^32.
@@ -40,7 +40,7 @@ impl Default for HeapOptions {
     fn default() -> Self {
         HeapOptions {
             data_bytes: 256 << 20,
-            signal_bytes: 128 << 20,
+            signal_bytes: 256 << 20,
             device_words: 1 << 18,
             backend: BackendKind::Cpu,
             device: None,
@@ -70,7 +70,7 @@ impl HeapOptions {
     }
 
     /// Sets the size of each rank's signal segment in bytes: 4096 reserved bytes and the memory
-    /// through which small messages travel. Default: 128 MiB; at most 16 GiB.
+    /// through which small messages travel. Default: 256 MiB; at most 16 GiB.
     pub fn signal_bytes(mut self, bytes: u64) -> HeapOptions {
         self.signal_bytes = bytes;
         self

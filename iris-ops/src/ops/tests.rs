@@ -186,7 +186,8 @@ fn figures_of_one_device_are_not_taken_for_another() {
     let choices = |bytes| [Cpu, Cuda, Hip].map(|backend| choice(backend, bytes));
     assert_eq!(choices(16 << 10), [OneShot, Ll, OneShot]);
     assert_eq!(choices(512 << 10), [TwoShot, TwoShotLl, OneShot]);
-    assert_eq!(choices(4 << 20), [TwoShot, TwoShot, TwoShot]);
+    assert_eq!(choices(4 << 20), [TwoShot, TwoShotLl, TwoShot]);
+    assert_eq!(choices(8 << 20), [TwoShot, TwoShot, TwoShot]);
     let groups = [Cuda, Hip]
         .map(|backend| message_groups(Ranks::new(0, 4).on_device(Device::assumed(backend))));
     assert!(groups[0] != groups[1], "{groups:?}");
@@ -205,7 +206,7 @@ fn large_messages_of_a_root_are_passed_on() {
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
     assert_eq!(choices(512 << 10), [Ll, TwoShotLl, TwoShotLl]);
     assert_eq!(choices(1 << 20), [Ll, Push, TwoShotLl]);
-    assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShot]);
+    assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShotLl]);
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
     let large = |backend, size| plan(backend, size, 128 << 20).variant();
     assert_eq!([large(Hip, 2), large(Hip, 8), large(Cpu, 2)], [Push, TwoShot, Push]);
@@ -254,7 +255,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::Epilogue));
     // With three ranks the GEMM that stores to peers has not run on GPUs.
     assert_eq!((sum(1024, 3, Cuda), sum(4096, 3, Cuda)), (Variant::Unfused, Variant::CopyEngine));
-    assert_eq!((sum(256, 4, Cuda), sum(1024, 4, Cuda)), (Variant::Unfused, Variant::Epilogue));
+    assert_eq!((sum(256, 4, Cuda), sum(1024, 4, Cuda)), (in_two_hops, Variant::Epilogue));
     assert_eq!(sum(4096, 2, BackendKind::Hip), Variant::Unfused);
     let scattered = |m, size| {
         let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);
@@ -477,9 +478,9 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let variants = [1, 256, 512].map(|m| reduces.at(m).variant);
     assert_eq!(variants, [Variant::Ll, Variant::Ll, Variant::OneShot]);
     let four = plan(16384, 4, Cuda);
-    let variants = [8, 32, 128, 512].map(|m| four.at(m).variant);
+    let variants = [8, 32, 128, 512, 1024].map(|m| four.at(m).variant);
     use Variant::{Ll, TwoShot, TwoShotLl};
-    assert_eq!(variants, [Ll, Ll, TwoShotLl, TwoShot]);
+    assert_eq!(variants, [Ll, Ll, TwoShotLl, TwoShotLl, TwoShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
     // The LL protocol must not be chosen for nine ranks, because it has not run with nine. It must
     // not be chosen for one rank either.
@@ -497,8 +498,8 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let tiled = tiled.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();
     assert_eq!(tiled.variant(), Variant::OneShot);
     let default = iris_heap::HeapOptions::new().signal_bytes;
-    for plan in [&reduces, &gathers(1 << 20)] {
-        assert!(plan.signal_bytes() < default / 7, "{plan}");
+    for plan in [&reduces, &gathers(1 << 20), &four] {
+        assert!(plan.signal_bytes() < default / 8, "{plan}");
     }
 }
 
