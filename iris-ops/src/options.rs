@@ -568,8 +568,9 @@ macro_rules! setter {
     };
     (workgroups) => {
         /// Sets the number of workgroups of a launch of the operator's kernels. Default and
-        /// maximum: as many as can be resident at once. The option changes neither the variant nor
-        /// the launches of GEMMs, which may fill the device.
+        /// maximum: as many as can be resident at once. Of several workgroups on a GPU, the last one
+        /// has no data in a message by the LL protocol. The option changes neither the variant nor the
+        /// launches of GEMMs, which may fill the device.
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);

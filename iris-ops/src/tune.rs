@@ -23,15 +23,16 @@ use crate::spec::{Form, Memory, Norm};
 use data::Senders;
 
 /// Maximum number of items (8 bytes of data each) that one rank sends to another by the LL
-/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment, 11 in packs.
+/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment, in packs 11, or
+/// 21 with four.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
-/// Maximum number of workgroups that a message by the LL protocol uses on a GPU.
+/// Maximum number of workgroups with items of a message by the LL protocol on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
-/// did not request the LL protocol. With an RMSNorm twice as much is allowed, in packs four times as
-/// much, an eighth of the default size of a heap's signal segment.
+/// did not request the LL protocol. With an RMSNorm or after a GEMM in packs twice as much is allowed, in
+/// other packs four times as much, an eighth of the default size of a heap's signal segment.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// Value that predictions use for N or K if these may differ between ranks. So all ranks predict
@@ -230,8 +231,8 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let words = items::words(ranks, request, items);
     let times = match (words.packs > 0, request.rms_norm.is_some()) {
-        (true, _) => 4,
-        (false, true) => 2,
+        (true, _) if !request.row.multiplies() => 4,
+        (true, _) | (false, true) => 2,
         (false, false) => 1,
     };
     items::signal_bytes(words, ranks.size) <= times * LL_SIGNAL_BYTES

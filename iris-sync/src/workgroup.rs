@@ -207,10 +207,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
     ///
-    /// The last thread (in device code, the last wave) gets no items: it counts the workgroup as
-    /// finished, pushes the header or announces the entry. The last workgroup gets none either, so
-    /// that the release of the entry does not wait for the arrival of items. A workgroup of one
-    /// thread, as on the CPU, or the only workgroup does all of this first and then pushes the items.
+    /// The last thread (in device code, the last wave) gets no items: it pushes the header, announces
+    /// the entry, or counts the workgroup as finished. The last of several workgroups gets none either,
+    /// so that the release of the entry does not wait for the arrival of items. A workgroup of one
+    /// thread, as on the CPU, does all of this first and then pushes the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let (carriers, groups) = (self.carriers(), self.carrying());
         let thread = self.m.thread();
@@ -228,7 +228,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: one in as many as there are workgroups with items.
+    /// Rows that this workgroup takes as a whole: every n-th row, where n is the number of workgroups
+    /// with items.
     /// Workgroups get their first rows in descending order of `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let groups = self.carrying();

@@ -93,18 +93,18 @@ class Workgroup {
         return true;
     }
 
-    /// Share of this thread in the LL items. The last wave gets no items: it counts the workgroup
-    /// as finished, pushes the header or announces the entry. The last workgroup gets none either, so
-    /// that the release of the entry does not wait for the arrival of items. A workgroup of one wave,
-    /// or the only one, does all of this first and then pushes the items.
+    /// Share of this thread in the LL items. The last wave gets no items: it pushes the header,
+    /// announces the entry, or counts the workgroup as finished. The last of several workgroups gets
+    /// none either, so that the release of the entry does not wait for the arrival of items. A
+    /// workgroup of one wave does all of this first and then pushes the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers(), groups = carrying();
         if (port::thread() >= carriers || index >= groups) return ll::Share{~0u, 1};
         return ll::Share{(groups - 1 - index) * carriers + port::thread(), groups * carriers};
     }
 
-    /// Rows that this workgroup takes as a whole, one in as many as there are workgroups with items,
-    /// and this thread's share of the items of these rows.
+    /// Rows that this workgroup takes as a whole (every n-th row, where n is the number of workgroups
+    /// with items), and this thread's share of the items of these rows.
     IRIS_DEVICE ll::RowShare share_of_rows() const {
         const u32 groups = carrying();
         return ll::RowShare{index < groups ? groups - 1 - index : ~0u, groups, port::thread(), carriers()};

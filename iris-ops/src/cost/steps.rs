@@ -64,8 +64,8 @@ impl Machine {
             Message { fixed_us, moving_us: self.sent(bytes, peers, self.ll_bytes_per_us) }
         };
         // In a broadcast a rank waits for one peer only, so the time per peer is halved. The root
-        // receives nothing, so it stores three LL words in the time in which a rank that also receives
-        // stores two.
+        // receives nothing, so it stores four LL words in the time in which a rank that also receives
+        // stores three.
         let (from_root, by_root) = (others / 2.0, 0.75);
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
@@ -77,7 +77,8 @@ impl Machine {
                     words(others, 2.0 * parts, 2.0 * bytes / world);
                 message(fixed_us + self.ll_hop_us, moving_us)
             }
-            // With two ranks there is no second hop.
+            // With two ranks there is no second hop, and the time is that of `BroadcastLl`, which then
+            // is taken because its form comes first.
             RelayLl => {
                 let Message { fixed_us, moving_us } =
                     words(from_root, 2.0 * parts * by_root, 2.0 * bytes / world);

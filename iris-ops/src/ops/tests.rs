@@ -204,7 +204,9 @@ fn large_messages_of_a_root_are_passed_on() {
     };
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
-    assert_eq!(choices(512 << 10), [Ll, TwoShotLl, TwoShotLl]);
+    // With three ranks both ways are predicted to take the same time.
+    let [two, _, four] = choices(512 << 10);
+    assert_eq!([two, four], [Ll, TwoShotLl]);
     assert_eq!(choices(1 << 20), [Ll, Push, TwoShotLl]);
     assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShotLl]);
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
@@ -255,7 +257,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::Epilogue));
     // With three ranks the GEMM that stores to peers has not run on GPUs.
     assert_eq!((sum(1024, 3, Cuda), sum(4096, 3, Cuda)), (Variant::Unfused, Variant::CopyEngine));
-    assert_eq!((sum(256, 4, Cuda), sum(1024, 4, Cuda)), (in_two_hops, Variant::Epilogue));
+    assert_eq!((sum(256, 4, Cuda), sum(1024, 4, Cuda)), (Variant::Unfused, Variant::Epilogue));
     assert_eq!(sum(4096, 2, BackendKind::Hip), Variant::Unfused);
     let scattered = |m, size| {
         let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);

@@ -106,7 +106,10 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
         return true;
     }
     case Kind::WaitBatch: {
-        const auto batch = wg.share_of_rows().batch<4, 2>(ROWS, step.tile, step.peer & 1);
+        const ll::RowShare share = wg.share_of_rows();
+        u32 row = share.first;
+        for (u32 i = 0; i < step.tile && ROWS.has(row); ++i) row += share.step;
+        const auto batch = share.batch<4, 2>(ROWS, row, step.peer & 1);
         const auto take = [&](u32 source, const u32 (&data)[4][2]) {
             for (u32 k = 0; k < batch.count; ++k) answer = answer || data[k][0] == source;
             return true;

@@ -540,7 +540,7 @@ pub fn early() -> Scenario {
 /// `spread` it is a mutant, because the protocol forbids spread pushes in place.
 pub fn in_place(spread: bool) -> Scenario {
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
-    let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[2, 2]);
+    let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[3, 3]);
     scenario.name.push_str(", in place");
     scenario.headers = None;
     scenario

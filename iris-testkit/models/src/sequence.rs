@@ -184,7 +184,8 @@ fn perform<M: Memory>(
             }
         }
         Kind::WaitBatch => {
-            let batch = wg.batch_of_row(&ROWS, tile, peer & 1);
+            let row = wg.share_of_rows(&ROWS).nth(tile as usize).unwrap_or(ROWS.items);
+            let batch = wg.batch_of_row(&ROWS, row, peer & 1);
             ll::each_of(m, channel, call, &batch, some, |source, data| {
                 *answer = *answer || data.iter().any(|data| data[0] == source);
                 Ok(())

@@ -238,7 +238,9 @@ fn words_that_carry_their_data() {
     for (_, pattern) in Pattern::NAMED {
         for ranks in [2, 3, 4] {
             let wide = ll::exchange_two(pattern, ranks, 3).threads(3);
-            let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
+            // Two of three workgroups have items; the last one announces the entry.
+            let groups =
+                |rank: u32| (0..ranks).map(move |r| if r <= rank { 3 } else { 1 }).collect();
             let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
             // If rank 0, which has several workgroups, gives up, it does not check the items that
             // it received. One of its workgroups may have given up, and then the items of the
@@ -273,9 +275,10 @@ fn rows_of_words_that_carry_their_data() {
         report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
         let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
         report(&search::exhaust(&one, &Rules::default(), STATES), 50);
-        // Numbers of workgroups and of threads. With two workgroups of two threads, a workgroup
-        // receives a row by itself; with four threads, a row has too few items for each thread.
-        for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
+        // Numbers of workgroups and of threads. The last of several workgroups has no rows. With three
+        // workgroups of two threads, a workgroup receives a row by itself; with four threads, a row
+        // has too few items for each thread.
+        for (groups, threads) in [(1, 2), (2, 2), (3, 2), (3, 4)] {
             let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
             in_groups(&wide, ranks, groups, runs);
         }

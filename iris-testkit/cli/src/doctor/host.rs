@@ -128,7 +128,7 @@ fn memory() -> Finding {
     match (field("MemTotal"), field("MemAvailable")) {
         (Some(all), Some(free)) if free < Bytes::gib(1) => {
             Finding::new(State::Warning, "memory", format!("{free} of {all} available"))
-                .remedy("heaps of 256 MiB a rank may not fit; free some")
+                .remedy("heaps of 512 MiB a rank may not fit; free some")
         }
         (Some(all), Some(free)) => {
             Finding::new(State::Ok, "memory", format!("{free} of {all} available"))

@@ -389,8 +389,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("baseline_us", better.map(|side| time(side, calls).into()));
         set("baseline_eager_us", base.and_then(eagerly));
         set("windowed_us", windowed.map(|side| time(side, calls).into()));
-        // Each sample is divided by the baseline's sample taken next to it, because both ran at the
-        // same clock frequencies.
+        // Each sample is divided by the baseline's sample of the same round, because both ran at
+        // nearly the same clock frequencies.
         let paired = |base| {
             let both = samples(at, calls).into_iter().zip(samples(base, calls));
             both.map(|(time, base)| time / base).collect()

@@ -1,7 +1,6 @@
 //! Sides of a measurement: ops, library calls or copies that are compared; and the method by which
 //! they are timed.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -145,14 +144,15 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Order in which `sides` sides are timed for sample number `sample`; the same on all ranks.
+/// Order in which `sides` sides are timed for sample number `sample`. Over `2 * sides` samples each
+/// side comes directly after each other one equally often (a Williams design).
 fn in_turn(sample: usize, sides: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..sides).collect();
-    order.sort_by_cached_key(|&side| {
-        let mut hasher = DefaultHasher::new();
-        (sample, side).hash(&mut hasher);
-        hasher.finish()
-    });
+    // 0, the last, 1, the last but one, and so on: all differences of neighbours differ.
+    let zigzag = (0..sides).map(|at| if at % 2 == 0 { at / 2 } else { sides - 1 - at / 2 });
+    let mut order: Vec<usize> = zigzag.map(|side| (side + sample) % sides).collect();
+    if sample / sides % 2 == 1 {
+        order.reverse();
+    }
     order
 }
 
@@ -172,10 +172,10 @@ impl<'a> Clock<'a> {
         Ok(Clock { rank, stream, raw, events: rank.home.events()? })
     }
 
-    /// Calls NCCL once after graphs have been freed and before their memory is. NCCL registers the
-    /// buffers of calls that are captured; it may release them in its next call only, after the
-    /// memory at these addresses is another heap's (NCCL 2.28.9: illegal addresses in 5 of 10 runs of
-    /// a broadcast after an all_to_all of the same size).
+    /// Calls NCCL once after graphs have been freed, before the memory that they used is. NCCL
+    /// registers the buffers of calls that are captured, and may release them only in its next call,
+    /// when another heap has these addresses (NCCL 2.28.9: illegal addresses in 5 of 10 runs of a
+    /// broadcast after an all_to_all of the same size).
     pub(super) fn settle(&self, nccl: &Communicator, buffers: &Buffers) -> Result<()> {
         self.stream.sync()?;
         self.rank.world.barrier()?;
@@ -324,12 +324,36 @@ impl<'a> Clock<'a> {
         if self.events.is_none() {
             return Ok(());
         }
-        for _ in 0..EAGER_SAMPLES {
-            for side in &mut *sides {
+        for sample in 0..EAGER_SAMPLES {
+            for at in in_turn(sample, sides.len()) {
+                let side = &mut sides[at];
                 let time = self.eager(side, side.calls)?;
                 side.times.eager.push(time);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_turn;
+
+    #[test]
+    fn sides_follow_each_other_equally_often() {
+        for sides in 1..10 {
+            let mut after = vec![vec![0; sides]; sides];
+            for sample in 0..2 * sides {
+                let order = in_turn(sample, sides);
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..sides), "{order:?}");
+                order.windows(2).for_each(|pair| after[pair[0]][pair[1]] += 1);
+            }
+            for (side, followers) in after.iter().enumerate() {
+                let others = followers.iter().enumerate().filter(|&(other, _)| other != side);
+                assert!(others.map(|(_, times)| times).all(|&times| times == 2), "{after:?}");
+            }
+        }
     }
 }

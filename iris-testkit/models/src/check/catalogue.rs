@@ -168,12 +168,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 2, scenario(2, of_loom), Engine::Loom(Some(preemptions)));
         add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
         add(name, 3, scenario(3, 1), Engine::Search);
-        let wide = ll::exchange_two(pattern, 3, 3).threads(3).groups(&[2, 1, 2]);
+        let wide = ll::exchange_two(pattern, 3, 3).threads(3).groups(&[3, 1, 3]);
         add(name, 3, wide, Engine::Random(runs));
         add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
     }
     for (name, spread) in [("ll, rows", false), ("ll, spread rows", true)] {
-        let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[2, 1]);
+        let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[3, 1]);
         add(name, 2, rows, Engine::Random(runs));
     }
     add("nodes, composition", 2, nodes::composition(2, 3, Handover::Right), Engine::Search);
@@ -238,7 +238,7 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         // first use. Its number then differs from the initial one.
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
-        ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
+        ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[3, 1]),
         ops::copied(2, 1, 3, true).calls(3, before).groups(&[2, 1]),
         // The second call has the number `i32::MIN`, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
