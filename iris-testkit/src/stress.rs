@@ -118,6 +118,11 @@ impl Setting {
     /// that are at most as large as the LL protocol allows. Rows have an odd number of elements.
     pub const PACKS: (usize, usize, usize) = (1014, 517, 24);
 
+    /// Whether larger messages of the variant of this name consist of packs.
+    pub fn has_packs(variant: &str) -> bool {
+        variant == "ll" || variant.ends_with("two_shot_ll")
+    }
+
     /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
     /// tile's size or of eight.
     pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {

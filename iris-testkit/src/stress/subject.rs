@@ -110,8 +110,7 @@ impl Subject {
 
     /// Whether larger messages of the subject consist of packs.
     pub(super) fn has_packs(self) -> bool {
-        let Subject::Op { variant, whole: false, .. } = self else { return false };
-        variant == "ll" || variant.ends_with("two_shot_ll")
+        matches!(self, Subject::Op { variant, whole: false, .. } if Setting::has_packs(variant))
     }
 
     /// Pair of element types with which the subject is run.

@@ -115,7 +115,7 @@ fn packs() -> Vec<Case> {
         let (m, n, k) = Setting::PACKS;
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(BackendKind::Cuda);
         for (index, mut case) in Case::each(&options).into_iter().enumerate() {
-            if case.variant != "ll" && !case.variant.ends_with("two_shot_ll") {
+            if !Setting::has_packs(&case.variant) {
                 continue;
             }
             let at = turn + index;
