@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use iris_heap::BackendKind;
 use iris_testkit::say;
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process_group, set_parent_process_death_signal,
+};
 
 use crate::errors::usage;
 
@@ -90,11 +93,17 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
     writeln!(file, "\n=== iris {}", step.join(" "))?;
     let begun = Instant::now();
     let mut command = Command::new(program);
+    let own = getpid();
     // If this program is ended, as by Ctrl-C, the system ends the step, and with it its ranks.
-    #[allow(unsafe_code, reason = "a system call between fork and exec")]
-    // SAFETY: the closure makes one system call, which is allowed between fork and exec.
+    #[allow(unsafe_code, reason = "system calls between fork and exec")]
+    // SAFETY: the closure makes two system calls, which are allowed between fork and exec.
     unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // This program may have ended before the step asked for the signal at its end; then
+            // the signal never comes, and the step must not begin.
+            if getppid() == Some(own) { Ok(()) } else { Err(Errno::SRCH.into()) }
+        });
     }
     let mut child = command
         .args(step)
