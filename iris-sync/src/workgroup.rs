@@ -149,15 +149,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup as finished before it pushes its items. All of its threads have then
-    /// read the call number and passed a barrier.
+    /// Count this workgroup as finished before its end, so that the count overlaps with waits for
+    /// data. All of its threads have then read the call number and passed a barrier. The next launch
+    /// begins when this one has ended, so until then nobody relies on the count.
     ///
-    /// If the workgroup were counted at its end, the release of the counting thread would wait
-    /// until the thread's pushes have arrived at the peers. So the last thread counts, because it
-    /// pushes no items. In workgroup 0 and in the last one, the last thread pushes the header or
-    /// announces the entry, so the thread before it counts. In calls that refresh words, this
-    /// function does nothing: the last workgroup to finish refreshes the words after all others have
-    /// finished, so workgroups are counted at their end.
+    /// An LL exchange counts before it pushes items. The release of the counting thread waits until
+    /// the thread's pushes have arrived at the peers, so the last thread counts, because it pushes no
+    /// items. In workgroup 0 and in the last one, the last thread pushes the header or announces the
+    /// entry, so the thread before it counts. In calls that refresh words, this function does
+    /// nothing: the last workgroup to finish refreshes the words after all others have finished, so
+    /// workgroups are counted at their end.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;

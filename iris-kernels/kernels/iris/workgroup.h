@@ -110,13 +110,15 @@ class Workgroup {
         return ll::RowShare{index < groups ? groups - 1 - index : ~0u, groups, port::thread(), carriers()};
     }
 
-    /// Count this workgroup as finished before it pushes its items. All of its threads have then
-    /// read the call number and passed a barrier. If the workgroup were counted at its end, the
-    /// release of the counting thread would wait until the thread's pushes have arrived at the
-    /// peers. So a thread of the last wave counts, because it pushes no items. In workgroup 0 and in
-    /// the last one, the last wave pushes the header or announces the entry, so a thread of the wave
-    /// before it counts. Does nothing in calls that refresh words: the last workgroup to finish
-    /// refreshes the words after all others have finished, so workgroups are counted at their end.
+    /// Count this workgroup as finished before its end, so that the count overlaps with waits for
+    /// data. All of its threads have then read the call number and passed a barrier. The next launch
+    /// begins when this one has ended, so until then nobody relies on the count. An LL exchange
+    /// counts before it pushes items. The release of the counting thread waits until the thread's
+    /// pushes have arrived at the peers, so a thread of the last wave counts, because that wave
+    /// pushes no items. In workgroup 0 and in the last one, the last wave pushes the header or
+    /// announces the entry, so a thread of the wave before it counts. Does nothing in calls that
+    /// refresh words: the last workgroup to finish refreshes the words after all others have
+    /// finished, so workgroups are counted at their end.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;

@@ -27,7 +27,7 @@ pub trait Delivery {
 /// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
 /// waits for credits, which peers return when they have finished an earlier call, and also for
 /// entries if it writes into peers' C. It never waits for a signal of this call, so the waits form no
-/// cycle. With dedicated senders, [`DeliverTiles::push`] must not read data that
+/// cycle. Workgroups are counted as finished before they take tiles. With dedicated senders, [`DeliverTiles::push`] must not read data that
 /// [`DeliverTiles::produce`] writes: another workgroup may produce the tile before or after.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -54,6 +54,9 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
+        // A workgroup that sent nothing has not passed a barrier yet.
+        wg.m.vote(true);
+        wg.count_out();
         // With dedicated senders, the other workgroups produce tiles too. They produce each tile
         // before they wait for the peers' tiles with the same number.
         let left = if sends { 0 } else { produced };

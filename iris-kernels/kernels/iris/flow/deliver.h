@@ -69,7 +69,8 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
 /// `senders` workgroups push and the others take. If `senders` is 0 or not less than the number of
 /// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits until the
 /// receivers' slots are free (credits), and also for entries if it writes into the receivers' C,
-/// but never for a signal, so the waits form no cycle. With dedicated senders, `push` must not read
+/// but never for a signal, so the waits form no cycle. Workgroups are counted as finished before
+/// they take tiles. With dedicated senders, `push` must not read
 /// data that `produce` writes, because another workgroup runs `produce`, in no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
@@ -86,6 +87,9 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
             if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
+        // A workgroup that sent nothing has not passed a barrier yet.
+        port::barrier(Site::Finish);
+        wg.count_out();
         // Number of tiles to produce in the loop below. A workgroup that takes but does not push
         // produces each tile there, before it waits for the peers' tiles with the same number.
         const u32 left = sends ? 0 : produced;

@@ -30,6 +30,7 @@ fn sites() -> Vec<Mutant> {
         ("site-arrive", Site::Arrive, primitives::barrier_in_launch(2), None),
         ("site-waited", Site::Waited, ops::one_shot(2, 1, 1), None),
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
+        ("site-count", Site::Finish, ops::deliver_by_senders(2, 1, 1, false), Some(RUNS)),
     ]
     .map(|(name, site, scenario, engine)| {
         // Without the barrier after a wait, the thread that does not poll goes on at once. It reads

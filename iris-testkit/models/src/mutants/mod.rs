@@ -438,6 +438,8 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-between-peers", ops::deliver(3, 1, 3, true, false), 0, 0, 6)
             .by(Engine::Random(2_000)),
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
+        vote("no-vote-before-count", ops::deliver(2, 1, 1, true, false).groups(&[1, 2]), 1, 1, 0)
+            .by(Engine::Random(2_000)),
         vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(2_000)),
         after_flag,
         vote("no-vote-after-lock", locked(), 0, 0, 6).by(Engine::Random(2_000)),
