@@ -19,6 +19,7 @@ fn rank_program() {
     let case = std::env::var(CASE).expect("the other tests say what to do");
     report(match case.as_str() {
         "heap" => heap(),
+        "groups" => groups(),
         "killed" => killed(),
         "stopped" => stopped(),
         "connections" => connections(),
@@ -33,17 +34,36 @@ fn heap() -> Result<String, Error> {
     let mut said = String::new();
     for _ in 0..2 {
         let world = World::from_env()?;
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
-        let x = heap.full::<f32>(100, world.rank() as f32)?;
-        heap.world().barrier()?;
-        let theirs = (0..heap.size()).map(|rank| heap.read_from(x.slice(..1)?, rank));
-        let theirs = theirs.collect::<Result<Vec<_>, _>>()?.concat();
-        heap.world().barrier()?;
-        said = format!("{} nodes, node {}: {theirs:?}", world.nodes(), world.node());
-        heap.close()?;
+        said = in_a_heap(&world)?;
         world.close()?;
     }
     Ok(said)
+}
+
+/// Opens one heap per node of a world, and returns the rank numbers that a rank reads there.
+fn in_a_heap(world: &World) -> Result<String, Error> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
+    let x = heap.full::<f32>(100, world.rank() as f32)?;
+    heap.world().barrier()?;
+    let theirs = (0..heap.size()).map(|rank| heap.read_from(x.slice(..1)?, rank));
+    let theirs = theirs.collect::<Result<Vec<_>, _>>()?.concat();
+    heap.world().barrier()?;
+    heap.close()?;
+    Ok(format!("{} nodes, node {}: {theirs:?}", world.nodes(), world.node()))
+}
+
+/// Case that opens heaps in groups: of all ranks, of one rank of each node, of the ranks of a node.
+fn groups() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let rank = world.rank() as u32;
+    let mut said = Vec::new();
+    for color in [0, rank % 2, rank / 2] {
+        let group = world.split(Some(color), 0)?.expect("every rank has a color");
+        said.push(in_a_heap(&group)?);
+        group.close()?;
+    }
+    world.close()?;
+    Ok(said.join("; "))
 }
 
 /// Case in which some ranks die while the others wait in a kernel on their node.
@@ -184,6 +204,34 @@ fn torchrun_with_a_secret() {
         [torchrun(rank, port), vec![secret]].concat()
     };
     check_heap(job.results(job.ranks(4, vars)));
+}
+
+#[test]
+fn groups_over_nodes_have_heaps() {
+    let (job, port) = (Job::new("groups"), free_port());
+    for (rank, text) in
+        job.results(job.ranks(4, |rank| torchrun(rank, port))).into_iter().enumerate()
+    {
+        let (node, first) = (rank / 2, rank / 2 * 2);
+        let all = format!("2 nodes, node {node}: [{first}.0, {}.0]", first + 1);
+        let of_each = format!("2 nodes, node {node}: [{node}.0]");
+        assert_eq!(text, format!("ok {all}; {of_each}; 1 nodes, node 0: [0.0, 1.0]"));
+    }
+}
+
+/// Tests ranks that meet over the network, as their launcher names two hosts, and are on one.
+#[test]
+fn hosts_that_are_one_have_a_heap() {
+    for (size, per_node) in [(1, 1), (2, 1), (4, 2)] {
+        let (job, port) = (Job::new("heap"), free_port());
+        let vars = |rank| {
+            [torchrun_on(rank, per_node, port), vec![("IRIS_NODE", "same".to_string())]].concat()
+        };
+        let all: Vec<_> = (0..size).map(|rank| rank as f32).collect();
+        for text in job.results(job.ranks(size, vars)) {
+            assert_eq!(text, format!("ok 1 nodes, node 0: {all:?}"));
+        }
+    }
 }
 
 #[test]

@@ -13,9 +13,10 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
 
-/// Connections of one rank: to all ranks (`all`) and to the ranks of its own node (`local`).
+/// Connections of one rank: to all ranks (`all`) and to the ranks of its own node (`local`), of a
+/// world or of a group of its ranks.
 pub(crate) struct Nodes {
-    all: Processes,
+    all: Arc<dyn Bootstrap>,
     local: Arc<dyn Bootstrap>,
     hosts: Hosts,
 }
@@ -50,7 +51,7 @@ impl Nodes {
                 return Err(Error::PeerFailed { rank, what, message });
             }
         }
-        Ok((Nodes { all, local, hosts: hosts.clone() }, hosts))
+        Ok((Nodes { all: Arc::new(all), local, hosts: hosts.clone() }, hosts))
     }
 
     fn meet_locally(
@@ -87,18 +88,23 @@ impl Bootstrap for Nodes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        let _ = (descriptors, step);
-        Err(crate::util::unsupported(
-            "passing descriptors between hosts",
-            "memory is shared within a node: use World::local",
-        ))
+        // The ranks may have met over the network although all of them are on one host.
+        match (self.hosts.nodes(), self.size()) {
+            (1, 1) => Ok(vec![descriptors]),
+            (1, _) => self.local.share_descriptors(descriptors, step),
+            _ => Err(crate::util::unsupported(
+                "passing descriptors between hosts",
+                "memory is shared within a node: use World::local",
+            )),
+        }
     }
 
     fn process(&self, rank: usize) -> Option<ProcessId> {
         self.all.process(rank)
     }
 
-    /// A group within one node uses that node's own connection.
+    /// A group within one node uses that node's own connection; a group over several nodes has both
+    /// connections, as the world has.
     fn split(
         &self,
         members: &[usize],
@@ -106,12 +112,16 @@ impl Bootstrap for Nodes {
         step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>> {
         let node = self.hosts.node(self.rank());
-        if members.is_empty() || members.iter().any(|&rank| self.hosts.node(rank) != node) {
-            return self.all.split(members, group, step);
+        let on_node = members.iter().filter(|&&rank| self.hosts.node(rank) == node);
+        let on_node: Vec<_> = on_node.map(|&rank| self.hosts.place(rank).local_rank).collect();
+        let local = self.local.split(&on_node, group, step)?;
+        if on_node.len() == members.len() {
+            return Ok(local);
         }
-        let place = |&rank: &usize| self.hosts.place(rank).local_rank;
-        let members: Vec<_> = members.iter().map(place).collect();
-        self.local.split(&members, group, step)
+        let all = self.all.split(members, group, step)?;
+        Ok(all.zip(local).map(|(all, local)| -> Arc<dyn Bootstrap> {
+            Arc::new(Nodes { all, local, hosts: self.hosts.part(members) })
+        }))
     }
 
     fn watch(&self, watcher: Watcher) {
