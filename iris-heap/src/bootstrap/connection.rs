@@ -321,7 +321,7 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
 impl Letters {
     /// Marks the group as broken by `error`; if it is broken already, the earlier error is kept.
     /// Returns the watchers to call if `error` is a loss of a peer, and none for a timeout.
-    fn fail(&mut self, error: &Error) -> Vec<Watcher> {
+    pub(super) fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
         if matches!(error, Error::Absent { .. }) {
             return Vec::new();

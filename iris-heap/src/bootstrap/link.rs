@@ -61,19 +61,27 @@ impl Link {
     }
 
     /// Reads available frames, each with the rank that sent it. Frames of ranks that are not behind
-    /// this link are dropped, except hellos. [`Frame::Gone`] is returned as a frame of the rank
-    /// that has gone.
+    /// this link are dropped, except hellos and what follows them: a rank that has just said hello
+    /// may be gone already. [`Frame::Gone`] is returned as a frame of the rank that has gone.
     pub(super) fn read_if_ready(&mut self) -> Vec<(usize, Frame)> {
         let mut frames = std::mem::take(&mut self.early);
         frames.extend(self.peer.read_if_ready());
         if !self.is_relay {
             return frames.into_iter().map(|frame| (self.ranks[0], frame)).collect();
         }
-        frames.into_iter().filter_map(|frame| self.open(frame)).collect()
+        let mut opened: Vec<(usize, Frame)> = Vec::new();
+        for frame in frames {
+            // The caller adds a rank to `ranks` when it handles the rank's hello.
+            let is_new = |rank| opened.iter().any(|&(of, ref frame)| of == rank && is_hello(frame));
+            let next = self.open(frame, is_new);
+            opened.extend(next);
+        }
+        opened
     }
 
-    /// Opens a frame from the relay; `None` if it is not one that a relay may send.
-    fn open(&mut self, frame: Frame) -> Option<(usize, Frame)> {
+    /// Opens a frame from the relay; `None` if it is not one that a relay may send. `is_new` tells
+    /// whether a rank has said hello just before.
+    fn open(&mut self, frame: Frame, is_new: impl Fn(usize) -> bool) -> Option<(usize, Frame)> {
         let relayed = match frame {
             Frame::Probe => {
                 self.is_silent = false;
@@ -86,9 +94,7 @@ impl Link {
             other => Ok((usize::MAX, other)),
         };
         match relayed {
-            Ok((rank, frame))
-                if self.ranks.contains(&rank) || matches!(frame, Frame::Hello { .. }) =>
-            {
+            Ok((rank, frame)) if self.ranks.contains(&rank) || is_new(rank) || is_hello(&frame) => {
                 Some((rank, frame))
             }
             Ok((_, frame)) => {
@@ -100,5 +106,36 @@ impl Link {
                 None
             }
         }
+    }
+}
+
+fn is_hello(frame: &Frame) -> bool {
+    matches!(frame, Frame::Hello { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::super::mailbox::Outbox;
+    use super::*;
+
+    /// Tests that the end of a rank is not lost when it is read together with the rank's hello,
+    /// and that an end of a rank that never said hello is dropped.
+    #[test]
+    fn a_rank_may_be_gone_directly_after_its_hello() {
+        let (hub, relay) = UnixStream::pair().unwrap();
+        let mut link = Link::to_relay(1, Peer::new(hub).unwrap(), Vec::new());
+        let mut outbox = Outbox::default();
+        let hello = Frame::Hello { job: "job".into(), rank: 2, size: 4 }.pack();
+        outbox.push(Frame::Gone { rank: 3 }.pack());
+        outbox.push(Frame::Relayed { ranks: vec![2], packet: hello }.pack());
+        outbox.push(Frame::Gone { rank: 2 }.pack());
+        outbox.flush(&relay).unwrap();
+        let frames = link.read_if_ready();
+        assert!(
+            matches!(frames[..], [(2, Frame::Hello { .. }), (2, Frame::Gone { rank: 2 })]),
+            "{frames:?}"
+        );
     }
 }

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -33,6 +34,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{error_of_bytes, error_to_bytes};
+use super::launcher_env::Get;
 use super::notice::{Patience, notice};
 use super::presence::Presence;
 use super::process::{began, parent_command};
@@ -41,6 +43,7 @@ use crate::error::{Error, Result};
 use crate::limits::explain;
 use crate::util::{check_file_size, lock};
 use crate::wire::hash;
+use crate::world::network::host_name;
 
 /// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;
@@ -73,6 +76,8 @@ pub(crate) struct Place {
     ours: bool,
     /// Whether a launcher may have made the folder, in which it then reports ended ranks.
     launched: bool,
+    /// Text for a rank that waits here, although the other ranks may be on other hosts.
+    hint: Option<String>,
 }
 
 impl Place {
@@ -89,12 +94,13 @@ impl Place {
             Some(text) => return Err(env::wrong("IRIS_RENDEZVOUS", &text, "an absolute path")),
         };
         let place = Place::at(folder, ours, job);
-        Ok(Place { launched: launched && !ours, ..place })
+        let hint = if launched { hosts_hint(&env::read)? } else { None };
+        Ok(Place { launched: launched && !ours, hint, ..place })
     }
 
     pub(super) fn at(folder: PathBuf, ours: bool, job: String) -> Place {
         let socket = folder.join(format!("{:032x}", hash(&[job.as_bytes()])));
-        Place { folder, socket, job, ours, launched: false }
+        Place { folder, socket, job, ours, launched: false, hint: None }
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>) -> Error {
@@ -251,9 +257,10 @@ impl Place {
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(rank) = self.lost(&others, started) {
-                // Rank 0 may have ended because another rank did. Its note then names that rank; a
-                // note in a launcher's folder always belongs to this run.
-                return Err(self.came_to_nothing(None).unwrap_or(Error::PeerLost { rank }));
+                // Rank 0 may have ended because another rank did. Its note then names that rank. In a
+                // launcher's folder every note belongs to this run.
+                let since = (!self.launched).then_some(started);
+                return Err(self.came_to_nothing(since).unwrap_or(Error::PeerLost { rank }));
             }
             if Instant::now() >= deadline {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
@@ -511,8 +518,28 @@ impl fmt::Display for Place {
         if let Some(command) = parent_command(&self.job) {
             write!(f, "; the parent is `{command}`")?;
         }
+        if let Some(hint) = &self.hint {
+            write!(f, "; {hint}")?;
+        }
         f.write_str(")")
     }
+}
+
+/// Hint for ranks whose variables were set by hand and name the host of rank 0: that alone does not
+/// say that there are several hosts.
+fn hosts_hint(get: Get<'_>) -> Result<Option<String>> {
+    let (Some(host), Some(_), None) = (get("MASTER_ADDR")?, get("RANK")?, get("LOCAL_WORLD_SIZE")?)
+    else {
+        return Ok(None);
+    };
+    let is_loopback = host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+    let here = is_loopback || host == "localhost" || host == host_name();
+    Ok((!here).then(|| {
+        format!(
+            "on this host: if rank 0 is on another one, {host}, set LOCAL_WORLD_SIZE to the number of \
+             ranks on this one"
+        )
+    }))
 }
 
 struct ShortPath {
@@ -773,5 +800,38 @@ mod tests {
         let _listener = place.listen().unwrap();
         assert!(place.connect(1, 2, soon()).is_ok());
         place.clear(None);
+    }
+
+    /// Tests that a rank whose peer has ended is not told the reason of an earlier run.
+    #[test]
+    fn a_note_of_an_earlier_run_explains_no_loss() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        place.clear(Some(&place.error("an earlier run")));
+        // The end of a visit stands for a process that began after the note.
+        drop(place.visit(1).unwrap());
+        std::thread::sleep(2 * TICK);
+        fs::write(place.presence(2), "").unwrap();
+        let told = place.connect(1, 3, Instant::now() + Duration::from_secs(60)).unwrap_err();
+        assert!(matches!(told, Error::PeerLost { rank: 2 }), "{told}");
+    }
+
+    #[test]
+    fn another_host_of_rank_0_is_hinted_at() {
+        let hint = |host: &str, local_size: Option<&str>| {
+            let get = |name: &str| {
+                Ok(match name {
+                    "RANK" => Some("1".into()),
+                    "MASTER_ADDR" => Some(host.into()),
+                    _ => local_size.map(String::from),
+                })
+            };
+            hosts_hint(&get).unwrap()
+        };
+        assert!(hint("10.1.2.3", None).unwrap().contains("10.1.2.3, set LOCAL_WORLD_SIZE"));
+        for (host, local_size) in [("10.1.2.3", Some("1")), ("127.0.0.1", None), ("::1", None)] {
+            assert_eq!(hint(host, local_size), None);
+        }
+        assert_eq!(hint(&host_name(), None), None);
     }
 }

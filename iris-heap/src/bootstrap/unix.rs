@@ -398,7 +398,12 @@ impl Bootstrap for Processes {
             return;
         }
         let reason = group.broken.clone().filter(|_| !clean);
+        if !clean {
+            // The hub tells this rank nothing more, so waits of other threads end here.
+            group.fail(&Error::PeerLost { rank: self.rank });
+        }
         drop(mail);
+        self.connection.mail.1.notify_all();
         if let Some(error) = reason {
             self.explain(&error);
         }

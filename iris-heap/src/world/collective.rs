@@ -178,8 +178,8 @@ impl World {
     /// Errors of [`World::barrier`]; [`Error::Unsupported`] if the ranks are not on one host.
     #[track_caller]
     pub fn share_descriptors(&self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
-        let step = self.step("descriptors", Location::caller());
         self.collective("descriptors", &[])?;
+        let step = self.step("descriptors", Location::caller());
         let _sequence = lock(&self.inner.sequence);
         self.note_returned(self.inner.bootstrap.share_descriptors(descriptors, &step))
     }
@@ -190,8 +190,8 @@ impl World {
     /// Errors of [`World::barrier`]; [`Error::Unsupported`] unless [`World::same_process`].
     #[track_caller]
     pub fn share_objects(&self, object: Object) -> Result<Vec<Object>> {
-        let step = self.step("objects", Location::caller());
         self.collective("objects", &[])?;
+        let step = self.step("objects", Location::caller());
         let _sequence = lock(&self.inner.sequence);
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }

@@ -104,7 +104,9 @@ impl World {
     /// job, replaces both.
     ///
     /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Each host
-    /// then has a heap of its own.
+    /// then has a heap of its own. Launchers say that there are several hosts; where variables are
+    /// set by hand, `LOCAL_WORLD_SIZE`, the number of ranks on this host, says so by being smaller
+    /// than `WORLD_SIZE`.
     ///
     /// A process may make several worlds, one after another, if all ranks make them in the same
     /// order.

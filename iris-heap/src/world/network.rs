@@ -256,7 +256,7 @@ impl World {
 }
 
 /// Name by which the system knows this host.
-pub(super) fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

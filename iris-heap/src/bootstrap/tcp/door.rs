@@ -74,7 +74,7 @@ impl Door {
 
     /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
     /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
-    /// that have arrived.
+    /// that have arrived, and to those whose greeting was answered.
     pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Link>> {
         let own = Peer::new(own).map_err(|e| Error::system("socket of rank 0", e));
         let gathered = own.and_then(|mut own| {
@@ -90,6 +90,11 @@ impl Door {
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
                 let refusal = Frame::Refuse(error).pack();
+                for stranger in &mut self.strangers {
+                    if let State::Answered(_, peer) = &mut stranger.state {
+                        peer.send(refusal.clone());
+                    }
+                }
                 // Rank 0 gets the refusal last, because its process may end once it has read it.
                 for link in self.links.iter_mut().rev() {
                     link.broadcast(&refusal);
@@ -127,13 +132,16 @@ impl Door {
                 return Err(Error::Absent { ranks: missing, what, waited: now - started });
             }
             if let Some(waited) = patience.is_over() {
+                let away = match self.turned_away {
+                    0 => String::new(),
+                    count => format!("; {count} connections were turned away"),
+                };
                 notice(format_args!(
-                    "rank 0 of {} waits for rank {} at {}: {waited:.1?} of {:.1?}; {} connections were turned away",
+                    "rank 0 of {} waits for rank {} at {}: {waited:.1?} of {:.1?}{away}",
                     self.arrived.len(),
                     list_ranks(&missing),
                     self.meeting,
                     deadline - started,
-                    self.turned_away
                 ));
             }
             let until = deadline.min(patience.until).min(now + LOOK);
@@ -178,8 +186,16 @@ impl Door {
 
     /// Reads pending data of strangers, and of relays whose ranks wait for the world to be formed.
     fn hear(&mut self) -> Result<()> {
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            stranger.state = self.advance(stranger.state)?;
+        let mut strangers = std::mem::take(&mut self.strangers);
+        while let Some(mut stranger) = strangers.pop_front() {
+            stranger.state = match self.advance(stranger.state) {
+                Ok(state) => state,
+                Err(error) => {
+                    // The others are told the reason, too.
+                    self.strangers.append(&mut strangers);
+                    return Err(error);
+                }
+            };
             let over = matches!(stranger.state, State::Over);
             if !over && stranger.since.elapsed() < PATIENCE {
                 self.strangers.push_back(stranger);

@@ -2,7 +2,8 @@
 //! frames of the Unix-socket transport, encrypted.
 //!
 //! TCP keepalive probes detect a cut network or a lost host. The system answers probes also for a
-//! stopped process, so a stopped process counts as late, not as lost.
+//! stopped process, so a stopped process counts as late, not as lost, unless more data waits for it
+//! than the buffers of its socket hold.
 
 mod door;
 pub(crate) mod seal;
@@ -106,6 +107,10 @@ impl Meeting {
             // may have opened the door.
             if let Some((socket, relay)) = place.knock()? {
                 return Ok(Way::Through(socket, relay));
+            }
+            // Rank 0, or the relay of this node, may have failed before this rank reached it.
+            if let Some(error) = place.came_to_nothing(Some(started)) {
+                return Err(error);
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
             match reached {
@@ -226,6 +231,8 @@ impl Meeting {
         rank: usize,
         timeout: Duration,
     ) -> Result<Processes> {
+        let visited = place.clone();
+        let _visit = visited.visit(rank)?;
         let size = self.terms.size;
         let started = Instant::now();
         let deadline = started + timeout;
@@ -292,7 +299,7 @@ impl Meeting {
         match start() {
             Ok((hub, thread)) => Ok(Way::Relay { door, hub: Box::new(hub), thread: Some(thread) }),
             Err(error) => {
-                place.clear(None);
+                place.clear(Some(&failed(0, &error)));
                 Err(error)
             }
         }

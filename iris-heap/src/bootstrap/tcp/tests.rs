@@ -9,6 +9,7 @@ use iris_testkit::port;
 
 use super::seal::GREETING;
 use super::*;
+use crate::bootstrap::frames::Frame;
 use crate::bootstrap::{Bootstrap, Step};
 
 fn meeting(host: &str, size: usize) -> Meeting {
@@ -221,6 +222,72 @@ fn two_processes_of_one_rank_are_told_to_all() {
             assert!(twin.join().unwrap().is_some());
         });
     }
+}
+
+/// Tests that a relay that has not said hello yet when the world fails is told the reason.
+#[test]
+fn a_relay_is_told_the_reason_before_its_hello() {
+    let meeting = meeting("127.0.0.1", 3);
+    let soon = Instant::now() + PLENTY;
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| meeting.join(0, PLENTY).err().map(|e| e.to_string()));
+        let reach = |rank| loop {
+            match meeting.reach(rank, soon) {
+                Ok(reached) => break reached,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        // The one that stays silent comes last, so rank 0 has not looked at it when it fails.
+        let twins = [reach(1), reach(1)];
+        let (silent, keys) = reach(2);
+        let relays = twins.map(|(stream, keys)| meeting.greet_hub(stream, &keys, 1).unwrap());
+        let told = rank_0.join().unwrap().expect("an error");
+        assert!(told.contains("two processes have rank 1"), "{told}");
+        let mut silent = Peer::new(silent).unwrap();
+        silent.inbox = Inbox::sealed(&keys);
+        silent.inbox.trust();
+        let frame = loop {
+            if let Some(frame) = silent.read_if_ready().pop() {
+                break frame;
+            }
+            assert!(!silent.gone, "the connection has ended without a reason");
+        };
+        let Frame::Refuse(error) = frame else { panic!("{frame:?}") };
+        assert!(error.to_string().contains("two processes have rank 1"), "{error}");
+        drop(relays);
+    });
+}
+
+/// Tests that a rank of rank 0's node is told why rank 0 cannot listen.
+#[test]
+fn a_port_that_is_taken_is_told_on_the_node() {
+    let meeting = meeting("127.0.0.1", 2);
+    let taken = TcpListener::bind(&meeting.address).unwrap();
+    let place = meeting.node(0);
+    let Err(error) = meeting.start_hub(&place, Instant::now() + PLENTY) else {
+        panic!("it listens at a port that is taken");
+    };
+    assert!(error.to_string().contains("a port that is free there"), "{error}");
+    drop(taken);
+    let told = meeting.rendezvous(place, 1, PLENTY).err().expect("an error").to_string();
+    assert!(told.contains("rank 0") && told.contains("a port that is free there"), "{told}");
+}
+
+/// Tests that a wait of another thread ends when its rank leaves with an error.
+#[test]
+fn a_rank_that_leaves_ends_its_own_waits() {
+    let meeting = meeting("127.0.0.1", 2);
+    let (mine, other) = thread::scope(|scope| {
+        let other = scope.spawn(|| meeting.join(1, PLENTY).unwrap());
+        (meeting.join(0, PLENTY).unwrap(), other.join().unwrap())
+    });
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| mine.barrier(&step()).unwrap_err());
+        mine.leave(false);
+        for error in [waiting.join().unwrap(), other.barrier(&step()).unwrap_err()] {
+            assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
+        }
+    });
 }
 
 /// Connects and sends data that no rank would send; `kind` selects one of ten kinds of data.
