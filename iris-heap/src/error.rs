@@ -549,13 +549,14 @@ fn of_group(group: &Option<u32>) -> String {
 }
 
 /// Explanation for a mismatch whose two values are hashes; empty for other faults. The hash covers
-/// many items, but all except the placement of a matrix were compared by name when the op was made.
-/// So only the placement can differ here.
+/// many items, but most of them were compared by name when the op was made. So only what differs
+/// between calls can differ here.
 fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     match fault.differing() {
         Some(iris_sync::Field::Config) => {
-            "; these are hashes: A lies at another offset of the heap, or has another leading \
-             dimension, on one of the two ranks than on the other, which reads it there"
+            "; these are hashes of the root, of which optional matrices there are (bias, \
+             residual) and, where ranks read A of each other, of its offset in the heap and its \
+             leading dimension: one of these differs between the two ranks"
         }
         _ => "",
     }

@@ -30,7 +30,8 @@ impl<M> MatmulArgs<M> {
         Self { a, b, c, bias: None, norm: None }
     }
 
-    /// Adds a bias of 1 x N elements to every row of C. All ranks must pass the same values.
+    /// Adds a bias of 1 x N elements to every row of C. All ranks must pass the same values, or none
+    /// may pass a bias.
     #[must_use]
     pub fn bias(mut self, bias: M) -> Self {
         self.bias = Some(bias);
@@ -91,9 +92,9 @@ impl<M> MatmulArgs<M> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NormArgs<M = MatRef> {
-    /// Residual, M x N, with the element type of C and the same values on all ranks. It is added to
-    /// the sum after bias and epilogue. The residual may be C itself: then the call replaces the
-    /// old residual by the new one.
+    /// Residual, M x N, with the element type of C and the same values on all ranks, or `None` on
+    /// all. It is added to the sum after bias and epilogue. The residual may be C itself: then the
+    /// call replaces the old residual by the new one.
     pub residual: Option<M>,
     /// Weight, 1 x N, of type f32, f16 or bf16, with the same values on all ranks.
     pub weight: M,
@@ -181,6 +182,15 @@ pub(crate) struct Matrices {
     pub(crate) norm: Option<NormArgs>,
     /// Rank that is the root of this call, for a broadcast; `None` for the plan's root.
     pub(crate) root: Option<usize>,
+}
+
+impl Matrices {
+    /// Which matrices there are that all ranks pass or none: bit 0 for a bias, bit 1 for the residual
+    /// of a norm.
+    pub(crate) fn options(&self) -> u8 {
+        let residual = self.norm.is_some_and(|norm| norm.residual.is_some());
+        u8::from(self.bias.is_some()) | u8::from(residual) << 1
+    }
 }
 
 impl<M: MatrixArg> From<&MatmulArgs<M>> for Matrices {

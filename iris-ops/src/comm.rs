@@ -123,10 +123,13 @@ summands!(f32, half::f16, half::bf16);
 /// A call is enqueued on the communicator's stream and returns at once. A call with host memory, on
 /// the CPU, returns when it is complete, because it borrows the memory only for its own duration.
 ///
-/// Ranks compare their calls, and different ones are an error that names both, with two exceptions:
-/// lengths of one-byte types that need equally many words of four bytes, and roots of a broadcast.
+/// A call with more bytes than [`Options::max_bytes`] is split into several launches, and one
+/// without elements has none.
 ///
-/// A call with more bytes than [`Options::max_bytes`] is split into several launches.
+/// Ranks compare the launches of their calls, and different ones are an error that names both. What
+/// has equal launches is not noticed: one long call and several shorter ones that fill the same
+/// launches; types of different size with as many bytes; lengths of one-byte types that need equally
+/// many words of four bytes; and two ranks that both take themselves for the root of a broadcast.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases, operands};
 use common::{run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::{Barrier, OpError as Error, Ranks, TileShape, Variant, barrier};
+use iris_ops::{Barrier, MatRef, OpError as Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};
@@ -304,11 +304,37 @@ fn another_place_of_a_is_named() {
             let errors = results.into_iter().map(|result| result.unwrap().unwrap_err());
             let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
             let named = told.iter().filter(|text| text.contains("entered with Config"));
-            let named = named.map(|text| text.contains("hashes") && text.contains("reads it"));
+            let named = named.map(|text| text.contains("hashes") && text.contains("offset"));
             assert!(
                 named.clone().count() > 0 && named.clone().all(|said| said),
                 "{case:?}: {told:?}"
             );
+        },
+    );
+}
+
+/// Tests ranks of which only one passes a bias: without an error, ranks would have other sums, or
+/// some elements with it and some without.
+#[test]
+fn a_bias_on_one_rank_is_named() {
+    let cases = all_cases().into_iter();
+    let cases = cases.filter(|case| case.op != Op::Matmul && case.op.name().contains("matmul"));
+    everywhere(
+        cases.collect(),
+        |world, case| {
+            let mut ready = Ready::new(&world, case)?;
+            let n = case.options.n;
+            let bias = MatRef::sym(ready.heap.rand::<f32>(n, 5)?, 1, n);
+            let bias = (world.rank() == 1).then_some(bias);
+            ready.operands = ready.operands.bias(bias);
+            ready.call()?;
+            Ok(ready.sync())
+        },
+        |case, results| {
+            let errors = results.into_iter().filter_map(|result| result.unwrap().err());
+            let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
+            let named = told.iter().filter(|text| text.contains("(bias, residual)"));
+            assert!(named.count() > 0 && told.len() == 3, "{case:?}: {told:?}");
         },
     );
 }

@@ -20,8 +20,10 @@ use std::thread::JoinHandle;
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use super::{CpuCall, CpuKernel, EventBackend, Group, HostCopy, StreamBackend};
 use crate::abi::{ABORT_WORD, abort};
+use crate::atomic_copy;
 use crate::control::Control;
 use crate::error::{Error, Result};
+use crate::plain_access::{Access, Span};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::util::unsupported;
 use crate::util::{lock, mark_worker, panic_message};
@@ -530,9 +532,13 @@ impl StreamBackend for CpuStream {
     }
 
     unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let span = |start: u64, written| Span { bytes: start..start + bytes, written };
+        let spans = [span(to, true), span(from, false)];
         let f = move || {
-            // SAFETY: the caller guarantees that both ranges stay valid until this job has run.
-            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+            let _access = Access::of_copy(&spans);
+            // SAFETY: the caller guarantees that both ranges stay valid until this job has run, and
+            // `_access` excludes plain accesses to memory of the heap among them.
+            unsafe { atomic_copy::copy(from as *const u8, to as *mut u8, bytes as usize) };
             Ok(())
         };
         self.call_cpu("copy", Box::new(f))

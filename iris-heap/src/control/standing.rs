@@ -107,7 +107,7 @@ impl Control {
             Some(operator) => self.describe(*operator),
             None if ranks.contains(&rank) => match self.host_step(rank) {
                 Some(step) => format!("left out ({step})"),
-                None => "left out (the heap is closed or the operator freed)".into(),
+                None => "left out (the heap is closed or dropped, or the operator freed)".into(),
             },
             None => "not issued yet, or long ago".into(),
         };

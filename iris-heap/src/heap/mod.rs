@@ -825,6 +825,8 @@ impl Drop for SymmetricHeap {
         if !self.state().closed && self.size() > 1 {
             // The message has debug level, because the peers return the loss as an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
+            // Each operator keeps its heap, so none is left that could issue a further call.
+            self.memory.control.publish_end(Some(Ended::Heap));
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Collectives of a communicator, split into launches that fit the workspace.
 
+use std::cell::Cell;
+
 use bytemuck::Pod;
 use half::f16;
-use iris_heap::abi::abort;
 use iris_heap::{DType, Element};
-use iris_kernels::Recovery;
 
 use super::memory::{Bytes, Lent, Source, Target};
 use super::{Comm, Operators, ReduceOp, Summand};
@@ -12,7 +12,7 @@ use crate::args::Matrices;
 use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
-use crate::nodes::Operator;
+use crate::nodes::{Operator, give_up};
 use crate::operand::lending;
 
 impl Comm {
@@ -169,9 +169,11 @@ impl Comm {
             ));
         }
         let parts = if op == Op::ReduceScatter { self.world_size() } else { 1 };
-        let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
+        // Addresses are looked up under the lock, so that a call that has waited for the lock, while
+        // another thread freed its slices, is refused.
         let operators = self.lock();
         let all = open(&operators)?;
+        let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
         let family = if op == Op::ReduceScatter { &all.reduce_scatter } else { &all.all_reduce };
         let operator = find(op, family, T::DTYPE)?;
         self.lend(&[input.as_ref(), Some(&output)], || message.in_words::<T>(self, operator, None))
@@ -192,9 +194,9 @@ impl Comm {
             Op::AllToAll => (size, size),
             _ => (1, 1),
         };
-        let message = self.message(op, (input.as_ref(), sent), (&output, got), size_of::<T>())?;
         let operators = self.lock();
         let all = open(&operators)?;
+        let message = self.message(op, (input.as_ref(), sent), (&output, got), size_of::<T>())?;
         let family = match op {
             Op::AllGather => &all.all_gather,
             Op::AllToAll => &all.all_to_all,
@@ -267,24 +269,20 @@ impl Comm {
         lending(sync, || self.stream.enqueue(call))
     }
 
-    /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. If a launch
-    /// after the first one fails, the heap is poisoned on all ranks: peers have seen the ranges
-    /// before, so the call can neither be tried again nor left.
+    /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. `launch`
+    /// sets the flag when it has launched something that peers see. If anything fails after that,
+    /// all ranks are told, those of other nodes too: the call can neither be tried again nor left.
     fn in_ranges(
         &self,
         message: &Message,
         most: u64,
-        launch: impl Fn(u64, u64) -> Result<()>,
+        launch: impl Fn(u64, u64, &Cell<bool>) -> Result<()>,
     ) -> Result<()> {
+        let begun = Cell::new(false);
         for from in (0..message.part).step_by(most as usize) {
-            launch(from, most.min(message.part - from)).map_err(|error| match error {
-                Error::Step { op, step, cause, recovery: Recovery::Retry } if from > 0 => {
-                    // The error of the launch is returned, whether the peers can be told or not.
-                    let _ = self.heap.poison(abort::INCOMPLETE);
-                    Error::Step { op, step, cause, recovery: Recovery::Close }
-                }
-                error => error,
-            })?;
+            let launched = launch(from, most.min(message.part - from), &begun);
+            let told = |error| if begun.get() { give_up(&self.heap, error) } else { error };
+            launched.map_err(told)?;
         }
         Ok(())
     }
@@ -303,7 +301,10 @@ fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator>
     let found = family.iter().find(|(known, _)| *known == dtype).map(|(_, operator)| operator);
     found.ok_or_else(|| {
         let names: Vec<_> = family.iter().map(|(known, _)| known.name()).collect();
-        let expected = format!("one of Options::sums of the communicator: {}", names.join(", "));
+        let expected = match names.is_empty() {
+            true => "no sum, since Options::sums of the communicator has no type".into(),
+            false => format!("one of Options::sums of the communicator: {}", names.join(", ")),
+        };
         invalid(op, "element type", dtype.to_string(), expected)
     })
 }
@@ -333,11 +334,13 @@ impl Message {
     ) -> Result<()> {
         let size = size_of::<T>() as u64;
         let most = operator.plan().largest() as u64 * size;
-        comm.in_ranges(self, most, |from, bytes| {
+        comm.in_ranges(self, most, |from, bytes, begun| {
             let shape = |parts| (parts, (bytes / size) as usize, (self.part / size) as usize);
             let a = self.input.matrix::<T>(self.op, from, shape(self.sent))?;
             let c = self.output.matrix::<T>(self.op, from, shape(self.got))?;
-            run(operator, &comm.stream.ours, a, c, root)
+            run(operator, &comm.stream.ours, a, c, root)?;
+            begun.set(true);
+            Ok(())
         })
     }
 
@@ -358,7 +361,7 @@ impl Message {
         let [sent, got] =
             [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];
         let reads = root.is_none_or(|root| root == self.rank);
-        comm.in_ranges(self, most, |from, bytes| {
+        comm.in_ranges(self, most, |from, bytes, begun| {
             let padded = bytes.next_multiple_of(4);
             let words = (padded / 4) as usize;
             for part in 0..if reads { self.sent as u64 } else { 0 } {
@@ -368,6 +371,7 @@ impl Message {
             let a = sent.matrix::<f32>(self.op, 0, (self.sent, words, words))?;
             let c = got.matrix::<f32>(self.op, 0, (self.got, words, words))?;
             run(operator, &comm.stream.ours, a, c, root)?;
+            begun.set(true);
             for part in 0..self.got as u64 {
                 let target = self.output.address + part * self.part + from;
                 self.copy_raw(comm, target, got.address + part * padded, bytes)?;

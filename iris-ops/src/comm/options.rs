@@ -23,6 +23,10 @@ pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 /// `u8`. Data of such types passes through the communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
+/// Largest value that [`Options::max_bytes`] accepts: a launch has at most 2^30 - 1 elements, of two
+/// bytes and more.
+const MOST_BYTES: u64 = 2 * (i32::MAX as u64 / 2);
+
 /// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;
 
@@ -74,8 +78,8 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the maximum message size of one launch in bytes: at least 4096, and at least 64 for
-    /// each rank. The size of a message is the larger of a rank's input and output.
+    /// Sets the maximum message size of one launch in bytes: at least 4096, at least 64 for each
+    /// rank, and less than 2 GiB. The size of a message is the larger of a rank's input and output.
     #[must_use]
     pub fn max_bytes(self, bytes: u64) -> Self {
         Self { max_bytes: bytes, ..self }
@@ -143,8 +147,8 @@ impl Options {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
         let least = LEAST_BYTES.max(LEAST_BYTES_OF_RANK * ranks.size as u64);
-        if max_bytes < least {
-            let (value, expected) = (max_bytes.to_string(), format!("at least {least}"));
+        if !(least..=MOST_BYTES).contains(&max_bytes) {
+            let (value, expected) = (max_bytes.to_string(), format!("{least} to {MOST_BYTES}"));
             return Err(Error::Invalid {
                 op: Op::AllReduce.into(),
                 what: "max_bytes".into(),

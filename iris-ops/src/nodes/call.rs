@@ -8,7 +8,8 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use iris_heap::abi::abort;
-use iris_heap::{DType, Event, Lane, RawSlice, Stream};
+use iris_heap::{DType, Event, Lane, RawSlice, Stream, SymmetricHeap};
+use iris_kernels::Recovery;
 
 use super::Composite;
 use super::exchange::{Exchange, Sent, shift_steps};
@@ -53,18 +54,13 @@ impl Composite {
             return Err(super::other_world(op, heap, &self.plan));
         };
         let mut begun = false;
-        let done = self.enqueue(stream, &call, &mut lane, &mut begun);
-        if done.is_err() && !begun {
-            lane.call -= 1;
-        } else if done.is_err() {
-            // The call is incomplete, so other nodes may wait for steps that this node will not
-            // enqueue. Poisoning the heap ends these waits.
-            let _ = heap.poison(abort::INCOMPLETE);
-            if let Some(across) = heap.across() {
-                across.abort();
+        self.enqueue(stream, &call, &mut lane, &mut begun).map_err(|error| {
+            if begun {
+                return give_up(heap, error);
             }
-        }
-        done
+            lane.call -= 1;
+            error
+        })
     }
 
     fn enqueue(
@@ -85,7 +81,8 @@ impl Composite {
             stream.wait(last).in_op(op)?;
         }
         let n = if self.plan.row().common.n { call.n } else { 0 };
-        let (m, n, plan) = (call.m as u64, n as u64, self.digest);
+        let plan = self.digest ^ u64::from(call.matrices.options());
+        let (m, n) = (call.m as u64, n as u64);
         let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
         let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));
         let mut calling =
@@ -95,6 +92,22 @@ impl Composite {
         done?;
         lane.last = Some((stream.record().in_op(op)?, capture));
         Ok(())
+    }
+}
+
+/// Tells all ranks, those of other nodes too, that this rank will not complete a call of which they
+/// may have seen a part: it ends their waits. Returns the error of the call, which says so.
+pub(crate) fn give_up(heap: &SymmetricHeap, error: Error) -> Error {
+    // The error of the call is returned, whether the others can be told or not.
+    let _ = heap.poison(abort::INCOMPLETE);
+    if let Some(across) = heap.across() {
+        across.abort();
+    }
+    match error {
+        Error::Step { op, step, cause, recovery: Recovery::Retry } => {
+            Error::Step { op, step, cause, recovery: Recovery::Close }
+        }
+        error => error,
     }
 }
 
@@ -125,9 +138,12 @@ impl Calling<'_> {
             let size = check::call(plan, &matrices)?.size(plan);
             self.log(super::steps::NodeStep::Part { role, size });
         }
-        self.op.parts[&role].run(self.stream, &matrices)?;
-        self.begun.set(true);
-        Ok(())
+        let done = self.op.parts[&role].run(self.stream, &matrices);
+        // A part of several launches may fail behind one that peers see.
+        let is_seen =
+            |error: &Error| matches!(error, Error::Step { recovery: Recovery::Close, .. });
+        self.begun.set(self.begun.get() || done.as_ref().map_or_else(is_seen, |()| true));
+        done
     }
 
     #[cfg(test)]

@@ -34,7 +34,8 @@ pub(crate) struct CallRecord {
     /// Number of columns of the call, or number of elements of a part; 0 if the number differs
     /// between ranks.
     pub(crate) n: u64,
-    /// Hash of the properties of the plan on which all ranks must agree.
+    /// Hash of the properties of the plan on which all ranks must agree, and of which optional
+    /// matrices the call has.
     pub(crate) plan: u64,
 }
 
@@ -223,7 +224,10 @@ pub(crate) enum StepError {
 impl CallRecord {
     /// Names of the record's fields in error messages.
     pub(super) const NAMES: [&'static str; 6] =
-        ["operator", "number of the call", "number of the step", "M", "N", "hash of the plan"];
+        ["operator", "number of the call", "number of the step", "M", "N", Self::HASH];
+
+    /// Name of the last field.
+    const HASH: &'static str = "hash of the plan and of which optional matrices there are";
 
     /// Values of the record's fields, each with its name for error messages.
     pub(super) fn fields(&self) -> [(&'static str, u64); 6] {
@@ -236,7 +240,7 @@ impl CallRecord {
     pub(super) fn show(what: &str, value: u64) -> String {
         match what {
             "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
-            "hash of the plan" => format!("{value:016x}"),
+            Self::HASH => format!("{value:016x}"),
             _ => value.to_string(),
         }
     }

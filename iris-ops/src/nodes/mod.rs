@@ -13,6 +13,7 @@ mod nccl;
 mod simulation;
 pub(crate) mod steps;
 
+pub(crate) use call::give_up;
 pub use forecast::Forecast;
 
 use std::collections::BTreeMap;

@@ -191,7 +191,8 @@ impl Link {
             communicator: Arc::downgrade(&communicator),
             others: others(&ranks, node),
         };
-        watcher.start().in_op(op)?;
+        // The others go on to the first collective of the communicator only if all have a watcher.
+        world.all_ok(op.name(), watcher.start()).in_op(op)?;
         Ok(Link {
             heap: Arc::downgrade(heap),
             control: Arc::downgrade(heap.control()),

@@ -42,8 +42,9 @@ impl Operator {
         record
     }
 
-    /// Adds to the record the fields of a single call: M, N and the location of C. `pulled` is the
-    /// offset and the leading dimension at which peers read A.
+    /// Adds to the record the fields of a single call: M, N and the location of C; and to the hash
+    /// the root, which optional matrices there are, and `pulled`, the offset and the leading
+    /// dimension at which peers read A.
     pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;
@@ -53,6 +54,10 @@ impl Operator {
         }
         if call.root != self.plan.request().root {
             record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
+        }
+        let options = call.matrices.options();
+        if options != 0 {
+            record.fields[Field::Config as usize] ^= hash(&[options]);
         }
         if form.pulls {
             // Each rank reads its peers' A at the offset and leading dimension of its own A. These

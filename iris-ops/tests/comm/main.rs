@@ -9,7 +9,9 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use anyhow::Result;
 use bytemuck::Pod;
 use half::{bf16, f16};
-use iris_heap::{BackendKind, DType, HeapOptions, Segment, SymSlice, SymmetricHeap, World};
+use iris_heap::{
+    BackendKind, DType, HeapOptions, Segment, Settings, SymSlice, SymmetricHeap, World,
+};
 use iris_ops::comm::{Comm, Footprint, Id, Options, ReduceOp, Summand};
 use iris_ops::{Device, OpResult, Ranks};
 
@@ -224,11 +226,16 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
         Ok(())
     };
     World::run_threads(2, of_f32).unwrap();
-    let large = Ranks::new(0, 1024).on_nodes(128);
-    let error = small().footprint(large).unwrap_err().to_string();
-    assert!(error.contains("max_bytes is 4096, expected at least 65536"), "{error}");
-    let error = small().max_bytes(100).footprint(Ranks::new(0, 2)).unwrap_err().to_string();
-    assert!(error.contains("max_bytes is 100, expected at least 4096"), "{error}");
+    let (two, many) = (Ranks::new(0, 2), Ranks::new(0, 1024).on_nodes(128));
+    let most = i32::MAX as u64 - 1;
+    for (ranks, bytes) in [(two, 4096), (two, most), (many, 65536)] {
+        small().max_bytes(bytes).footprint(ranks).unwrap();
+    }
+    for (ranks, bytes, least) in [(two, 4095, 4096), (two, most + 1, 4096), (many, 4096, 65536)] {
+        let error = small().max_bytes(bytes).footprint(ranks).unwrap_err().to_string();
+        let expected = format!("max_bytes is {bytes}, expected {least} to {most}");
+        assert!(error.contains(&expected), "{error}");
+    }
 }
 
 /// Tests that ranks that share only an id, here as threads of a process, form a communicator.
@@ -470,6 +477,27 @@ fn counts_and_calls_that_differ_between_ranks_are_named() {
 
 /// Tests that a communicator can be dropped while one of its calls waits for the peer. The call
 /// must end, and the peer's next call must name the rank that is gone.
+/// Tests that a rank that drops its communicator, while its world goes on, is named by the ranks
+/// that wait for it in a call.
+#[test]
+fn a_rank_that_drops_its_communicator_is_named() {
+    let settings = Settings::default().deadline(0.05);
+    let ended = Barrier::new(2);
+    let rank = |world: World| -> Result<Option<String>> {
+        let comm = Comm::from_world(CPU, &world, &small())?;
+        if world.rank() == 1 {
+            drop(comm);
+            ended.wait();
+            return Ok(None);
+        }
+        let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
+        ended.wait();
+        Ok(Some(error.to_string()))
+    };
+    let told = World::run_threads_each(2, &settings, rank).unwrap().remove(0).unwrap().unwrap();
+    assert!(told.contains("left out") && told.contains("on rank 1"), "{told}");
+}
+
 #[test]
 fn a_communicator_may_be_dropped_while_a_call_runs() {
     let id = Id::new().unwrap();

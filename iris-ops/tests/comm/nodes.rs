@@ -1,12 +1,14 @@
 //! Tests of communicators over several nodes. The ranks are threads that simulate nodes, or they
 //! connect over loopback.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
-use iris_heap::{Network, Secret, UniqueId, World};
-use iris_ops::OpResult;
+use iris_heap::{Network, Secret, Settings, UniqueId, World};
+use iris_kernels::Recovery;
 use iris_ops::comm::{Comm, ReduceOp};
+use iris_ops::{OpError, OpResult};
 use iris_testkit::port;
 
 use super::{CPU, all_calls, small};
@@ -30,22 +32,28 @@ fn calls_over_several_nodes_are_right() {
     }
 }
 
-/// Tests the calls with ranks that connect over TCP and are authenticated by a secret. The
-/// network's settings name each rank's node.
+/// Tests the calls with ranks that connect over TCP and are authenticated by a secret, in the world
+/// and in groups of it. The network's settings name each rank's node.
 #[test]
 fn calls_over_sockets_are_right() {
-    for names in [&["a", "b"][..], &["a", "a", "b", "b"], &["a", "b", "c"]] {
+    for names in [&["a", "a"][..], &["a", "b"], &["a", "a", "b", "b"], &["a", "b", "c"]] {
         let port = port::free("127.0.0.1").unwrap();
         let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
         let network = network.secret(Secret::new().unwrap());
         let rank = |rank: usize| -> Result<()> {
             let network = network.clone().node(names[rank]);
             let world = World::over_network(&network, rank, names.len())?;
-            let comm = Comm::from_world(CPU, &world, &small())?;
-            for count in [1, 341, 1025] {
-                all_calls(&comm, count)?;
-            }
-            comm.close()?;
+            let in_world = |world: &World| -> Result<()> {
+                let comm = Comm::from_world(CPU, world, &small())?;
+                for count in [1, 341, 1025] {
+                    all_calls(&comm, count)?;
+                }
+                Ok(comm.close()?)
+            };
+            in_world(&world)?;
+            let group = world.split(Some(rank as u32 % 2), 0)?.unwrap();
+            in_world(&group)?;
+            group.close()?;
             Ok(world.close()?)
         };
         std::thread::scope(|scope| {
@@ -109,6 +117,50 @@ fn calls_that_differ_between_nodes_are_named() {
 
 fn sum_of(comm: &Comm, count: usize) -> OpResult<()> {
     comm.all_reduce_in_place(&mut vec![1.0_f32; count], &ReduceOp::Sum)
+}
+
+/// Tests launches that fail in a call of several ranges: the call may be tried again, or the rank
+/// of the other node is told while it waits.
+#[test]
+fn a_call_that_fails_halfway_is_told_to_all_nodes() {
+    let settings = Settings::default().deadline(0.05);
+    let mut outcomes = [0; 3];
+    for launches in 0..15 {
+        let both_ended = Barrier::new(2);
+        let rank = |world: World| -> Result<(OpResult<()>, bool)> {
+            let comm = Comm::from_world(CPU, &world, &small())?;
+            let call = || comm.all_gather(&[1.0_f32; 2048], &mut [0.0_f32; 4096]);
+            if world.rank() == 0 {
+                comm.heap().control().fail_launch_after(launches);
+            }
+            let first = call();
+            let failed = first.is_err();
+            let last = match first {
+                Err(OpError::Step { recovery: Recovery::Retry, .. }) => call(),
+                other => other,
+            };
+            both_ended.wait();
+            Ok((last, failed))
+        };
+        let results = World::run_nodes_each((2, 1), &settings, rank).unwrap();
+        let [(mine, failed), (theirs, _)] =
+            results.try_into().map(|all: [_; 2]| all.map(Result::unwrap)).unwrap();
+        let outcome = match (failed, mine, theirs) {
+            (false, Ok(()), Ok(())) => 0,
+            (true, Ok(()), Ok(())) => 1,
+            (true, Err(OpError::Step { recovery: Recovery::Close, .. }), Err(told)) => {
+                let text = told.to_string();
+                assert!(
+                    text.contains("rank 0 on host node 0") && !text.contains("waited"),
+                    "{text}"
+                );
+                2
+            }
+            other => panic!("after {launches} launches: {other:?}"),
+        };
+        outcomes[outcome] += 1;
+    }
+    assert!(outcomes.iter().all(|&count| count > 0), "no failure, a retry, a loss: {outcomes:?}");
 }
 
 /// Tests a rank that ends in the middle of a call: the call must end on all nodes, with an error

@@ -102,10 +102,13 @@ fn on_cpu(options: &Options) -> Result<bool> {
 fn cases(options: &Options) -> Result<Cases> {
     let mut cases: Cases = read(options.cases.as_deref(), ("bench/cpu.toml", CASES))?;
     if let Some(only) = &options.only {
-        cases.ratio.retain(|ratio| ratio.name.contains(only.as_str()));
-        if cases.ratio.is_empty() {
-            return Err(usage("--only", only, "part of the name of a ratio"));
+        let is_meant = |ratio: &Ratio| ratio.name.contains(only.as_str());
+        if !cases.ratio.iter().any(is_meant) {
+            let names: Vec<_> = cases.ratio.iter().map(|ratio| ratio.name.as_str()).collect();
+            let expected = format!("part of the name of a ratio: {}", names.join("; "));
+            return Err(usage("--only", only, expected));
         }
+        cases.ratio.retain(is_meant);
     }
     Ok(cases)
 }
