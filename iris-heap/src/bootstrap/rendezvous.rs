@@ -41,9 +41,8 @@ use super::process::{began, parent_command};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
-use crate::util::{check_file_size, lock};
+use crate::util::{check_file_size, host_name, lock};
 use crate::wire::hash;
-use crate::world::network::host_name;
 
 /// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;

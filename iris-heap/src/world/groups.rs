@@ -2,8 +2,8 @@
 
 use super::World;
 use super::hosts::Hosts;
-use super::network::host_name;
 use crate::error::{Result, list_texts};
+use crate::util::host_name;
 use crate::wire::{Reader, Writer};
 
 /// Device of a rank, and devices whose memory it cannot access. The default is the CPU, whose

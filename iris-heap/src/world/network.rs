@@ -20,6 +20,7 @@ use crate::bootstrap::tcp::seal::Terms;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
+use crate::util::host_name;
 use crate::wire::hash;
 
 /// Secret of 256 bits that only the ranks of one job share. With it the ranks authenticate each
@@ -253,11 +254,6 @@ impl World {
         let (nodes, hosts) = Nodes::join(all, place, &job, timeout, &step)?;
         Ok(World::on_nodes(Arc::new(nodes) as Arc<dyn Bootstrap>, settings, hosts, None))
     }
-}
-
-/// Name by which the system knows this host.
-pub(crate) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Identity of a machine since it was started: the system's boot id, or the host's name if there is

@@ -1,6 +1,7 @@
 //! Tests of communicators on the CPU: every collective, with any count and type. Communicators are
 //! opened by threads of a world and by an id.
 
+mod ends;
 mod nodes;
 
 use std::fmt;
@@ -9,9 +10,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex};
 use anyhow::Result;
 use bytemuck::Pod;
 use half::{bf16, f16};
-use iris_heap::{
-    BackendKind, DType, HeapOptions, Segment, Settings, SymSlice, SymmetricHeap, World,
-};
+use iris_heap::{BackendKind, DType, HeapOptions, Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Footprint, Id, Options, ReduceOp, Summand};
 use iris_ops::{Device, OpResult, Ranks};
 
@@ -257,38 +256,6 @@ fn ranks_meet_by_an_id() {
     assert!(error.contains("rank is 3"), "{error}");
 }
 
-/// Tests the steps by which a server survives a lost rank: the remaining ranks close their
-/// communicators, and open another communicator with a new id.
-#[test]
-fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
-    let ids = [Id::new().unwrap(), Id::new().unwrap()];
-    let lost = std::sync::Barrier::new(2);
-    let rank = |rank: usize| -> Result<()> {
-        let comm = Comm::from_rank_with(CPU, rank, 2, ids[0], &small())?;
-        sums::<f32>(&comm, 10)?;
-        if rank == 1 {
-            drop(comm);
-        } else {
-            // Rank 1 does not make this call, so it must fail on rank 0.
-            let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
-            assert!(error.to_string().contains("rank 1"), "{error}");
-            assert!(comm.check().is_err());
-            let error = comm.all_gather(&[1_u32], &mut [0_u32; 2]).unwrap_err().to_string();
-            assert!(error.contains("takes no calls after a fault"), "{error}");
-            let error = comm.close().unwrap_err().to_string();
-            assert!(error.contains("rank 1"), "{error}");
-        }
-        lost.wait();
-        let comm = Comm::from_rank_with(CPU, rank, 2, ids[1], &small())?;
-        sums::<f32>(&comm, 10)?;
-        Ok(comm.close()?)
-    };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
-}
-
 /// Tests that calls of several threads run in the order of the program. The threads take turns, and
 /// each enqueues calls of several parts.
 #[test]
@@ -473,56 +440,4 @@ fn counts_and_calls_that_differ_between_ranks_are_named() {
         },
         &["f32", "bf16"],
     );
-}
-
-/// Tests that a communicator can be dropped while one of its calls waits for the peer. The call
-/// must end, and the peer's next call must name the rank that is gone.
-/// Tests that a rank that drops its communicator, while its world goes on, is named by the ranks
-/// that wait for it in a call.
-#[test]
-fn a_rank_that_drops_its_communicator_is_named() {
-    let settings = Settings::default().deadline(0.05);
-    let ended = Barrier::new(2);
-    let rank = |world: World| -> Result<Option<String>> {
-        let comm = Comm::from_world(CPU, &world, &small())?;
-        if world.rank() == 1 {
-            drop(comm);
-            ended.wait();
-            return Ok(None);
-        }
-        let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
-        ended.wait();
-        Ok(Some(error.to_string()))
-    };
-    let told = World::run_threads_each(2, &settings, rank).unwrap().remove(0).unwrap().unwrap();
-    assert!(told.contains("left out") && told.contains("on rank 1"), "{told}");
-}
-
-#[test]
-fn a_communicator_may_be_dropped_while_a_call_runs() {
-    let id = Id::new().unwrap();
-    let (enqueued, dropped) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
-    let rank = |rank: usize| -> Result<()> {
-        let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
-        sums::<f32>(&comm, 10)?;
-        let (x, mut y) = (comm.heap().full::<f32>(900, 1.0)?, comm.heap().zeros::<f32>(900)?);
-        if rank == 0 {
-            comm.all_reduce(&x, &mut y, &ReduceOp::Sum)?;
-            enqueued.wait();
-            drop(comm);
-            dropped.wait();
-            return Ok(());
-        }
-        enqueued.wait();
-        dropped.wait();
-        let call = comm.all_reduce(&x, &mut y, &ReduceOp::Sum);
-        let error = call.and_then(|()| comm.close()).unwrap_err().to_string();
-        // The error must report the lost rank, not a wait that timed out.
-        assert!(error.contains("rank 0") && !error.contains("waited"), "{error}");
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
 }
