@@ -66,6 +66,7 @@ fn main() -> ExitCode {
             a_killed_rank_of_another_node_is_named,
             a_killed_rank_without_peer_access_is_named,
             a_killed_node_of_two_ranks_is_named,
+            a_killed_rank_ends_a_call_in_progress,
             a_killed_rank_ends_a_wait_in_the_driver,
             an_asynchronous_error_ends_a_wait_in_the_driver,
             a_rank_that_makes_no_call_is_named,
@@ -460,6 +461,12 @@ fn a_killed_node_of_two_ranks_is_named() {
     let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
     let expected = [End::Exited(0), End::Exited(0), End::Signalled(9), End::Signalled(9)];
     assert_eq!(ends, expected, "{}", outcome.report());
+}
+
+/// Tests that a call that the library has not taken yet ends when a rank is killed.
+fn a_killed_rank_ends_a_call_in_progress() {
+    let set = [("FAKE_RCCL_STALLS", "0:10")];
+    rank_1_of_two_is_killed("killed", (2, 1), &set);
 }
 
 /// Kills all ranks of node 1 between two calls.

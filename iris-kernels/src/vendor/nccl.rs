@@ -260,7 +260,7 @@ impl Communicator {
         };
         let (nccl, deadline) = (nccl.clone(), options.deadline);
         let new = Communicator { nccl, handle: Mutex::new(Live(handle)), rank, ranks, deadline };
-        let taken = new.taken(handle, "ncclCommInitRankConfig", code);
+        let taken = new.taken(new.lock(), "ncclCommInitRankConfig", code);
         if taken.is_err() && !handle.is_null() {
             let aborted = new.abort().map_or(Ok(()), Release::run);
             aborted.unwrap_or_else(|error| tracing::debug!(%error, "a communicator was not freed"));
@@ -290,8 +290,14 @@ impl Communicator {
         }
     }
 
-    /// Waits until the library has accepted a call of `function`, which returned `code`.
-    fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
+    /// Waits until the library has accepted a call of `function`, which returned `code`. The lock is
+    /// free between polls, so that another thread can abort the communicator.
+    fn taken<'a>(
+        &'a self,
+        mut live: MutexGuard<'a, Live>,
+        function: &'static str,
+        mut code: c_int,
+    ) -> Result<()> {
         // Number of polls before the thread sleeps between polls. Most waits are short; a rank that
         // waits for others to connect must not keep a core busy.
         const SPINS: u32 = 1000;
@@ -303,14 +309,16 @@ impl Communicator {
                 return Err(Error::Late { function, seconds: deadline.as_secs() });
             }
             polls = polls.saturating_add(1);
+            drop(live);
             if polls < SPINS {
                 std::thread::yield_now()
             } else {
                 std::thread::sleep(PAUSE)
             }
+            live = self.live(function)?;
             let mut state = 0;
             // SAFETY: the communicator is alive; the function only writes to `state`.
-            let asked = unsafe { (self.nccl.table.ncclCommGetAsyncError)(handle, &mut state) };
+            let asked = unsafe { (self.nccl.table.ncclCommGetAsyncError)(live.0, &mut state) };
             code = if asked == 0 { state } else { asked };
         }
         self.nccl.check(function, code)
@@ -377,7 +385,7 @@ impl Communicator {
                 }
             }
         };
-        self.taken(handle, function, code)
+        self.taken(live, function, code)
     }
 
     /// Returns an error if a collective has failed since it was enqueued, for example by a lost
@@ -419,8 +427,7 @@ impl Communicator {
         }
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.nccl.table.ncclCommFinalize)(handle) };
-        self.taken(handle, "ncclCommFinalize", code)?;
-        drop(live);
+        self.taken(live, "ncclCommFinalize", code)?;
         Ok(self.take("ncclCommDestroy", self.nccl.table.ncclCommDestroy))
     }
 

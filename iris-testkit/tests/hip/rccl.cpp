@@ -16,7 +16,8 @@
 // FAKE_RCCL_ANSWERS (2; number of times that a call is in progress), FAKE_RCCL_JOINS (0; milliseconds
 // after which a rank joins its communicator), FAKE_RCCL_DELAY (0; milliseconds for which a collective
 // waits on its stream first), FAKE_RCCL_FAILS (none; number of the collective, counted from 1, which
-// ends in an asynchronous error), FAKE_RCCL_GRAPHS (0; if 1, the calls that free a communicator never
+// ends in an asynchronous error), FAKE_RCCL_STALLS (none; number of the collective, counted from 1, which
+// stays in progress), FAKE_RCCL_GRAPHS (0; if 1, the calls that free a communicator never
 // return, as if a graph with its collectives existed).
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -129,6 +130,7 @@ int collective(const std::string& name, const void* handle, const Call& call, co
     for (const Block& one : from) all += one.bytes;
     if (all > ROOM || from.size() > MOST_PARTS) return refused(INVALID_ARGUMENT, name, "too large for the fake");
     const u64 number = ++of->calls;
+    if (setting("FAKE_RCCL_STALLS", of->rank, 0) == number) return begin(*of, [] { return false; });
     return begin(*of, [=] {
         auto* work = new std::function<void()>([=] {
             run(*of, number, call, from, finish);
