@@ -227,6 +227,7 @@ impl Comm {
             None => Ranks::from(world).on(backend),
         };
         let plans = options.plans(ranks)?;
+        world.agree("communicator", &options.items()).map_err(Error::comm)?;
         let mut opened = options.heap_options(&plans);
         opened.device = index;
         let heap = SymmetricHeap::open(world, opened).map_err(Error::comm)?;
@@ -246,7 +247,9 @@ impl Comm {
         heap: &Arc<SymmetricHeap>,
         options: &Options,
     ) -> Result<Self> {
-        Comm::make(stream.into(), heap, &options.plans(heap.into())?)
+        let plans = options.plans(heap.into())?;
+        heap.whole_world().agree("communicator", &options.items()).map_err(Error::comm)?;
+        Comm::make(stream.into(), heap, &plans)
     }
 
     #[track_caller]

@@ -127,6 +127,12 @@ impl Options {
         Ok(self.plans(ranks.into())?.footprint())
     }
 
+    /// Options that must be equal on all ranks, with their names.
+    pub(super) fn items(&self) -> [(&'static str, String); 2] {
+        let sums: Vec<_> = self.sums.iter().map(|dtype| dtype.name()).collect();
+        [("max_bytes", self.max_bytes.to_string()), ("sums", sums.join(", "))]
+    }
+
     /// Options for opening a heap with room for the communicator of these plans and for the
     /// program's own allocations.
     pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {

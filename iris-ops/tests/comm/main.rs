@@ -237,6 +237,27 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
     }
 }
 
+#[test]
+fn options_that_differ_are_named() {
+    type Change = fn(Options) -> Options;
+    let cases: [(Change, [&str; 2]); 2] = [
+        (|it| it.max_bytes(8192), ["max_bytes is 4096 on rank 0", "8192 on rank 1"]),
+        (|it| it.sums(&[DType::F32]), ["sums is f32, f16, bf16 on rank 0", "f32 on rank 1"]),
+    ];
+    for (change, words) in cases {
+        let rank = |world: World| -> Result<Vec<String>> {
+            let options = if world.rank() == 1 { change(small()) } else { small() };
+            let mut told = vec![Comm::from_world(CPU, &world, &options).err()];
+            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+            told.push(Comm::in_heap(CPU, &heap, &options).err());
+            Ok(told.into_iter().map(|error| error.expect("an error").to_string()).collect())
+        };
+        for text in World::run_threads(2, rank).unwrap().concat() {
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+    }
+}
+
 /// Tests that ranks that share only an id, here as threads of a process, form a communicator.
 #[test]
 fn ranks_meet_by_an_id() {
