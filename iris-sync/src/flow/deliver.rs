@@ -27,8 +27,10 @@ pub trait Delivery {
 /// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
 /// waits for credits, which peers return when they have finished an earlier call, and also for
 /// entries if it writes into peers' C. It never waits for a signal of this call, so the waits form no
-/// cycle. Workgroups are counted as finished before they take tiles. With dedicated senders, [`DeliverTiles::push`] must not read data that
-/// [`DeliverTiles::produce`] writes: another workgroup may produce the tile before or after.
+/// cycle. Workgroups are counted as finished before they take tiles.
+///
+/// With dedicated senders, [`DeliverTiles::push`] must not read data that [`DeliverTiles::produce`]
+/// writes: another workgroup may produce the tile before or after.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,

@@ -70,8 +70,8 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
 /// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits until the
 /// receivers' slots are free (credits), and also for entries if it writes into the receivers' C,
 /// but never for a signal, so the waits form no cycle. Workgroups are counted as finished before
-/// they take tiles. With dedicated senders, `push` must not read
-/// data that `produce` writes, because another workgroup runs `produce`, in no fixed order.
+/// they take tiles. With dedicated senders, `push` must not read data that `produce` writes, because
+/// another workgroup runs `produce`, in no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
