@@ -32,14 +32,20 @@ impl World {
         self.collective("allgather", bytes)
     }
 
-    /// Exchanges bytes as [`World::allgather`]. After some seconds of waiting, calls `on_missing`
-    /// now and then with the ranks that have not arrived; `on_missing` must not wait.
+    /// Exchanges bytes as [`World::allgather`]; `kind` names the exchange in errors and notices, and
+    /// must be the same on all ranks. After some seconds of waiting, calls `on_missing` now and then
+    /// with the ranks that have not arrived; `on_missing` must not wait.
     ///
     /// # Errors
     /// Errors of [`World::barrier`].
     #[track_caller]
-    pub fn allgather_watched(&self, bytes: &[u8], on_missing: OnMissing) -> Result<Vec<Vec<u8>>> {
-        self.exchange("allgather", bytes, Some(on_missing))
+    pub fn allgather_watched(
+        &self,
+        kind: &str,
+        bytes: &[u8],
+        on_missing: OnMissing,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.exchange(kind, bytes, Some(on_missing))
     }
 
     /// Checks that every rank passes the same items in the same order: collective. `what` names the

@@ -282,7 +282,8 @@ fn exchange(
             control.publish_step(Some(AwaitedNode::Node(node)));
         }
     };
-    let all = across.allgather_watched(&message, OnMissing(Arc::new(publish)))?;
+    let publish = OnMissing(Arc::new(publish));
+    let all = across.allgather_watched("a step between nodes", &message, publish)?;
     let CallRecord { op, call, step, .. } = record;
     let mut data = Vec::with_capacity(all.len());
     for (message, (rank, host)) in all.iter().zip(ranks) {
