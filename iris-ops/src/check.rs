@@ -1,6 +1,7 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
-use iris_heap::DType;
+use iris_heap::{DType, SymmetricHeap};
+use iris_kernels::args::Matrix;
 
 use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
@@ -98,6 +99,68 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
     Ok(call)
+}
+
+/// Memory of a call's matrices on this rank; empty for a matrix that the call does not have.
+pub(crate) struct Places {
+    pub(crate) a: Matrix,
+    pub(crate) b: Matrix,
+    pub(crate) c: Matrix,
+    pub(crate) bias: Matrix,
+    pub(crate) residual: Matrix,
+    pub(crate) weight: Matrix,
+    pub(crate) normed: Matrix,
+}
+
+/// Looks up the memory of a call's matrices, and checks that what the call writes overlaps nothing
+/// else.
+pub(crate) fn places(plan: &Plan, heap: &SymmetricHeap, matrices: &Matrices) -> Result<Places> {
+    let (op, row) = (plan.op(), plan.row());
+    let Matrices { a, b, c, bias, norm, .. } = matrices;
+    let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
+    let norm = norm.as_ref();
+    let residual = norm.and_then(|norm| norm.residual.as_ref());
+    let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
+    let resolve = |name, matrix: Option<&MatRef>| match matrix {
+        Some(matrix) => matrix.resolve(op, name, heap),
+        None => Ok(Matrix::default()),
+    };
+    let [input, output] = names(row);
+    let places = Places {
+        a: resolve(input, a)?,
+        b: resolve("B", b)?,
+        c: resolve(output, c)?,
+        bias: resolve("bias", bias)?,
+        residual: resolve("residual", residual)?,
+        weight: resolve("weight", weight)?,
+        normed: resolve("normed", normed)?,
+    };
+    let read = [
+        (input, a, &places.a),
+        ("B", b, &places.b),
+        ("bias", bias, &places.bias),
+        ("residual", residual, &places.residual),
+        ("weight", weight, &places.weight),
+        (output, c, &places.c),
+    ];
+    // The normalising step reads C again after the call has written C. It reads only this rank's C,
+    // so C may be an input of that step.
+    let written =
+        [(output, c, &places.c, &read[..5]), ("normed", normed, &places.normed, &read[..])];
+    for (first, written, own, others) in written {
+        let Some(written) = written else { continue };
+        for &(second, other, theirs) in others {
+            let Some(other) = other else { continue };
+            // A call may run in place if C is exactly the residual or the input: the thread that
+            // writes an element has read the element before.
+            let may = second == "residual" || second == input && row.in_place;
+            let same = first == output && may && own == theirs;
+            if !same && written.overlaps(own, other, theirs) {
+                return Err(Error::Overlap { op: op.into(), first, second });
+            }
+        }
+    }
+    Ok(places)
 }
 
 /// Names that error messages give to the input and the output.

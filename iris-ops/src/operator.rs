@@ -17,7 +17,6 @@ use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 use crate::args::Matrices;
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
-use crate::matrix::MatRef;
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
@@ -157,50 +156,16 @@ impl Operator {
         let (op, row) = (self.plan.op(), self.plan.row());
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
-        let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
-        let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
-        let norm = norm.as_ref();
-        let resolve = |name, matrix: Option<&MatRef>| match matrix {
-            Some(matrix) => matrix.resolve(op, name, &self.heap),
-            None => Ok(Matrix::default()),
-        };
-        let [input, output] = check::names(self.plan.row());
-        (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
-        (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
-        let residual = norm.and_then(|norm| norm.residual.as_ref());
-        let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
-        args.residual = resolve("residual", residual)?;
-        (args.weight, args.normed) = (resolve("weight", weight)?, resolve("normed", normed)?);
-        let read = [
-            (input, a, &args.a),
-            ("B", b, &args.b),
-            ("bias", bias, &args.bias),
-            ("residual", residual, &args.residual),
-            ("weight", weight, &args.weight),
-            (output, c, &args.c),
-        ];
-        // The normalising step reads C again after the call has written C. It reads only this
-        // rank's C, so C may be an input of that step.
-        let written =
-            [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
-        for (first, written, own, others) in written {
-            let Some(written) = written else { continue };
-            for &(second, other, theirs) in others {
-                let Some(other) = other else { continue };
-                // A call may run in place if C is exactly the residual or the input: the thread
-                // that writes an element has read the element before.
-                let may = second == "residual" || second == input && row.in_place;
-                let same = first == output && may && own == theirs;
-                if !same && written.overlaps(own, other, theirs) {
-                    return Err(Error::Overlap { op: op.into(), first, second });
-                }
-            }
-        }
+        let places = check::places(&self.plan, &self.heap, &call.matrices)?;
+        (args.a, args.b, args.c, args.bias) = (places.a, places.b, places.c, places.bias);
+        (args.residual, args.weight) = (places.residual, places.weight);
+        args.normed = places.normed;
         (args.m, args.n, args.root) = (call.m as u32, call.n as u32, call.root as u32);
         args.dedicated_workgroups = sizes.dedicated;
         let form = self.plan.at(call.size(&self.plan)).form;
         if form.pulls && !self.plan.alone() {
-            let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());
+            let a = call.matrices.a.filter(|a| !a.is_transposed());
+            let place = a.and_then(|a| a.sym_offset());
             args.pulled = place.ok_or_else(|| {
                 let others = row.forms.iter().filter(|form| !form.pulls);
                 let names: Vec<_> = others.map(|form| form.variant.name()).collect();

@@ -326,6 +326,64 @@ fn calls_that_differ_between_nodes_are_named() {
     }
 }
 
+/// Tests that wrong matrices are refused before anything is enqueued, on one rank alone too, so that
+/// the next call is right.
+#[test]
+fn wrong_matrices_are_refused_and_the_next_call_is_right() {
+    for world in [(2, 1), (2, 2)] {
+        on_nodes(world, |world, heap| {
+            let (rows, columns) = (8, 16);
+            let plan = iris_ops::all_reduce::Options::rows(rows, columns).plan(&heap)?;
+            let (op, stream) = (AllReduce::new(&heap, &plan)?, heap.stream()?);
+            let whole = heap.ones::<f32>(2 * rows * columns)?;
+            let matrix = |slice| MatRef::sym(slice, rows, columns);
+            let input = matrix(whole.slice(..rows * columns)?);
+            let refused = |output: MatRef, part: &str| {
+                let error = op.run(&CollectiveArgs::new(input, output), &stream).unwrap_err();
+                assert!(error.to_string().contains(part), "no {part} in {error}");
+            };
+            if world.rank() == 1 {
+                refused(matrix(whole.slice(..7)?), "output");
+            }
+            refused(matrix(whole.slice(columns..)?), "output and input overlap");
+            let output = whole.slice(rows * columns..)?;
+            op.run(&CollectiveArgs::new(input, matrix(output)), &stream)?;
+            stream.sync()?;
+            assert!(heap.read(output)?.iter().all(|&sum| sum == world.size() as f32));
+            Ok(())
+        });
+    }
+}
+
+/// Tests a rank that leaves out the last call: no rank waits in a close for another one.
+#[test]
+fn a_rank_that_leaves_out_a_call_keeps_nobody_in_a_close() {
+    let settings = Settings::default().deadline(0.05);
+    for world in [(2, 1), (2, 2)] {
+        let rank = |world: World| -> anyhow::Result<String> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+            let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(64).plan(&heap)?)?;
+            let (stream, x) = (heap.stream()?, MatRef::vector(heap.ones::<f32>(64)?));
+            let mut told = Vec::new();
+            if world.rank() + 1 < world.size() {
+                told.extend(
+                    op.run(&CollectiveArgs::new(x, x), &stream).err().map(|e| e.to_string()),
+                );
+                told.extend(stream.sync().err().map(|e| e.to_string()));
+            }
+            told.extend(heap.close().err().map(|e| e.to_string()));
+            drop((op, stream, heap));
+            told.extend(world.close().err().map(|e| e.to_string()));
+            Ok(told.join("; "))
+        };
+        let (nodes, per_node) = world;
+        let all = World::run_nodes_each((nodes, per_node), &settings, rank).unwrap();
+        for told in all.into_iter().map(Result::unwrap) {
+            assert!(!told.is_empty() && !told.contains("waited"), "{world:?}: {told}");
+        }
+    }
+}
+
 /// Tests that a rank that dies in the middle of a call ends the call on all nodes.
 #[test]
 fn a_rank_that_ends_is_named_on_all_nodes() {

@@ -356,8 +356,9 @@ impl Hub {
     /// Handles the end of a rank's process, or of the connection to it.
     fn lose(&mut self, rank: usize) {
         self.gone[rank] = true;
+        // The world, group 0, is told last: rank 0 may end when it has read that, and the hub with it.
         let groups: Vec<u64> = self.groups.keys().copied().collect();
-        for group in groups {
+        for group in groups.into_iter().rev() {
             self.leave(rank, group, false);
         }
     }

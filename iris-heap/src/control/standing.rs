@@ -72,7 +72,7 @@ impl Control {
     /// is then that failure, not the calls that are missing because of it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
-            && (ended.is_none() || self.outcome().is_ok())
+            && (ended.is_none() || !self.has_failed())
             && let Err(error) = boards.set_ended(ended)
         {
             tracing::debug!(%error, "the end of a heap or operator is not told to other ranks");

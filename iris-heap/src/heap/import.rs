@@ -98,8 +98,8 @@ impl SymmetricHeap {
     }
 
     /// Registers `len` elements of the memory behind a descriptor on each rank as a symmetric
-    /// slice: collective. On the CPU the descriptor must be a memfd of at least that size with the
-    /// seal `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
+    /// slice: collective. On the CPU the descriptor must be a memfd of at least that size, rounded up
+    /// to whole pages, with the seal `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is

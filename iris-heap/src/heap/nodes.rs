@@ -160,7 +160,15 @@ impl SymmetricHeap {
                 let launching = self.memory.control.launching();
                 let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
                 drop(launching);
-                engine.and(nodes.across.close()).and(self.world.close())
+                let across = nodes.across.close();
+                let local = self.world.close();
+                // After a call that differs a world stays open, and peers would go on waiting in it.
+                for (world, closed) in [(&nodes.across, &across), (&self.world, &local)] {
+                    if closed.is_err() {
+                        world.abort();
+                    }
+                }
+                engine.and(across).and(local)
             }
         }
     }

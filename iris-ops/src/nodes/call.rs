@@ -47,6 +47,8 @@ impl Composite {
     pub(super) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
+        // The parts of the call look up memory again, but then other parts have been enqueued.
+        check::places(&self.plan, heap, &call.matrices)?;
         heap.check_stream(op.name(), stream).in_op(op)?;
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         heap.control().check().map_err(poisoned)?;

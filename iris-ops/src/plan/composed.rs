@@ -258,12 +258,16 @@ impl Maker<'_> {
         if let Some(asked) = variant
             && row.form(asked).is_none()
         {
-            let names: Vec<_> = row.forms.iter().map(|form| form.variant.name()).collect();
+            // The node's operator may be another one, whose variants the caller cannot name.
+            let outer = self.request.row;
+            let variants = row.forms.iter().map(|form| form.variant);
+            let known = variants.filter(|&variant| outer.form(variant).is_some());
+            let names: Vec<_> = std::iter::once("auto").chain(known.map(|it| it.name())).collect();
             return Err(Error::Invalid {
                 op: self.request.op().into(),
                 what: "variant over several nodes".into(),
                 value: asked.to_string(),
-                expected: format!("auto, {}", names.join(", ")),
+                expected: names.join(", "),
             });
         }
         self.part(Role::Main, row, shape, |request| {
