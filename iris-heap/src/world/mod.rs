@@ -57,6 +57,17 @@ struct Grouping {
     hosts: Hosts,
 }
 
+impl Grouping {
+    /// Makes a heap over these nodes fail by the loss `error` of a rank, possibly on another node.
+    fn fail(&self, control: &Arc<Control>, error: &Error) {
+        control.fail_elsewhere(self.hosts.describe(error.clone()));
+        control.end_steps();
+    }
+}
+
+/// List that a world shares with its watcher.
+type Shared<T> = Arc<Mutex<Vec<T>>>;
+
 struct Inner {
     bootstrap: Arc<dyn Bootstrap>,
     settings: Settings,
@@ -64,7 +75,9 @@ struct Inner {
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
     /// Control blocks of the open heaps, through which waiting kernels learn that a peer is lost.
-    controls: Arc<Mutex<Vec<Weak<Control>>>>,
+    controls: Shared<Weak<Control>>,
+    /// Control blocks of the open heaps over the nodes of this world, with these nodes.
+    over_nodes: Shared<(Weak<Control>, Arc<Grouping>)>,
     heaps: AtomicUsize,
     children: AtomicUsize,
     /// Errors that the library has returned to this rank's program. Worlds that were split off this
@@ -212,14 +225,20 @@ impl World {
         (place, hosts): (Place, Hosts),
         parent: Option<World>,
     ) -> World {
-        let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
-        let watched = controls.clone();
+        let controls: Shared<Weak<Control>> = Arc::default();
+        let over_nodes: Shared<(Weak<Control>, Arc<Grouping>)> = Arc::default();
+        let (watched, watched_over_nodes) = (controls.clone(), over_nodes.clone());
         bootstrap.watch(Arc::new(move |error| {
             // The loss is logged at debug level only, because the thread that waits for these
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));
+            }
+            for (control, nodes) in lock(&watched_over_nodes).iter() {
+                if let Some(control) = control.upgrade() {
+                    nodes.fail(&control, error);
+                }
             }
         }));
         if let Some(parent) = &parent {
@@ -234,6 +253,7 @@ impl World {
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
             controls,
+            over_nodes,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
             returned_errors,

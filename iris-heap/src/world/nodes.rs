@@ -1,7 +1,7 @@
 //! Worlds over several nodes: the worlds of one node and across nodes, and simulated nodes for
 //! tests, whose ranks are threads of one process.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::hosts::Hosts;
 use super::{World, check_size};
@@ -9,6 +9,7 @@ use crate::bootstrap::threads::Threads;
 use crate::control::Control;
 use crate::env::Settings;
 use crate::error::{Error, Result};
+use crate::util::lock;
 
 impl World {
     /// Number of nodes: groups of ranks that can map each other's memory.
@@ -73,13 +74,14 @@ impl World {
     /// Aborts the kernels of a node's heap, and its steps between nodes, if a rank of this world,
     /// possibly on another node, is lost.
     pub(crate) fn watch_for(&self, control: &Arc<Control>) {
-        let (control, hosts): (Weak<Control>, _) = (Arc::downgrade(control), self.hosts().clone());
-        self.inner.bootstrap.watch(Arc::new(move |error| {
-            if let Some(control) = control.upgrade() {
-                control.fail_elsewhere(hosts.describe(error.clone()));
-                control.end_steps();
-            }
-        }));
+        let mut heaps = lock(&self.inner.over_nodes);
+        heaps.retain(|(control, _)| control.strong_count() > 0);
+        heaps.push((Arc::downgrade(control), self.nodes.clone()));
+        drop(heaps);
+        // The watcher did not see this heap if a rank was lost before.
+        if let Some(error) = self.inner.bootstrap.lost() {
+            self.nodes.fail(control, &error);
+        }
     }
 
     /// Creates a world of `nodes` simulated nodes with `per_node` ranks each, all of them threads
@@ -137,5 +139,24 @@ impl World {
     {
         let settings = Settings::from_env()?;
         World::run_to_root(World::threads_on_nodes(nodes, per_node, &settings)?, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HeapOptions, SymmetricHeap};
+
+    #[test]
+    fn a_world_over_nodes_forgets_heaps_that_are_closed() {
+        World::run_nodes(2, 1, |world| -> Result<()> {
+            for _ in 0..5 {
+                let options = HeapOptions::new().data_bytes(1 << 12).threads(1);
+                SymmetricHeap::open(&world, options)?.close()?;
+                assert_eq!(lock(&world.inner.over_nodes).len(), 1, "the heap that was just closed");
+            }
+            world.close()
+        })
+        .unwrap();
     }
 }
