@@ -80,6 +80,8 @@ struct Inner {
     over_nodes: Shared<(Weak<Control>, Arc<Grouping>)>,
     heaps: AtomicUsize,
     children: AtomicUsize,
+    /// Worlds that were split off this world, closed ones among them.
+    split: Mutex<Vec<Weak<Inner>>>,
     /// Errors that the library has returned to this rank's program. Worlds that were split off this
     /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
@@ -256,11 +258,18 @@ impl World {
             over_nodes,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
+            split: Mutex::default(),
             returned_errors,
             parent,
             process: std::process::id(),
         };
-        World { inner: Arc::new(inner), nodes: Arc::new(Grouping { place, hosts }) }
+        let inner = Arc::new(inner);
+        if let Some(parent) = &inner.parent {
+            let mut split = lock(&parent.inner.split);
+            split.retain(|world| world.strong_count() > 0);
+            split.push(Arc::downgrade(&inner));
+        }
+        World { inner, nodes: Arc::new(Grouping { place, hosts }) }
     }
 
     /// Returns this world with the nodes `hosts`: the same ranks and the same exchanges. Closing
@@ -349,9 +358,10 @@ impl World {
         self.inner.check_process(what)
     }
 
-    /// Tells the peers that this rank cannot continue; they treat it as lost. Not collective.
+    /// Tells the peers that this rank cannot continue; they treat it as lost, here and in worlds that
+    /// were split off this one. Not collective.
     pub fn abort(&self) {
-        self.leave(false);
+        self.inner.abort();
     }
 
     fn leave(&self, clean: bool) {
@@ -392,6 +402,12 @@ impl Inner {
              start a program anew with exec"
         );
         Err(unsupported(what, &why))
+    }
+
+    fn abort(&self) {
+        self.leave(false);
+        let split = std::mem::take(&mut *lock(&self.split));
+        split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort());
     }
 
     fn leave(&self, clean: bool) {
