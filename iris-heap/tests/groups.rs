@@ -1,0 +1,56 @@
+//! Tests of worlds that are split into groups.
+
+use std::sync::Barrier;
+
+use iris_heap::{Error, Settings, World};
+
+#[test]
+fn split_by_color_and_key() {
+    let r = World::run_threads(5, |w| {
+        let color = [Some(1), Some(0), Some(1), None, Some(0)][w.rank()];
+        let part = w.split(color, -(w.rank() as i64))?;
+        let got = match part {
+            None => vec![],
+            Some(part) => {
+                let all = part.allgather(&[w.rank() as u8])?;
+                assert_eq!(part.local_rank(), part.rank());
+                assert_eq!(part.local_size(), 2);
+                let again = part.split(Some(7), 0)?.unwrap();
+                assert_eq!(again.rank(), part.rank());
+                again.close()?;
+                part.close()?;
+                all.concat()
+            }
+        };
+        w.barrier()?;
+        Ok::<_, Error>(got)
+    });
+    assert_eq!(r.unwrap(), [vec![2, 0], vec![4, 1], vec![2, 0], vec![], vec![4, 1]]);
+}
+
+/// Tests that a rank that aborts its world ends waits in groups of it, and in groups of these.
+#[test]
+fn an_abort_ends_waits_in_groups() {
+    let turn = Barrier::new(3);
+    let settings = Settings::default().deadline(0.02);
+    let results = World::run_threads_each(3, &settings, |world| {
+        let group = world.split(Some(0), 0)?.unwrap();
+        let inner = group.split(Some(0), 0)?.unwrap();
+        turn.wait();
+        let outcome = match world.rank() {
+            0 => {
+                world.abort();
+                Ok(())
+            }
+            1 => group.barrier(),
+            _ => inner.barrier(),
+        };
+        // Rank 0 keeps its groups until the others have their errors.
+        turn.wait();
+        outcome
+    });
+    let [_, in_group, in_inner] = results.unwrap().try_into().unwrap();
+    for error in [in_group.unwrap_err(), in_inner.unwrap_err()] {
+        assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
+    }
+}
