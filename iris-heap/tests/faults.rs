@@ -5,8 +5,9 @@
 mod small;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use iris_heap::abi::abort;
 use iris_heap::{BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, World};
 use small::{close, each, options};
 
@@ -183,6 +184,10 @@ fn use_after_free_and_after_close() {
             assert!(rest, "a part is no block: {e}");
             assert_eq!(e.kind(), ErrorKind::Usage);
         }
+        for twice in [x.raw(), words.raw(), imported.raw()] {
+            let e = heap.free_many(&[twice, twice]).unwrap_err();
+            assert!(matches!(e, Error::NotAllocated { .. }), "a block is freed once: {e}");
+        }
         // The refused calls must have changed nothing, and the whole block can be freed under
         // another type.
         assert_eq!(heap.read(x)?, [0.0; 5]);
@@ -312,6 +317,26 @@ fn a_rank_that_leaves_while_others_open_is_lost() {
     for result in &results[..2] {
         assert!(matches!(result, Err(Error::PeerLost { rank: 2 })), "{result:?}");
     }
+}
+
+#[test]
+fn a_rank_that_aborts_does_not_call_itself_lost() {
+    let results = each(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        w.barrier()?;
+        if w.rank() == 1 {
+            w.abort();
+            return heap.check();
+        }
+        let ended = Instant::now() + Duration::from_secs(60);
+        while heap.check().is_ok() && Instant::now() < ended {
+            std::thread::yield_now();
+        }
+        heap.check()
+    });
+    assert!(matches!(results[0], Err(Error::PeerLost { rank: 1 })), "{results:?}");
+    let own = matches!(results[1], Err(Error::Aborted { code: abort::USER, .. }));
+    assert!(own, "{results:?}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ mod stream;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use iris_heap::{DType, Element, HeapOptions, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{ALIGNMENT, Element, HeapOptions, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -143,17 +143,16 @@ pub struct Comm {
     operators: Mutex<Option<Operators>>,
 }
 
-/// Operators of a communicator, each with the element type for which it is planned.
+/// Operators of a communicator.
 struct Operators {
-    all_reduce: Vec<(DType, Operator)>,
-    reduce_scatter: Vec<(DType, Operator)>,
-    all_gather: Vec<(DType, Operator)>,
-    all_to_all: Vec<(DType, Operator)>,
-    broadcast: Vec<(DType, Operator)>,
-    barrier: Operator,
+    /// One operator for each collective and element type, and last the barrier.
+    all: Vec<Operator>,
     workspace: Arc<Workspace>,
-    /// Send buffer and receive buffer for element types with an alignment of one byte.
-    stage: [RawSlice; 2],
+    /// Block that contains the send buffer and the receive buffer for element types with an
+    /// alignment of one byte.
+    stage: RawSlice,
+    /// Size of each of the two buffers in bytes.
+    stage_bytes: u64,
 }
 
 impl fmt::Debug for Comm {
@@ -265,31 +264,40 @@ impl Comm {
         // succeeded.
         let told = heap.whole_world().all_ok("communicator", outcome(&memory));
         let (workspace, stage) = memory?;
-        told.map_err(Error::comm)?;
-        let operators = Operators {
-            all_reduce: within(&workspace, &plans.all_reduce)?,
-            reduce_scatter: within(&workspace, &plans.reduce_scatter)?,
-            all_gather: within(&workspace, &plans.all_gather)?,
-            all_to_all: within(&workspace, &plans.all_to_all)?,
-            broadcast: within(&workspace, &plans.broadcast)?,
-            barrier: Operator::new(Op::Barrier, heap, &plans.barrier)?,
-            workspace,
-            stage,
+        let mut operators = Operators { all: vec![], workspace, stage, stage_bytes: plans.stage };
+        let made = match told {
+            Ok(()) => operators.make(heap, plans),
+            Err(error) => Err(Error::comm(error)),
         };
+        if let Err(error) = made {
+            // An error of one rank is an error of all, so that all ranks give the memory back here.
+            // In a broken world this fails at once.
+            if let Err(error) = operators.free(heap) {
+                tracing::warn!(%error, "the memory of a communicator stays allocated");
+            }
+            return Err(error);
+        }
         let heap = heap.clone();
         let operators = Mutex::new(Some(operators));
         Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
     }
 
-    /// Allocates the workspace, and the send and receive buffers for types with an alignment of
-    /// one byte: collective over the ranks of this node.
+    /// Allocates the workspace, and a block for the two buffers for types with an alignment of one
+    /// byte: collective over the ranks of this node.
     #[track_caller]
-    fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, [RawSlice; 2])> {
-        let workspace = Workspace::for_plans(heap, &plans.ranks_on_device())?;
-        let bytes = plans.stage as usize;
-        let sent = heap.alloc::<u8>(bytes).map_err(Error::comm)?;
-        let got = heap.alloc::<u8>(bytes).map_err(Error::comm)?;
-        Ok((workspace, [sent.raw(), got.raw()]))
+    fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, RawSlice)> {
+        let sharing: Vec<&Plan> = plans.sharing.iter().collect();
+        let workspace = Workspace::for_plans(heap, &sharing)?;
+        let bytes = 2 * plans.stage.next_multiple_of(ALIGNMENT) as usize;
+        match heap.alloc::<u8>(bytes) {
+            Ok(stage) => Ok((workspace, stage.raw())),
+            Err(error) => {
+                if let Err(error) = workspace.free() {
+                    tracing::warn!(%error, "the workspace of a communicator stays allocated");
+                }
+                Err(Error::comm(error))
+            }
+        }
     }
 
     /// Index of this rank, from 0. Ranks on several nodes are numbered node by node.
@@ -358,29 +366,37 @@ impl Comm {
 }
 
 impl Operators {
+    /// Makes the operators, all but the barrier with the memory of the workspace. Collective: all
+    /// ranks call it. Operators made before an error are kept.
+    #[track_caller]
+    fn make(&mut self, heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<()> {
+        // This code uses no closure, because a collective call reports the source location of its
+        // caller.
+        for plan in &plans.sharing {
+            self.all.push(Operator::within(plan.op(), &self.workspace, plan)?);
+        }
+        self.all.push(Operator::new(Op::Barrier, heap, &plans.barrier)?);
+        Ok(())
+    }
+
+    /// Operators of the collective `op`, one for each element type.
+    fn family(&self, op: Op) -> impl Iterator<Item = &Operator> {
+        self.all.iter().filter(move |operator| operator.plan().op() == op)
+    }
+
+    /// Send buffer and receive buffer for element types with an alignment of one byte.
+    fn stages(&self) -> iris_heap::Result<[RawSlice; 2]> {
+        let (first, bytes) = (self.stage.len() / 2, self.stage_bytes as usize);
+        Ok([self.stage.slice(..bytes)?, self.stage.slice(first..first + bytes)?])
+    }
+
     /// Frees the operators, which returns their memory to the heap. Collective: all ranks call it.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
-        let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
-        let sharing = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
-        for (_, operator) in sharing.into_iter().flatten() {
+        for operator in self.all {
             operator.free()?;
         }
-        self.barrier.free()?;
         self.workspace.free()?;
-        heap.free_many(&self.stage).map_err(Error::comm)
+        heap.free_many(&[self.stage]).map_err(Error::comm)
     }
-}
-
-/// Makes one operator for each plan in `plans`; all operators share the memory of `workspace`.
-/// Collective: all ranks call it.
-#[track_caller]
-fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
-    let mut operators = Vec::with_capacity(plans.len());
-    // This code uses no closure, because a collective call reports the source location of its
-    // caller.
-    for (dtype, plan) in plans {
-        operators.push((*dtype, Operator::within(plan.op(), workspace, plan)?));
-    }
-    Ok(operators)
 }

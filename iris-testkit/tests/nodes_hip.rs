@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use common::nodes::{each, fabric_of, run_in_heap_on_nodes, run_on_nodes, shape_cases, type_cases};
-use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World, abi};
+use iris_heap::{BackendKind, HeapOptions, Segment, Stream, SymmetricHeap, World, abi};
 use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_ops::comm::{self, Comm, ReduceOp};
 use iris_ops::{
@@ -318,7 +318,10 @@ struct Sum {
 
 impl Sum {
     fn new(world: &World) -> Result<Sum> {
-        let heap = SymmetricHeap::open(world, small_heap())?;
+        Sum::within(SymmetricHeap::open(world, small_heap())?)
+    }
+
+    fn within(heap: Arc<SymmetricHeap>) -> Result<Sum> {
         let op = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (x, y) = (heap.full::<f32>(COUNT, 1.0)?, heap.zeros::<f32>(COUNT)?);
         let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
@@ -360,8 +363,15 @@ fn a_communicator_that_is_never_ready_names_the_ranks() {
     two_ranks_succeed("unready", &set);
 }
 
+/// Sees the error, and that the operator which was not made keeps no memory.
 fn unready(world: &World) -> Result<()> {
-    fails_with(Sum::new(world), &["ncclCommInitRankConfig", "within 7 s", &other(world)])
+    let heap = SymmetricHeap::open(world, small_heap())?;
+    let free = || [Segment::Data, Segment::Signal].map(|segment| heap.free_bytes(segment));
+    let before = free();
+    let parts = ["ncclCommInitRankConfig", "within 7 s", &other(world)];
+    fails_with(Sum::within(heap.clone()), &parts)?;
+    ensure!(free() == before, "{:?} of {before:?} are free", free());
+    Ok(())
 }
 
 /// Tests that an error of the library on rank 1, in the middle of a call, ends the calls of both

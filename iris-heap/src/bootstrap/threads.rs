@@ -202,10 +202,10 @@ impl Bootstrap for Threads {
     }
 
     fn watch(&self, watcher: Watcher) {
-        self.hub.lock().watchers.push(watcher.clone());
-        if let Some(error) = self.lost() {
-            watcher(&error);
-        }
+        let mut table = self.hub.lock();
+        let Some(error) = table.lost.clone() else { return table.watchers.push(watcher) };
+        drop(table);
+        watcher(&error);
     }
 
     fn lost(&self) -> Option<Error> {

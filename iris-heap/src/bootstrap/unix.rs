@@ -377,11 +377,9 @@ impl Bootstrap for Processes {
     fn watch(&self, watcher: Watcher) {
         let mut mail = lock(&self.connection.mail.0);
         let group = mail.groups.entry(self.group).or_default();
-        group.watchers.push(watcher.clone());
+        let Some(error) = group.lost.clone() else { return group.watchers.push(watcher) };
         drop(mail);
-        if let Some(error) = self.lost() {
-            watcher(&error);
-        }
+        watcher(&error);
     }
 
     fn lost(&self) -> Option<Error> {

@@ -465,6 +465,7 @@ impl SymmetricHeap {
     fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
         let state = self.open_state()?;
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
+        let mut ended = Vec::new();
         for s in slices {
             self.check_heap(s.heap())?;
             // Finds the block that contains the slice, and its requested length.
@@ -475,6 +476,7 @@ impl SymmetricHeap {
             let (start, len) = match s.segment() {
                 Segment::Data => found(&data),
                 Segment::Signal => found(&signal),
+                Segment::Registered(_) if ended.contains(&s.segment()) => None,
                 Segment::Registered(_) => self.imported(s).map(|imported| (0, imported.bytes)),
             }
             .ok_or_else(|| not_allocated(s))?;
@@ -490,7 +492,7 @@ impl SymmetricHeap {
             match s.segment() {
                 Segment::Data => drop(data.free(s.offset(), s.serial())),
                 Segment::Signal => drop(signal.free(s.offset(), s.serial())),
-                Segment::Registered(_) => {}
+                segment @ Segment::Registered(_) => ended.push(segment),
             }
         }
         Ok((data, signal))

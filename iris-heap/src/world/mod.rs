@@ -416,14 +416,16 @@ impl Inner {
         {
             return;
         }
-        self.bootstrap.leave(clean);
-        if let Some(parent) = &self.parent {
-            parent.inner.children.fetch_sub(1, Ordering::Relaxed);
-        }
         if !clean {
+            // This precedes the announcement to the peers, of which this rank's own heaps may also
+            // be told: the first reason is kept, and this rank is not lost.
             for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(abort::USER);
             }
+        }
+        self.bootstrap.leave(clean);
+        if let Some(parent) = &self.parent {
+            parent.inner.children.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -139,8 +139,9 @@ impl Comm {
     /// [`Error::Poisoned`] after a fault.
     pub fn barrier(&self) -> Result<()> {
         let operators = self.lock();
-        let barrier = &open(&operators)?.barrier;
-        self.stream.enqueue(|| barrier.run(&self.stream.ours, &Matrices::default()))
+        let mut barrier = open(&operators)?.family(Op::Barrier);
+        let run = |barrier: &Operator| barrier.run(&self.stream.ours, &Matrices::default());
+        self.stream.enqueue(|| barrier.try_for_each(run))
     }
 
     fn root(&self, root: i32) -> Result<usize> {
@@ -175,8 +176,7 @@ impl Comm {
         let operators = self.lock();
         let all = open(&operators)?;
         let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
-        let family = if op == Op::ReduceScatter { &all.reduce_scatter } else { &all.all_reduce };
-        let operator = find(op, family, T::DTYPE)?;
+        let operator = find(all, op, T::DTYPE)?;
         self.lend(&[input.as_ref(), Some(&output)], || message.in_words::<T>(self, operator, None))
     }
 
@@ -198,18 +198,13 @@ impl Comm {
         let operators = self.lock();
         let all = open(&operators)?;
         let message = self.message(op, (input.as_ref(), sent), (&output, got), size_of::<T>())?;
-        let family = match op {
-            Op::AllGather => &all.all_gather,
-            Op::AllToAll => &all.all_to_all,
-            _ => &all.broadcast,
-        };
         let root = (op == Op::Broadcast).then_some(root);
         // The size of `T` alone determines the path, so that all ranks use the same path.
         self.lend(&[input.as_ref(), Some(&output)], || match align_of::<T>() {
             _ if size == 1 => message.copy(self),
-            1 => message.by_stage(self, all, find(op, family, DType::F32)?, root),
-            2 => message.in_words::<f16>(self, find(op, family, DType::F16)?, root),
-            _ => message.in_words::<f32>(self, find(op, family, DType::F32)?, root),
+            1 => message.by_stage(self, all, find(all, op, DType::F32)?, root),
+            2 => message.in_words::<f16>(self, find(all, op, DType::F16)?, root),
+            _ => message.in_words::<f32>(self, find(all, op, DType::F32)?, root),
         })
     }
 
@@ -302,10 +297,10 @@ fn open(operators: &Option<Operators>) -> Result<&Operators> {
     operators.as_ref().ok_or_else(closed)
 }
 
-fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator> {
-    let found = family.iter().find(|(known, _)| *known == dtype).map(|(_, operator)| operator);
-    found.ok_or_else(|| {
-        let names: Vec<_> = family.iter().map(|(known, _)| known.name()).collect();
+fn find(operators: &Operators, op: Op, dtype: DType) -> Result<&Operator> {
+    let of = |operator: &Operator| operator.plan().request().dtype;
+    operators.family(op).find(|operator| of(operator) == dtype).ok_or_else(|| {
+        let names: Vec<_> = operators.family(op).map(|operator| of(operator).name()).collect();
         let expected = match names.is_empty() {
             true => "no sum, since Options::sums of the communicator has no type".into(),
             false => format!("one of Options::sums of the communicator: {}", names.join(", ")),
@@ -359,7 +354,7 @@ impl Message {
         root: Option<usize>,
     ) -> Result<()> {
         let parts = self.sent.max(self.got);
-        let [sent, got] = all.stage;
+        let [sent, got] = all.stages().in_op(self.op)?;
         // Maximum number of bytes of each part in one launch, rounded down to whole words of four
         // bytes.
         let most = sent.bytes() / parts as u64 / 4 * 4;

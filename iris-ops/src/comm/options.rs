@@ -166,35 +166,34 @@ impl Options {
         let whole = |dtype: DType| (max_bytes / dtype.size() as u64) as usize;
         let part = |dtype: DType| whole(dtype) / ranks.size.max(1);
         let plan = |request: &Request| Plan::new(ranks, request);
-        let each = |dtypes: &[DType], request: &dyn Fn(DType) -> Request| {
-            let plans = dtypes.iter().map(|&dtype| Ok((dtype, plan(&request(dtype))?)));
-            plans.collect::<Result<Vec<_>>>()
-        };
         let of = |op: Op, dtype: DType, count: usize| {
             let mut request = Request::new(ops::row(op), (0, count, 0));
             (request.elements, request.dtype) = (true, dtype);
-            request
+            plan(&request)
         };
+        let mut sharing = Vec::new();
+        for &dtype in sums {
+            sharing.push(of(Op::AllReduce, dtype, whole(dtype))?);
+            sharing.push(of(Op::ReduceScatter, dtype, part(dtype))?);
+        }
+        for dtype in WORDS {
+            sharing.push(of(Op::AllGather, dtype, part(dtype))?);
+            sharing.push(of(Op::AllToAll, dtype, part(dtype))?);
+            sharing.push(of(Op::Broadcast, dtype, whole(dtype))?);
+        }
         Ok(Plans {
-            all_reduce: each(sums, &|it| of(Op::AllReduce, it, whole(it)))?,
-            reduce_scatter: each(sums, &|it| of(Op::ReduceScatter, it, part(it)))?,
-            all_gather: each(&WORDS, &|it| of(Op::AllGather, it, part(it)))?,
-            all_to_all: each(&WORDS, &|it| of(Op::AllToAll, it, part(it)))?,
-            broadcast: each(&WORDS, &|it| of(Op::Broadcast, it, whole(it)))?,
+            sharing,
             barrier: plan(&Request::new(ops::row(Op::Barrier), (0, 0, 0)))?,
             stage: STAGE_BYTES.min(max_bytes) / size / 4 * 4 * size,
         })
     }
 }
 
-/// Plans of a communicator's operators, by element type.
+/// Plans of a communicator's operators.
 #[derive(Clone, Debug)]
 pub(super) struct Plans {
-    pub(super) all_reduce: Vec<(DType, Plan)>,
-    pub(super) reduce_scatter: Vec<(DType, Plan)>,
-    pub(super) all_gather: Vec<(DType, Plan)>,
-    pub(super) all_to_all: Vec<(DType, Plan)>,
-    pub(super) broadcast: Vec<(DType, Plan)>,
+    /// Plans of the operators that share a workspace: one for each collective and element type.
+    pub(super) sharing: Vec<Plan>,
     pub(super) barrier: Plan,
     /// Size in bytes of the send buffer, and of the receive buffer, for types without alignment. It
     /// is a whole number of words for each rank.
@@ -202,15 +201,8 @@ pub(super) struct Plans {
 }
 
 impl Plans {
-    /// Plans of the operators that share a workspace: all operators except the barrier.
-    pub(super) fn ranks_on_device(&self) -> Vec<&Plan> {
-        let Self { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
-        let all = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
-        all.into_iter().flatten().map(|(_, plan)| plan).collect()
-    }
-
     fn footprint(&self) -> Footprint {
-        let (sharing, barrier) = (self.ranks_on_device(), &self.barrier);
+        let (sharing, barrier) = (self.sharing.iter().collect::<Vec<_>>(), &self.barrier);
         let areas = area_bytes(&largest_areas(&sharing));
         let sharing: Vec<&Plan> = sharing.into_iter().flat_map(Plan::parts).collect();
         let extent = sharing.iter().map(|plan| plan.extent()).reduce(Extent::max);

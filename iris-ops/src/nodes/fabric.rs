@@ -321,12 +321,15 @@ fn exchange(
         }
         data.push((&rest[text..], rank, host));
     }
-    // If this rank itself has failed, its own error is returned. Its peers got this error in place
-    // of data.
+    // No rank has sent an error, so all of them begin the exchange, also a rank that has failed in
+    // the meantime: the others are in it already, and a call of MPI has no deadline.
+    let exchanged = match engine {
+        Some(engine) => Some(engine.exchange(exchange, heap.read(from)?, (node, data.len()))),
+        None => None,
+    };
     heap.control().outcome()?;
-    if let Some(engine) = engine {
-        let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
-        return store(heap, (exchange, node, data.len()), to, &result);
+    if let Some(result) = exchanged {
+        return store(heap, (exchange, node, data.len()), to, &result?);
     }
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
         bytes if bytes == expected => Ok(()),

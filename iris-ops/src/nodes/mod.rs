@@ -184,21 +184,20 @@ impl Composite {
         let digest = iris_heap::fnv(&[text.join("\n").as_bytes()]) as u64;
         let made = Self::make(heap, plan, workspace);
         let told = world.all_ok(op.name(), outcome(&made)).in_op(op);
-        let (parts, areas) = match (made, told) {
-            (Ok(made), Ok(())) => made,
-            (Ok((parts, areas)), Err(error)) => {
+        let (parts, areas) = made?;
+        let fabric = match told {
+            Ok(()) => Self::fabric(op, heap, plan, &areas),
+            Err(error) => Err(error),
+        };
+        let fabric = match fabric {
+            Ok(fabric) => fabric,
+            Err(error) => {
                 // `give_back` is collective, and all ranks of this node call it here unless the
                 // world is broken. If the world is broken, `give_back` fails at once.
                 let own = if workspace.is_some() { BTreeMap::new() } else { areas };
                 give_back_or_warn(heap, op, parts, &own);
                 return Err(error);
             }
-            (Err(error), _) => return Err(error),
-        };
-        let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
-        let fabric: Arc<dyn Fabric> = match areas.get(&Area::Records) {
-            None => Arc::new(Sockets::new(heap, across, engine(world))),
-            Some(&records) => nccl::Link::of(op, heap, &across, records)?,
         };
         let (heap, plan) = (Arc::clone(heap), plan.clone());
         Ok(Self {
@@ -211,6 +210,22 @@ impl Composite {
             digest,
             #[cfg(test)]
             log: Default::default(),
+        })
+    }
+
+    /// Returns the transport for the steps between nodes: collective over all nodes, which all get
+    /// an error if one of them does.
+    #[track_caller]
+    fn fabric(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        areas: &BTreeMap<Area, RawSlice>,
+    ) -> Result<Arc<dyn Fabric>> {
+        let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
+        Ok(match areas.get(&Area::Records) {
+            None => Arc::new(Sockets::new(heap, across, engine(heap.whole_world()))),
+            Some(&records) => nccl::Link::of(op, heap, &across, records)?,
         })
     }
 

@@ -23,7 +23,7 @@ mod watcher;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ pub(super) struct Link {
     begin: Mutex<Option<[Event; 2]>>,
     device: DeviceHandle,
     /// End of the abort, if it has not been seen yet.
-    aborting: Mutex<Option<mpsc::Receiver<vendor::Result<()>>>>,
+    aborting: Mutex<Option<mpsc::Receiver<iris_heap::Result<()>>>>,
 }
 
 /// Step between nodes on a stream, outside of captures.
@@ -127,8 +127,9 @@ impl Link {
         }
         let link = Arc::new(Link::new(op, heap, across)?);
         heap.set_node_engine(link.clone());
-        let world = heap.whole_world();
-        world.all_ok(op.name(), link.connect(heap, records)).in_op(op)?;
+        // Later operators of the heap cannot use a link that is not connected.
+        let connected = heap.whole_world().all_ok(op.name(), link.connect(heap, records));
+        connected.inspect_err(|error| link.fail(error.clone())).in_op(op)?;
         Ok(link)
     }
 
@@ -148,10 +149,9 @@ impl Link {
     fn new(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Link> {
         let world = heap.whole_world();
         let (node, nodes) = (across.rank(), across.size());
-        let kind = heap.device().kind;
         let gpu = heap.gpu().in_op(op)?;
         let start = || {
-            let nccl = Nccl::get(kind).map_err(iris_heap::Error::other)?;
+            let nccl = Nccl::get(heap.device().kind).map_err(iris_heap::Error::other)?;
             let make = || nccl.new_id().map_err(iris_heap::Error::other);
             let id = if node == 0 { gpu.with_relaxed_capture(make)?.to_vec() } else { Vec::new() };
             let kernel =
@@ -167,47 +167,47 @@ impl Link {
         let (nccl, id, kernels) = world.all_ok(op.name(), start()).in_op(op)?;
         let [announce, compare, sum] = kernels;
         let ids = across.allgather(&id).in_op(op)?;
-        let deadline = world.settings().host_deadline();
-        let options =
-            CommunicatorOptions { most_blocks: Some(STEP_BLOCKS), deadline: Some(deadline) };
+        let (most_blocks, deadline) = (Some(STEP_BLOCKS), Some(world.settings().host_deadline()));
+        let options = CommunicatorOptions { most_blocks, deadline };
         let ranks = counterparts(heap);
-        let named = |error| {
-            let others = others(&ranks, node);
-            iris_heap::Error::other(StepError::Engine { others, error })
-        };
         let join = || {
             let id = ids[0].first_chunk().ok_or_else(|| {
                 let value = format!("{} bytes", ids[0].len());
                 iris_heap::Error::other(StepError::Id { value })
             })?;
-            gpu.with_relaxed_capture(|| {
+            let named = |error| {
+                let others = others(&ranks, node);
+                iris_heap::Error::other(StepError::Engine { others, error })
+            };
+            let communicator = gpu.with_relaxed_capture(|| {
                 Communicator::new(&nccl, id, (node, nodes), options).map_err(named)
+            })?;
+            Ok(Link {
+                heap: Arc::downgrade(heap),
+                control: Arc::downgrade(heap.control()),
+                communicator: Arc::new(communicator),
+                across: across.clone(),
+                ranks,
+                announce,
+                compare,
+                sum,
+                deadline: world.settings().entry_deadline(),
+                running: Mutex::default(),
+                begin: Mutex::default(),
+                device: gpu.device_handle(),
+                aborting: Mutex::default(),
             })
         };
-        let communicator = world.all_ok(op.name(), join()).in_op(op)?;
-        let communicator = Arc::new(communicator);
+        // If another rank fails, this rank's link is dropped, which aborts its communicator.
+        let link = world.all_ok(op.name(), join()).in_op(op)?;
         let watcher = Watcher {
-            heap: Arc::downgrade(heap),
-            communicator: Arc::downgrade(&communicator),
-            others: others(&ranks, node),
+            heap: Weak::clone(&link.heap),
+            communicator: Arc::downgrade(&link.communicator),
+            others: link.others(),
         };
         // The others go on to the first collective of the communicator only if all have a watcher.
         world.all_ok(op.name(), watcher.start()).in_op(op)?;
-        Ok(Link {
-            heap: Arc::downgrade(heap),
-            control: Arc::downgrade(heap.control()),
-            communicator,
-            across: across.clone(),
-            ranks,
-            announce,
-            compare,
-            sum,
-            deadline: world.settings().entry_deadline(),
-            running: Mutex::default(),
-            begin: Mutex::default(),
-            device: gpu.device_handle(),
-            aborting: Mutex::default(),
-        })
+        Ok(link)
     }
 
     /// Enqueues a collective of the library on bytes of this rank's data segment.
@@ -272,17 +272,18 @@ impl Link {
     /// Frees the communicator by a thread of its own. The call waits until graphs that captured
     /// steps have been destroyed. In the thread, captures are relaxed, so that the call breaks no
     /// capture of another thread. The receiver gets the call's result.
-    fn free(&self, release: Release) -> mpsc::Receiver<vendor::Result<()>> {
+    fn free(&self, release: Release) -> mpsc::Receiver<iris_heap::Result<()>> {
         let device = self.device.clone();
         let (tell, told) = mpsc::channel();
+        let by_thread = tell.clone();
+        // If nobody waits any more, nobody needs the result.
         let free = move || {
-            let freed = device.with_relaxed_capture(|| Ok(release.run()));
-            // If nobody waits any more, nobody needs the result.
-            let _ = tell.send(freed.unwrap_or(Ok(())));
+            let run = || release.run().map_err(iris_heap::Error::other);
+            let _ = by_thread.send(device.with_relaxed_capture(run));
         };
         let thread = std::thread::Builder::new().name("iris-nccl-end".into()).spawn(free);
         if let Err(error) = thread {
-            tracing::error!(%error, "no thread could be started that frees a communicator");
+            let _ = tell.send(Err(iris_heap::Error::other(error)));
         }
         told
     }
@@ -303,8 +304,7 @@ impl Link {
                     |error| tracing::debug!(%error, "a communicator was not freed"),
                 );
             }
-            Err(RecvTimeoutError::Disconnected) => *aborting = None,
-            Err(RecvTimeoutError::Timeout) => {
+            Err(_) => {
                 tracing::debug!("a communicator is freed when its graphs have been destroyed");
             }
         }
@@ -489,7 +489,7 @@ impl NodeEngine for Link {
         let Some(release) = release else { return Ok(()) };
         let seconds = self.deadline.as_secs();
         match self.free(release).recv_timeout(self.deadline) {
-            Ok(freed) => freed.map_err(iris_heap::Error::other),
+            Ok(freed) => freed,
             Err(_) => Err(iris_heap::Error::other(StepError::InGraph { seconds })),
         }
     }

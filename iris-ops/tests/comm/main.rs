@@ -391,6 +391,33 @@ fn a_communicator_takes_its_footprint_of_a_heap() {
     }
 }
 
+/// Tests that a communicator for which a heap has too little room leaves nothing allocated.
+#[test]
+fn a_communicator_without_room_leaves_the_heap_as_it_was() {
+    let rank = |world: World| -> Result<()> {
+        let whole = small().footprint(&SymmetricHeap::open(&world, HeapOptions::new())?)?;
+        // Room for the workspace, but not for the buffers that are allocated after it; and without
+        // the words of the barrier, which is made last.
+        let without_stage = HeapOptions::new().data_bytes(whole.data_bytes - 1024);
+        let signal = whole.signal_bytes + iris_heap::abi::SIGNAL_RESERVED;
+        let without_barrier = HeapOptions::new().signal_bytes(signal - 1024);
+        for options in [without_stage, without_barrier] {
+            let heap = SymmetricHeap::open(&world, options)?;
+            let free = || [Segment::Data, Segment::Signal].map(|part| heap.free_bytes(part).0);
+            let before = free();
+            for _ in 0..2 {
+                let error = Comm::in_heap(CPU, &heap, &small()).unwrap_err().to_string();
+                assert!(error.contains("free"), "{error}");
+                assert_eq!(free(), before);
+            }
+            heap.close()?;
+        }
+        Ok(())
+    };
+    World::run_threads(2, rank).unwrap();
+    World::run_nodes(2, 2, rank).unwrap();
+}
+
 /// Makes the table of workspace sizes that the documentation must contain.
 fn table() -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
