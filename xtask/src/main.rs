@@ -78,7 +78,7 @@ enum Task {
     /// code, without a GPU. Options: `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
-    /// Proves the slot rule and the device barrier by z3, in seconds. `--weaken` switches off each
+    /// Proves six rules of iris-sync/PROTOCOL.md by z3, in seconds. `--weaken` switches off each
     /// clause of the rules, too; `--allow-skips` lets z3 be missing.
     #[command(disable_help_flag = true)]
     Prove(Passed),

@@ -49,25 +49,12 @@ impl fmt::Display for Finding {
 pub(crate) struct Options {
     /// Root of another tree, which is checked instead of this one.
     root: Option<PathBuf>,
-    /// Prints this many comments with the code below each, drawn at random, instead of checking.
-    #[arg(long, value_name = "COUNT", requires = "seed")]
-    comments: Option<usize>,
-    /// Seed of the draw, such as the hash of a commit.
-    #[arg(long, value_name = "TEXT")]
-    seed: Option<String>,
 }
 
 impl Options {
-    /// Checks the tree, or prints the sample of comments that was requested.
+    /// Checks the tree.
     pub(crate) fn main(&self, own: &Path) -> Result<()> {
-        let root = self.root.as_deref().unwrap_or(own);
-        match (self.comments, &self.seed) {
-            (Some(count), Some(seed)) => {
-                print!("{}", comments::sample(&Tree::read(root)?, count, seed));
-                Ok(())
-            }
-            _ => run(root),
-        }
+        run(self.root.as_deref().unwrap_or(own))
     }
 }
 

@@ -1,9 +1,9 @@
-//! Which build of the product is for what.
+//! Choice of the build of the whole-matrix GEMM by shape and device.
 
 use crate::gemm_config::CoreConfig as Config;
 
-/// What a column of a tile costs, in percent of one of the widest, and clusters and stages of each
-/// width, as measured on an H200: bench/NOTES.md.
+/// Width of a tile, size of a cluster, number of stages, and time per column of a tile in percent of
+/// that of the widest tile, measured on an H200.
 const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (256, 2, 4, 100),
     (224, 2, 4, 105),
@@ -156,7 +156,7 @@ impl Config {
     }
 
     /// Whether this build was measured to be faster for so many rows and columns than what the vendor's library
-    /// chooses at once (bench/NOTES.md): not where the last wave of tiles is far from full.
+    /// chooses at once (bench/notes/gemm-sm90.md): not where the last wave of tiles is far from full.
     pub(super) fn is_preferred_for(&self, rows: u32, cols: u32, multiprocessors: u32) -> bool {
         self.is_preferred() && rows >= 1024 && self.filled(rows, cols, multiprocessors) >= 95
     }

@@ -36,7 +36,7 @@ variants! { ROW;
     Ll,
     /// The owner of a part adds it up in the order of ranks and sends the sum to all ranks, by the LL
     /// protocol, with the same bits as `OneShot`. `wire` must be the type of C. For messages that are
-    /// too large for `Ll`, with more than two ranks.
+    /// too large for `Ll`.
     TwoShotLl,
     /// Ranks add their inputs to an f32 sum at the tile's owner while they hold a spinlock. The
     /// order of additions varies between runs, so the last bits of the result vary too.

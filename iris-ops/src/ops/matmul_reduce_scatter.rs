@@ -43,8 +43,9 @@ variants! { ROW;
     CopyEngine,
     /// One whole-matrix GEMM, on NVIDIA's sm_90. It multiplies the rows that peers own first, and
     /// its epilogue stores them to their owners. It multiplies this rank's own rows last, and adds
-    /// the peers' partial products to them in f32, in ascending order of ranks. On other devices,
-    /// and for operands that this GEMM does not support, calls run as `Unfused`.
+    /// the peers' partial products to them in f32, in ascending order of ranks. A plan that names
+    /// this variant for another GPU is refused. On the CPU, on a single rank, and for operands that
+    /// this GEMM does not support, calls run as `Unfused`.
     Epilogue,
 }
 

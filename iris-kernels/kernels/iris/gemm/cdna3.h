@@ -6,7 +6,8 @@
 //
 // Multiplied is transposed: B's columns are the instruction's rows, so that four sums of a lane are
 // neighbours in a row of C. Waves write finished sums to shared memory of their own, and read whole vectors
-// of it, neighbouring lanes neighbouring ones: bench/NOTES.md says what exchanging halves between lanes took.
+// of it, neighbouring lanes neighbouring ones. bench/notes/amd-static.md has the cost of exchanging halves
+// between lanes.
 //
 // What a lane l of 64 gives to an instruction, and its sums, with S = 32 or 16 rows and columns:
 //
