@@ -1,6 +1,5 @@
 // All-reduce of messages: every rank gets the sum of all ranks' messages.
 #include "iris/body/accumulate.h"
-#include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
 
@@ -40,38 +39,6 @@ IRIS_KERNEL iris_add_atomic(IRIS_ARGS OpArgs args) {
 IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_convert(args);
-}
-
-// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in place of
-// copy engines (iris_blocks, iris_results). iris_sums adds the received blocks.
-IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    flow::open(launch_of(args));
-}
-
-IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    run_copies<AllToAllPlan>(args, 0);
-}
-
-IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
-    port::take_turn();
-    flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
-}
-
-IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    run_copies<AllGatherPlan>(args, signals_of_blocks(args));
-}
-
-IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    run_sums<false>(args);
-}
-
-IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    flow::close(launch_of(args));
 }
 
 IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {

@@ -1,9 +1,9 @@
 // All-reduce of messages with an optional residual, followed by an RMSNorm of the rows.
 // iris_one_shot_ll, the LL variant, includes the RMSNorm. These kernels are not part of
 // all_reduce.cu, because the RMSNorm would increase the number of registers of the kernels there.
-#include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
+#include "iris/body/sums.h"
 
 using namespace iris;
 
@@ -19,36 +19,9 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer, true>(args, none);
 }
 
-// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in place of
-// copy engines (iris_blocks, iris_results). iris_sums adds the received blocks.
-IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    flow::open(launch_of(args));
-}
-
-IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    run_copies<AllToAllPlan>(args, 0);
-}
-
-IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
-    port::take_turn();
-    flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
-}
-
-IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    run_copies<AllGatherPlan>(args, signals_of_blocks(args));
-}
-
 IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_sums<true>(args);
-}
-
-IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
-    port::take_turn();
-    flow::close(launch_of(args));
 }
 
 IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {

@@ -1,6 +1,6 @@
-// Kernels that need no other rank: a copy of this rank's own message, which implements every op in
-// a world of one rank; an RMSNorm of the rows of C; and time stamps before and after a launch that
-// writes no trace itself.
+// Kernels that need no other rank: a copy of this rank's own message, which implements every
+// operator without a product in a world of one rank; an RMSNorm of the rows of C; and time stamps
+// before and after a launch that writes no trace itself.
 #include "iris/body/norm.h"
 #include "iris/body/partial.h"
 

@@ -1,4 +1,4 @@
-// Whole-matrix GEMM with an optional bias and nothing else fused: the core of gemm/core.h alone.
+// Whole-matrix GEMM with an optional bias, without communication.
 #include "iris/gemm/whole.h"
 
 using namespace iris::gemm;

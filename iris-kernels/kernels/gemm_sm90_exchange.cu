@@ -16,8 +16,8 @@ using namespace iris;
 #endif
 constexpr bool PAIR = IRIS_GEMM_PAIR;
 
-/// Body of flow::exchange_tile: one thread's items of its workgroup's tile. The items lie in every
-/// n-th row, always in the same columns.
+/// Body of flow::exchange_tile(): the items of one thread in its workgroup's tile. All items of a thread have
+/// the same columns; from one to the next the row increases by CORE_THREADS / LINE.
 class TileBody {
   public:
     static constexpr u32 ITEMS = PAIR ? 8 : 4;

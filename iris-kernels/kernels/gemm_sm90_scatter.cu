@@ -162,10 +162,11 @@ class Scattering : public Whole {
     }
 
   private:
-    /// Number of rows in one rank's block of tiles. The functions below return the rows that a rank
-    /// owns, and the number of tiles that a rank owns.
+    /// Number of rows in one rank's block of tiles, the same for all ranks.
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
+    /// Rows of C that `owner` owns.
     IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
+    /// Number of cluster tiles in one rank's block.
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }
     IRIS_DEVICE bool has_residual() const { return op.residual.address != 0; }
     /// Number of ranks whose tiles this rank multiplies.
@@ -173,6 +174,7 @@ class Scattering : public Whole {
     IRIS_DEVICE bool is_own(const Place& place) const {
         return blocks.adds == 0 || place.row / rows() == op.channel.rank;
     }
+    /// Number of the signal of a consumer's part of a tile, from its first row and column in a rank's block.
     IRIS_DEVICE u32 signal(u32 row, u32 col) const {
         return row / GROUP_ROWS * blocks.across + col / WIDTH;
     }

@@ -92,8 +92,8 @@ pub mod producer {
 ///   to the same rank. Within a slot, a tile is row-major with stride `tile_n`, even if it is
 ///   smaller.
 /// - result inbox: `[parity][tile][result_slot]`.
-/// - workspace of accumulating variants: f32, `[parity][max_tiles][tile_m * tile_n]`, with the tile
-///   index of the inbox.
+/// - workspace of accumulating variants: f32, `[max_tiles][tile_m * tile_n]`, with the tile index of the
+///   inbox.
 /// - gathered A of the `baseline` variant: in the inbox, `[parity][m][k]`.
 /// - staging buffer: `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -183,6 +183,13 @@ impl OpBuild {
             Kernel::Barrier { .. } => "barrier",
             Kernel::Local if self.product => "matmul",
             Kernel::Local | Kernel::Norm | Kernel::Stamp { .. } => "copy",
+            Kernel::Open
+            | Kernel::Copies
+            | Kernel::Blocks
+            | Kernel::Results
+            | Kernel::Gate { .. }
+            | Kernel::Close => "copied",
+            Kernel::Sums if !self.norm => "copied",
             _ if self.norm => &format!("{}_norm", self.op),
             _ => self.op,
         };

@@ -481,10 +481,11 @@ impl Items {
 /// by then the peers have stored their partials of these tiles. The own tiles of the last round
 /// come last.
 ///
-/// The order is the same on all ranks, and has the peers' tiles of a round before this rank's own,
-/// whatever `span` is. All workgroups run at once, each takes tiles in this order, and stores a tile
-/// during the product of its next one at the latest, before it waits there. So at a tile of this
-/// rank they wait only for tiles that are earlier in the order, and the waits form no cycle.
+/// The waits of different ranks form no cycle, whatever `span` each rank has. All workgroups run at
+/// once, each takes tiles in this order, and stores a tile at the latest during the product of its
+/// next tile, before it waits there. The order has tile j of a peer after own tiles of smaller index
+/// only, and own tile j after the tiles j of all peers. So tile j for a peer is stored after waits
+/// for own tiles of smaller index at most, and induction over j ends all waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

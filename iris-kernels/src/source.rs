@@ -105,7 +105,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/body/reduce.h",
 ];
 
-/// Sources of kernels, one file per op.
+/// Sources of kernels: one file per operator, and files with kernels that operators share.
 pub const KERNELS: &[Text] = embed![
     Barrier: "barrier.cu";
     Local: "copy.cu";
@@ -115,6 +115,7 @@ pub const KERNELS: &[Text] = embed![
     "all_reduce_norm.cu",
     "all_to_all.cu",
     "broadcast.cu",
+    "copied.cu",
     "reduce_scatter.cu";
     TileGemm:
     "all_gather_matmul.cu",

@@ -43,8 +43,8 @@ static_assert(sizeof(Matrix) == 32, "as iris_kernels::args::Matrix");
 
 /// Arguments of an operator kernel; the host's OpArgs documents each field. Offsets are bytes from
 /// the start of a rank's data segment. The inbox is [parity][sources][max_tiles][slot], the result
-/// inbox [parity][max_results][result_slot], the workspace [parity][max_tiles][tile_m * tile_n] of
-/// f32. In a slot, a tile is row-major with stride `tile_n`.
+/// inbox [parity][max_results][result_slot], the workspace [max_tiles][tile_m * tile_n] of f32.
+/// In a slot, a tile is row-major with stride `tile_n`.
 struct OpArgs {
     HeapView heap;
     Channel channel;

@@ -1,4 +1,4 @@
-// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A skeleton makes the
+// Skeletons of whole operators; transcribes iris_sync::flow operation by operation. A skeleton makes the
 // waits and signals of an op. Its argument, a Body, moves the tiles. All threads of a workgroup
 // call the functions of a skeleton together.
 //
@@ -12,7 +12,9 @@
 // | pull, staged | all-gather then product |
 // | zero, add, convert with barrier between | all-reduce by lock or atomic |
 // | exchange | collectives of small messages, by the LL protocol (data and flag in one word) |
-// | open, copies beside gate, close | all-gather by a copy engine, then product |
+// | exchange_rows, exchange_tile | the same for sums of whole rows, with RMSNorm, and for tiles of a product |
+// | two_shot_ll | all-reduce and broadcast in two hops, by the LL protocol |
+// | open, then copies, gates and sums, then close | messages by copy engines |
 // | gather then barrier then local | all-gather, barrier, product |
 #ifndef IRIS_FLOW_H
 #define IRIS_FLOW_H

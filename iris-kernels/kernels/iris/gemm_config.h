@@ -31,9 +31,10 @@ namespace iris {
 constexpr u32 TILE_M = IRIS_TILE_M, TILE_N = IRIS_TILE_N;
 /// Element type of A and B.
 constexpr u32 DTYPE = IRIS_DTYPE;
-/// Size in bytes of each row of A, and of each column of B, in a slab of K. TILE_K is the depth of
-/// a slab in elements.
+/// Size in bytes of an element of A and B.
 constexpr u32 ELEMENT_BYTES = DTYPE == F32 ? 4 : 2;
+/// Size in bytes of each row of A, and of each column of B, in a slab of K; and the depth of a slab in
+/// elements.
 constexpr u32 SLAB_BYTES = IRIS_SLAB_BYTES, TILE_K = SLAB_BYTES / ELEMENT_BYTES;
 static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "as the table");
 /// Number of slabs in shared memory: one slab is multiplied while the others are being loaded.

@@ -16,7 +16,7 @@ constexpr u32 HEAD = FIELDS / 2;
 
 /// Largest number of sources that one wait polls together. The number is bounded because a thread
 /// holds the data of all these sources in registers. Functions below have it as template parameter
-/// N. N is 1 with two ranks and FEW with three or four, which shortens the code that a small message
+/// N. Kernels for few ranks have a smaller N (1 or FEW), which shortens the code that a small message
 /// runs.
 constexpr u32 SOURCES = 8, FEW = 4;
 

@@ -321,11 +321,11 @@ struct Items {
 /// then the other ranks have stored their partials of these tiles. The own tiles of the last round
 /// come at the end.
 ///
-/// The order is the same on all ranks, and has the other ranks' tiles of a round before this rank's
-/// own, whatever `span` is. All workgroups run at once, each takes tiles in this order, and stores a
-/// tile during the product of its next one at the latest, before it waits there. So at a tile of
-/// this rank they wait only for tiles that are earlier in the order. The waits therefore form no
-/// cycle.
+/// The waits of different ranks form no cycle, whatever `span` each rank has. All workgroups run at
+/// once, each takes tiles in this order, and stores a tile at the latest during the product of its
+/// next tile, before it waits there. The order has tile j of another owner after own tiles with
+/// smaller index only, and own tile j after the tiles j of all other owners. So tile j for a peer is
+/// stored after waits for own tiles of smaller index at most, and induction over j ends all waits.
 struct Rounds {
     u32 tiles, span, ranks;
     /// Result of Rounds::at: the owner of a tile, as its distance from the next rank (0: the next

@@ -171,6 +171,8 @@ template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each 
 /// is included.
 IRIS_COLD void copy_view(View to, View from, u32 rows, u32 cols) {
     if (to.dtype == from.dtype && to.transposed == from.transposed) {
+        // In place there is nothing to copy.
+        if (to.address == from.address && to.ld == from.ld) return;
         const u32 runs = to.transposed ? cols : rows, len = to.transposed ? rows : cols;
         copy_rect(to.address, to.ld, from.address, from.ld, runs, len, element_bytes(to.dtype));
         return;

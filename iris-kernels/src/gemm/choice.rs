@@ -2,8 +2,8 @@
 
 use crate::gemm_config::CoreConfig as Config;
 
-/// Width of a tile, size of a cluster, number of stages, and time per column of a tile in percent of
-/// that of the widest tile, measured on an H200.
+/// Builds for tiles of C: tile width in columns, workgroups per cluster, stages, and time per
+/// column of a tile in percent of the widest tile's, measured on an H200.
 const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (256, 2, 4, 100),
     (224, 2, 4, 105),
@@ -13,36 +13,39 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (64, 1, 7, 130),
 ];
 
-/// Widths of the tiles that a GEMM stores to peers.
+/// Wide and narrow tiles of GEMMs that store to peers, in columns.
 pub(super) const WIDEST: u32 = 256;
 pub(super) const NARROW: u32 = 128;
 
-/// The most rows of C for tiles of C transposed.
+/// Largest number of rows of C for which tiles of C transposed are used.
 pub(super) const FLIPPED_ROWS: usize = 128;
 
-/// Widths of tiles of C transposed.
+/// Widths of tiles of C transposed, in rows of C.
 const FLIPPED_WIDTHS: [u32; 4] = [16, 32, 64, 128];
 
-/// Numbers of consumers of tiles of C transposed of which each workgroup has one.
+/// Numbers of consumer warpgroups in builds with one tile of C transposed per workgroup.
 const CONSUMERS: [u32; 2] = [1, 2];
 
 impl Config {
-    /// The build of tiles of C of so many columns, as measured.
+    /// Build for tiles of C with `width` columns, with the measured cluster size and number of
+    /// stages.
     fn of_width(width: u32) -> Config {
         let known = WIDTHS.iter().find(|it| it.0 == width);
         let &(width, cluster, stages, _) = known.unwrap_or(&WIDTHS[0]);
         Self::wide(width, cluster, stages)
     }
 
-    /// The build for a product of this shape, of A and B by rows.
+    /// Build with the lowest [`Config::cost`] for a product of shape [m, n, k] with row-major A and
+    /// B.
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
         let best = all.min_by_key(|config| config.cost(shape, multiprocessors));
-        // The widest takes everything.
+        // Never used: the build with the widest tiles takes every shape.
         best.unwrap_or(Self::wide(256, 2, 4))
     }
 
-    /// The builds for products of up to so many rows: those for a few, and that for the most.
+    /// Builds for products of up to `shape[0]` rows: the choices for 16, 64, 128 and `shape[0]`
+    /// rows.
     pub fn of_plan(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         let [most, n, k] = shape;
         let rows = [16, FLIPPED_ROWS / 2, FLIPPED_ROWS, most].map(|it| it.min(most));
@@ -56,16 +59,18 @@ impl Config {
         configs
     }
 
-    /// Consumers of the tiles of C transposed of which each multiprocessor has one, or nearly each: with fewer, what
-    /// they read of B at a time is too little.
+    /// Number of consumers per workgroup with which one tile of C transposed per workgroup occupies
+    /// at least three quarters of the multiprocessors and at most all; `None` if there is no such
+    /// number. Fewer workgroups would have too few loads of B in flight.
     pub(super) fn consumers_of_tiles(n: usize, multiprocessors: u32) -> Option<u32> {
         let most = multiprocessors as usize;
         let tiles = |groups: &u32| n.div_ceil(64 * *groups as usize);
         CONSUMERS.into_iter().find(|groups| (most * 3 / 4..=most).contains(&tiles(groups)))
     }
 
-    /// The build for products of up to so many rows, or of a few, of which each workgroup has a tile. With fewer rows
-    /// less is multiplied, but not less read: one is enough.
+    /// Build in which each workgroup has one tile, for products of up to `rows` rows or of up to
+    /// 128 rows, whichever is less; `None` if there is none. One build is enough, because a product
+    /// with fewer rows reads no less of B.
     pub(super) fn of_tiles(rows: usize, cols: usize, multiprocessors: u32) -> Option<Config> {
         let groups = Self::consumers_of_tiles(cols, multiprocessors)?;
         let rows = rows.min(FLIPPED_ROWS);
@@ -73,28 +78,30 @@ impl Config {
         Self::of_tile(width, groups)
     }
 
-    /// The build of tiles of C transposed with this width and number of consumers, with as many stages as fit.
+    /// Build for tiles of C transposed with this width and number of consumers, with as many stages
+    /// as fit.
     fn of_tile(width: u32, groups: u32) -> Option<Config> {
-        /// Bytes of shared memory of a workgroup.
+        /// Bytes of shared memory that a workgroup can have.
         const SHARED: u32 = 227 << 10;
         let fits = |config: &Config| {
-            // Of A by columns the slabs have whole blocks.
+            // Slabs of a column-major A are larger, because they consist of blocks of 64 rows.
             let layouts = [false, true].map(|it| config.with_layout((it, false)));
             layouts.iter().all(|config| config.shared_bytes() <= SHARED)
         };
         (2..=8).rev().map(|stages| Self::flipped(width, groups, stages)).find(fits)
     }
 
-    /// Every build that [`Config::of_tiles`] returns.
+    /// All builds that [`Config::of_tiles`] can return.
     pub(super) fn of_any_tile() -> Vec<Config> {
         let of =
             |groups| FLIPPED_WIDTHS.into_iter().filter_map(move |it| Self::of_tile(it, groups));
         CONSUMERS.into_iter().flat_map(of).collect()
     }
 
-    /// Builds of tiles of this width for a GEMM that stores to peers and in which a rank owns `own` rows of C, by
-    /// preference. If all these rows are in one tile, that is narrow and has no cluster, whose second workgroup would
-    /// multiply nothing.
+    /// Builds for a GEMM that stores to peers, with tiles of `width` columns, if a rank owns `own`
+    /// rows of C; the preferred build first. If one tile has all rows of a rank, the build for
+    /// narrow tiles has no cluster, because the second workgroup of a cluster would multiply
+    /// nothing.
     pub(super) fn storing(width: u32, own: usize) -> [Config; 2] {
         let config = Self::of_width(width);
         let alone = width == NARROW && own <= config.rows() as usize;
@@ -102,13 +109,14 @@ impl Config {
         [true, false].map(|hold| Config { hold, cluster, ..config })
     }
 
-    /// All builds for GEMMs that store to peers.
+    /// All builds that [`Config::storing`] can return.
     pub(super) fn storing_any() -> Vec<Config> {
         let all = [(WIDEST, usize::MAX), (NARROW, usize::MAX), (NARROW, 1)];
         all.into_iter().flat_map(|(width, own)| Self::storing(width, own)).collect()
     }
 
-    /// Every build that [`Config::of_plan`] returns: they differ in `hold`, for small depths and large ones.
+    /// All builds that [`Config::of_plan`] can return. For small and large depths they differ in
+    /// `hold`.
     pub(super) fn of_any_depth() -> Vec<Config> {
         let mut configs = Self::all(usize::MAX);
         let more = Self::all(0).into_iter().filter(|it| !configs.contains(it));
@@ -116,11 +124,12 @@ impl Config {
         configs
     }
 
-    /// Every build for a depth.
+    /// All builds for depth `k`, for row-major A and B.
     fn all(k: usize) -> Vec<Config> {
         let wide = WIDTHS.iter().map(|&(width, cluster, stages, _)| {
             let config = Self::wide(width, cluster, stages);
-            // The chunks of a tile go into the shadow of as many slabs of the next, and one more.
+            // With deferred stores, each chunk of a tile is staged during another slab of the next
+            // tile, so a tile must have more slabs than chunks.
             let hold = config.hold && k.div_ceil(Self::DEPTH as usize) > config.chunks() as usize;
             Config { hold, ..config }
         });
@@ -128,40 +137,43 @@ impl Config {
         wide.chain(flipped).collect()
     }
 
-    /// Whether it multiplies matrices of this shape.
+    /// Whether this build can multiply matrices of shape [m, n, k].
     pub fn takes(&self, [m, _, k]: [usize; 3]) -> bool {
         let slabs = k.div_ceil(Self::DEPTH as usize);
         (!self.flipped || m <= self.width as usize)
             && (!self.hold || slabs > self.chunks() as usize)
     }
 
-    /// What a product costs, to compare builds: the waves of its tiles, each as wide as it is.
+    /// Relative time of a product of shape [m, n, k], to compare builds: number of waves of tiles,
+    /// times tile width, times time per column.
     pub fn cost(&self, [m, n, _]: [usize; 3], multiprocessors: u32) -> u64 {
         let (rows, cols) = if self.flipped { (n, m) } else { (m, n) };
         let (units, tiles) = self.tiles(rows as u32, cols as u32);
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);
         let waves = all.div_ceil(u64::from(multiprocessors));
         if self.flipped {
-            // Nothing else is as fast where it is enough.
+            // Without the time per column, so that tiles of C transposed are chosen wherever they
+            // take the shape: they are the fastest there.
             return waves * u64::from(self.width);
         }
         let known = WIDTHS.iter().find(|it| it.0 == self.width);
         waves * u64::from(self.width) * known.map_or(130, |it| it.3)
     }
 
-    /// Whether it is one of the widest builds, which go before the vendor's where their tiles fill the
-    /// device.
+    /// Whether this build has the widest tiles, so that it is used before the vendor's library if
+    /// its tiles fill the device.
     pub fn is_preferred(&self) -> bool {
         !self.flipped && self.width >= 224 && self.cluster == 2
     }
 
-    /// Whether this build was measured to be faster for so many rows and columns than what the vendor's library
-    /// chooses at once (bench/notes/gemm-sm90.md): not where the last wave of tiles is far from full.
+    /// Whether this build was measured to be faster than the first choice of the vendor's library
+    /// for a C of `rows` x `cols` (bench/notes/gemm-sm90.md). It is not if the last wave of tiles
+    /// is far from full.
     pub(super) fn is_preferred_for(&self, rows: u32, cols: u32, multiprocessors: u32) -> bool {
         self.is_preferred() && rows >= 1024 && self.filled(rows, cols, multiprocessors) >= 95
     }
 
-    /// How much of the waves of tiles is in C, in percent.
+    /// Share of the area of all waves of tiles that is in C, in percent.
     fn filled(&self, rows: u32, cols: u32, multiprocessors: u32) -> u64 {
         let (units, tiles) = self.tiles(rows, cols);
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);

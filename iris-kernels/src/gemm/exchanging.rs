@@ -1,18 +1,19 @@
-//! A product of few rows whose sum over all ranks every rank gets: one launch, which multiplies, pushes and adds
-//! up.
+//! GEMM of few rows with its all-reduce in one launch: multiply, push to all ranks, add up.
 //!
-//! **Problem.** Of few rows a product takes as long as reading B, some 15 us, and its message in words that carry
-//! their data 5 us more, most of which is the launch, and the way through memory from the product to the message.
+//! **Problem.** A GEMM of few rows takes as long as reading B, about 15 us. A separate message by
+//! the LL protocol (data and flag in one word) takes 5 us more, mostly for the launch and for the
+//! product's way through memory.
 //!
-//! **Solution.** Each workgroup multiplies one tile of all rows and some columns, which stays in shared memory, and
-//! the message begins there. `kernels/gemm_sm90_exchange.cu` pushes it in words that carry their data, as the items
-//! of the message that it is (`flow::exchange_tile`); `kernels/gemm_sm90_one_shot.cu` as a tile with a signal
-//! (`flow::one_shot`). Words, numbers and bits are those of the message alone: ranks that do it in two launches take
-//! part.
+//! **Solution.** Each workgroup multiplies one tile, which has all rows and some columns, keeps it
+//! in shared memory and sends it from there. `kernels/gemm_sm90_exchange.cu` sends the items of the
+//! message by the LL protocol (`flow::exchange_tile`); `kernels/gemm_sm90_one_shot.cu` sends the
+//! tile with a signal (`flow::one_shot`). Words, numbers and bits are those of a separate message,
+//! so ranks that do the same call in two launches can take part.
 //!
-//! **Limits.** Those of [`Gemm`]; besides, up to 128 rows, as many tiles as the device has multiprocessors, or not
-//! many fewer, partials of the type of A. No other rank has workgroups on the device; and since a workgroup takes
-//! most of a multiprocessor's shared memory, such calls of two heaps on the same devices must not overlap.
+//! **Limits.** Those of [`Gemm`], and: at most 128 rows; at least three quarters as many tiles as
+//! the device has multiprocessors, and not more; partials of the type of A. No other rank has
+//! workgroups on the device. A workgroup takes most of a multiprocessor's shared memory, so such
+//! calls of two heaps on the same devices must not overlap.
 
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
@@ -23,44 +24,47 @@ use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::GemmRequest;
 
-/// Rows up to which this launch and one that normalises take less than a product and the message that normalises: on
-/// 2 x H200, 8192 x 3584, 16 rows 25.0 and 25.6 us, 64 rows 32.1 and 31.4 (2026-11-23).
+/// Largest number of rows for which this launch and a launch of the RMSNorm are faster than a GEMM
+/// and an LL message that includes the RMSNorm (2 x H200, N x K = 8192 x 3584: 16 rows 25.0 vs 25.6
+/// us, 64 rows 32.1 vs 31.4; 2026-11-23).
 const NORMED_ROWS: u32 = 16;
 
-/// Loaded kernels for such products.
+/// Loaded kernels of GEMMs that exchange their result.
 #[derive(Debug)]
 pub struct Exchanging {
     gemm: Gemm,
-    /// The kernel that does the message alone.
+    /// Message kernel that this launch replaces.
     kernel: Kernel,
-    /// Workgroups that run at the same time: a tile that is not under way would be awaited by those that are.
+    /// Number of workgroups that can be resident at once. A launch with more could deadlock:
+    /// resident workgroups of the peers would wait for tiles of workgroups that cannot start.
     resident: u32,
 }
 
 impl Exchanging {
-    /// Rows and columns of a tile of such a GEMM, for messages by tiles, on a device with this many multiprocessors;
-    /// `None` if there are more than 128 rows, or too many or too few tiles for one on each multiprocessor.
+    /// Rows and columns of a tile of the message that this GEMM sends by tiles, on a device with
+    /// this many multiprocessors. `None` if there are more than 128 rows, or too many or too few
+    /// tiles for one tile per multiprocessor.
     pub fn tile(rows: usize, cols: usize, multiprocessors: u32) -> Option<[u32; 2]> {
         let groups = Config::consumers_of_tiles(cols, multiprocessors);
         let groups = groups.filter(|_| rows <= FLIPPED_ROWS)?;
         Some([rows.next_multiple_of(8) as u32, 64 * groups])
     }
 
-    /// Loads the builds for a product with the message of [`Kernel::OneShot`] or [`Kernel::OneShotLl`]; none for
-    /// another, or where there are none for the device, types and shape.
+    /// Loads the builds that replace `kernel`, which is [`Kernel::OneShot`] or
+    /// [`Kernel::OneShotLl`]. `None` for any other kernel, or if there are no builds for the
+    /// device, types and shape.
     ///
     /// # Errors
-    /// As [`Gemm::of`].
+    /// Errors of [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
         op: &OpBuild,
         kernel: Kernel,
     ) -> Result<Option<Exchanging>> {
-        let pair = heap.size() == 2;
         let gemm_kernel = match kernel {
-            Kernel::OneShotLl => GemmKernel::ExchangingLl { pair },
-            Kernel::OneShot => GemmKernel::ExchangingTiles { pair },
+            Kernel::OneShotLl => GemmKernel::ExchangingLl { pair: heap.size() == 2 },
+            Kernel::OneShot => GemmKernel::ExchangingTiles,
             _ => return Ok(None),
         };
         let [_, cols, _] = whole.shape;
@@ -79,13 +83,13 @@ impl Exchanging {
         Ok(Some(Exchanging { gemm, kernel, resident }))
     }
 
-    /// Whether there is a build for this call. `product` is what is multiplied, with a C that is not written, and
-    /// `message` what is to be done with it, whose A is not read.
+    /// Whether there is a build for this call. `of` has the arguments of the product, whose C is
+    /// not written, and the arguments of the message, whose A is not read.
     pub fn fits(&self, kernel: Kernel, of: (&OpArgs, &OpArgs)) -> bool {
         self.fitting(kernel, of).is_some()
     }
 
-    /// The build for this call, if there is one, and its launch.
+    /// Build, arguments and launch shape for this call; `None` if there is no build.
     fn fitting(
         &self,
         kernel: Kernel,
@@ -93,27 +97,28 @@ impl Exchanging {
     ) -> Option<(&(Config, Function), Arguments, LaunchShape)> {
         let fitting = self.gemm.fitting(product).filter(|_| kernel == self.kernel)?;
         let (config, _) = fitting;
-        // Of more rows the message that normalises them within is faster.
+        // With more rows the LL message that includes the RMSNorm is faster.
         if message.normed.address != 0 && message.m > NORMED_ROWS && kernel == Kernel::OneShotLl {
             return None;
         }
-        // A message by tiles has those of the product.
+        // A message by tiles must have the tiles of the product.
         let alike = kernel == Kernel::OneShotLl
             || message.tile_m >= product.m && message.tile_n == config.rows();
         let (given, shape) = self.gemm.given(config, product);
-        // A tile each.
+        // Each workgroup has one tile.
         let tiles = given.row_units * given.col_tiles;
         let fits = alike && shape.groups == tiles && tiles <= self.resident;
         fits.then_some((fitting, given, shape))
     }
 
-    /// Enqueues a call, if there is a build for it; returns whether there is. `of` is as for [`Exchanging::fits`].
+    /// Enqueues a call; returns false if there is no build for it. `of` is as for
+    /// [`Exchanging::fits`].
     ///
     /// # Errors
     /// Errors of [`Gemm::launch`].
     ///
     /// # Safety
-    /// The conditions of [`Gemm::launch`] hold, for the C of the message.
+    /// The conditions of [`Gemm::launch`] hold, also for the C of the message.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,
@@ -129,7 +134,7 @@ impl Exchanging {
             gpu.current(|| config.maps(self.gemm.dtype, [&product.a, &product.b, &product.c]))?;
         let given = [b.bytes(), a.bytes(), bytemuck::bytes_of(&given), bytemuck::bytes_of(message)];
         // SAFETY: the parameters are those of both kernels; the caller vouches for the matrices;
-        // workgroups wait for what peers push before they wait.
+        // workgroups wait only for data that peers push before they wait themselves.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
     }
 }
@@ -143,7 +148,8 @@ mod tests {
         assert_eq!(Exchanging::tile(100, 8192, 132), Some([104, 64]));
         assert_eq!(Exchanging::tile(128, 16896, 132), Some([128, 128]));
         assert_eq!([Exchanging::tile(129, 8192, 132), Exchanging::tile(100, 4096, 132)], [None; 2]);
-        // 128 tiles of 64 columns are too many for 114, 64 of 128 too few.
+        // 128 tiles of 64 columns are too many for 114 multiprocessors, 64 tiles of 128 columns too
+        // few.
         assert_eq!(Exchanging::tile(100, 8192, 114), None);
         assert_eq!(Exchanging::tile(100, 7168, 114), Some([104, 64]));
     }

@@ -1,16 +1,17 @@
-//! A product that begins with what this rank has of A, by rows or by columns, and goes on with that of the
-//! others as copy engines bring it: one launch, which waits for each part before it loads it.
+//! All-gather then GEMM in one launch: the GEMM begins with this rank's own part of A, and goes on
+//! with the peers' parts as copy engines deliver them. It waits for each part before it loads it.
 //!
-//! **Problem.** Products apart, of this rank's rows and of what came, each end with a wave of tiles that is
-//! not full, and a launch stands between them that only waits. Where columns are split, no element of C is
-//! finished before all of A is there.
+//! **Problem.** Separate GEMMs, for this rank's rows and for the rows that arrive, each end with a
+//! wave of tiles that is not full, and a launch between them only waits. If A is split by columns,
+//! no element of C is finished before all of A has arrived.
 //!
-//! **Solution.** `kernels/gemm_sm90_gather.cu`: the tiles of one product, and the slabs of a tile, in the
-//! order in which they are there. The thread that loads a slab waits for the signal of its part, as
-//! `flow::Arrivals` says.
+//! **Solution.** `kernels/gemm_sm90_gather.cu` takes the tiles of one GEMM, and the slabs of a
+//! tile, in the order of their arrival. The thread that loads a slab waits for the signal of the
+//! slab's part (`flow::Arrivals`).
 //!
-//! **Limits.** Those of [`Gemm`]; besides, what a rank has is whole tiles of a cluster, or whole slabs, and so
-//! are parts; and the launch fills the device while it waits: only where an engine brings what it waits for.
+//! **Limits.** Those of [`Gemm`], and: each rank's shard of A, and each part, consists of whole
+//! cluster tiles or whole slabs. The launch fills the device while it waits, so the data must be
+//! delivered by copy engines.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
@@ -20,22 +21,25 @@ use crate::args::{Matrix, OpArgs};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
 
-/// How A comes.
+/// Division of A into the parts that arrive one by one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
-    /// Rows and columns that come from each rank: all of the ones, and an equal part of the others.
+    /// Number of rows and columns that come from each rank: an equal share in the dimension that is
+    /// split, all in the other.
     pub shard: [u32; 2],
-    /// Rows and columns of a part, of which the last have fewer where that is not a divisor.
+    /// Number of rows and columns of a part; the last parts may have fewer.
     pub part: [u32; 2],
-    /// The number of the first part's signal.
+    /// Number of the signal of the first part.
     pub first: u32,
-    /// What is added to it for the part below, and for the one on the right.
+    /// Increments of the signal number from a part to the part below it and to the part on its
+    /// right.
     pub step: [u32; 2],
-    /// Whether the columns are split over the ranks.
+    /// Whether A is split over the ranks by columns, not by rows.
     pub columns: bool,
 }
 
-/// The same in rows of tiles of a cluster, and in slabs: `Parts` of `gemm_sm90_gather.cu`.
+/// Division of A into parts, in units of cluster tile rows and of slabs; same layout as `Parts` in
+/// `gemm_sm90_gather.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Units {
@@ -50,10 +54,11 @@ struct Units {
 }
 
 impl Parts {
-    /// Whether tiles and slabs of a build are of one part each.
+    /// Whether each cluster tile and each slab of a build needs one part of A only.
     fn suit(&self, config: &Config) -> bool {
         let units = [config.unit_rows(), Config::DEPTH];
-        // The edge of the whole may cut the last; that of a rank's shard may not, where there is a next.
+        // The edge of A may cut a tile or slab. The edge between the shards of two ranks must not,
+        // because the tile or slab would then need the data of both.
         let split = usize::from(self.columns);
         self.shard[split].is_multiple_of(units[split])
             && (0..2).all(|it| {
@@ -72,15 +77,15 @@ impl Parts {
     }
 }
 
-/// Loaded kernels for such products.
+/// Loaded kernels of GEMMs whose A arrives while it is multiplied.
 #[derive(Debug)]
 pub struct Gathering(Gemm);
 
 impl Gathering {
-    /// Loads the builds for a product; none where there are none for the device and types.
+    /// Loads the builds for a product; `None` if there are none for the device and types.
     ///
     /// # Errors
-    /// As [`Gemm::of`].
+    /// Errors of [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
@@ -93,7 +98,8 @@ impl Gathering {
             return Ok(None);
         };
         if heap.ranks_on_device() > 1 {
-            // What stays on a device is copied by multiprocessors, which no product that waits for it may hold.
+            // Copies within a device are done by multiprocessors, so a GEMM that waits for the
+            // copies must leave some multiprocessors free.
             gemm.multiprocessors = gemm.multiprocessors.saturating_sub(2).max(1);
         }
         Ok(Some(Gathering(gemm)))
@@ -104,16 +110,16 @@ impl Gathering {
         self.0.fitting_of(args, |config| parts.suit(config)).is_some()
     }
 
-    /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
-    /// product, of which A is what this rank has of it; `all` is where that of all ranks comes, and `message` the
-    /// arguments of the kernels that would bring them.
+    /// Enqueues the product of a call; returns false if there is no build for it. `args` are the
+    /// arguments of the product, whose A is this rank's part. The parts of all ranks arrive in
+    /// `all`. `message` has the arguments of the kernels that would copy the parts.
     ///
     /// # Errors
-    /// As [`Gemm::launch`].
+    /// Errors of [`Gemm::launch`].
     ///
     /// # Safety
-    /// As for [`Gemm::launch`], of `all`, too. The call is open; engines bring the rows, and need no
-    /// multiprocessor for that.
+    /// The conditions of [`Gemm::launch`] hold, also for `all`. The call is open. Copy engines
+    /// deliver the parts and need no multiprocessor for that.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,
@@ -131,7 +137,7 @@ impl Gathering {
         })?;
         let parts = parts.units(config);
         let (mut given, shape) = self.0.given(config, args);
-        // Groups of rows do not reach beyond a part, whose successor comes later.
+        // A raster group must not extend beyond a part, because the next part arrives later.
         given.group = given.group.min(parts.part_rows);
         given.wait_for_peers(&message.heap);
         let [all, b, c] = &maps;
@@ -144,8 +150,9 @@ impl Gathering {
             bytemuck::bytes_of(&parts),
             bytemuck::bytes_of(message),
         ];
-        // SAFETY: the parameters are those of `iris_gemm_gather`; the caller vouches for the matrices, and
-        // for what is waited for; workgroups wait for others of their cluster, which start together.
+        // SAFETY: the parameters are those of `iris_gemm_gather`; the caller vouches for the
+        // matrices and for the arrival of the parts; the workgroups of a cluster, which wait for
+        // each other, start together.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
     }
 }

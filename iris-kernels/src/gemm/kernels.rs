@@ -1,5 +1,5 @@
-//! The kernels of whole-matrix GEMMs and all their builds: [`GemmKernel::build`] makes a build at run time and ahead of
-//! time, so that both have the same options.
+//! Kernels of whole-matrix GEMMs and all their builds. [`GemmKernel::build`] describes builds that
+//! are made at run time and ahead of time, so that both have the same options.
 
 use iris_heap::DType;
 
@@ -10,11 +10,12 @@ use crate::build::{Build, FaultInjection};
 use crate::rtc::{Options, Vendor};
 use crate::source::{GEMMS, Text};
 
-/// Most peers of [`GemmKernel::Scattering`]. From five on the parameters of the kernel take more than 4 KiB, which
-/// compilers know from CUDA 12.1 on.
+/// Largest number of peers of [`GemmKernel::Scattering`]. For five peers and more, the kernel's
+/// parameters need more than 4 KiB, which compilers support since CUDA 12.1.
 pub(super) const PEERS: usize = 7;
 
-/// Layouts of A and B that operators have: A by rows, B by rows or by columns.
+/// Layouts of A and B in operators, as in [`Config::with_layout`]: A row-major, B row-major or
+/// column-major.
 pub(super) const LAYOUTS: [(bool, bool); 2] = [(false, false), (false, true)];
 
 /// Kernel of a whole-matrix GEMM, with the macros that it takes besides those of a [`Config`].
@@ -22,7 +23,7 @@ pub(super) const LAYOUTS: [(bool, bool); 2] = [(false, false), (false, true)];
 pub(super) enum GemmKernel {
     /// GEMM without a message.
     Plain,
-    /// GEMM that waits for the rows or columns of A that copy engines bring.
+    /// GEMM that waits for the rows or columns of A that copy engines deliver.
     Gathering,
     /// GEMM that stores to peers.
     Scattering {
@@ -35,30 +36,25 @@ pub(super) enum GemmKernel {
         pair: bool,
     },
     /// GEMM of few rows with its all-reduce by tiles with signals.
-    ExchangingTiles {
-        /// Whether there are two ranks.
-        pair: bool,
-    },
+    ExchangingTiles,
 }
 
 impl GemmKernel {
     fn all() -> impl Iterator<Item = GemmKernel> {
         use GemmKernel::*;
         let stores = (1..=PEERS).map(|peers| Scattering { peers });
-        let exchanges = [false, true]
-            .into_iter()
-            .flat_map(|pair| [ExchangingLl { pair }, ExchangingTiles { pair }]);
-        [Plain, Gathering].into_iter().chain(stores).chain(exchanges)
+        let exchanges = [false, true].map(|pair| ExchangingLl { pair });
+        [Plain, Gathering, ExchangingTiles].into_iter().chain(stores).chain(exchanges)
     }
 
-    /// The source of the kernel, and its name there.
+    /// Source of the kernel, and name of the kernel in the source.
     fn source(self) -> (Text, &'static str) {
         match self {
             GemmKernel::Plain => (GEMMS[0], "iris_gemm"),
             GemmKernel::Gathering => (GEMMS[1], "iris_gemm_gather"),
             GemmKernel::Scattering { .. } => (GEMMS[2], "iris_gemm_scatter"),
             GemmKernel::ExchangingLl { .. } => (GEMMS[3], "iris_gemm_exchange"),
-            GemmKernel::ExchangingTiles { .. } => (GEMMS[4], "iris_gemm_one_shot"),
+            GemmKernel::ExchangingTiles => (GEMMS[4], "iris_gemm_one_shot"),
         }
     }
 
@@ -67,7 +63,7 @@ impl GemmKernel {
         self.source().1
     }
 
-    /// Configurations that the kernel may be given, for A and B by rows.
+    /// Configurations with which the kernel may be built, for row-major A and B.
     fn configs(self) -> Vec<Config> {
         match self {
             GemmKernel::Plain => Config::of_any_depth(),
@@ -75,21 +71,19 @@ impl GemmKernel {
                 Config::of_any_depth().into_iter().filter(|it| !it.flipped).collect()
             }
             GemmKernel::Scattering { .. } => Config::storing_any(),
-            GemmKernel::ExchangingLl { .. } | GemmKernel::ExchangingTiles { .. } => {
-                Config::of_any_tile()
-            }
+            GemmKernel::ExchangingLl { .. } | GemmKernel::ExchangingTiles => Config::of_any_tile(),
         }
     }
 
-    /// The build for elements of this type ([`crate::args::dtype_code`]).
+    /// Build for elements of type `dtype`, a [`crate::args::dtype_code`].
     pub(super) fn build(self, dtype: u32, config: &Config, injected: FaultInjection) -> Build {
         let options = config.options(dtype);
         let with = |options: Options| injected.options_of_products(options);
         let options = match self {
             GemmKernel::Plain => options,
-            GemmKernel::Gathering => with(options),
+            GemmKernel::Gathering | GemmKernel::ExchangingTiles => with(options),
             GemmKernel::Scattering { peers } => with(options).define("IRIS_GEMM_PEERS", peers),
-            GemmKernel::ExchangingLl { pair } | GemmKernel::ExchangingTiles { pair } => {
+            GemmKernel::ExchangingLl { pair } => {
                 with(options.define("IRIS_GEMM_PAIR", u32::from(pair)))
             }
         };
@@ -97,8 +91,8 @@ impl GemmKernel {
     }
 }
 
-/// Every build of a whole-matrix GEMM for an architecture that an operator may ask for; none if the architecture has
-/// no such GEMM.
+/// All builds of whole-matrix GEMMs for an architecture that operators may request; empty if the
+/// architecture has no such GEMM.
 pub(crate) fn builds(arch: &str) -> Vec<Build> {
     let target = Target { vendor: Vendor::of(arch), arch: arch.into() };
     let is_there = |dtype: &DType| Gemm::is_there(&target, *dtype);

@@ -1,17 +1,19 @@
-//! Our own product of whole matrices on sm_90a: which build of `kernels/gemm_sm90.cu` multiplies what,
-//! and its launch; and of one whose A comes while it is multiplied ([`Gathering`]).
+//! Built-in whole-matrix GEMM on sm_90a: choice of a build of `kernels/gemm_sm90.cu` and its
+//! launch. Also the GEMMs that are fused with communication: [`Gathering`], [`Scattering`],
+//! [`Exchanging`].
 //!
-//! **Problem.** The product that operators fuse their messages with works on tiles that an operator
-//! hands out, and reaches half the rate of the device. A product of its own can do better: it copies by
-//! tensor maps, and multiplies the next tile while it stores the last.
+//! **Problem.** The tile GEMM, with which operators fuse their messages, multiplies tiles that an
+//! operator hands out, and reaches half the rate of the device. A separate GEMM can be faster: it
+//! copies by tensor maps (TMA), and multiplies the next tile while it stores the previous one.
 //!
-//! **Solution.** [`Config`] is the shape of a build. [`Config::choose`] picks one by the shape of the
-//! product, with a rule that was measured; [`Gemm`] has the loaded kernels for the calls of one
-//! operator. Tensor maps are encoded in each call, from its addresses, and go into the launch by value:
-//! nothing is allocated, and a launch can be captured.
+//! **Solution.** [`Config`] has the parameters of a build. [`Config::choose`] selects a build by
+//! the shape of the product, by a measured rule. [`Gemm`] has the loaded kernels for the calls of
+//! one operator. Tensor maps are encoded in each call, from its addresses, and passed to the launch
+//! by value, so nothing is allocated and a launch can be captured.
 //!
-//! **Limits.** f16 and bf16, C of the same type by rows, no GELU; addresses, leading dimensions and rows
-//! of C that are multiples of 16 bytes. What does not fit is left to the other kernels: [`Gemm::fits`].
+//! **Limits.** A, B and C of the same type, f16 or bf16; C row-major; no GELU; addresses, leading
+//! dimensions and rows of C that are multiples of 16 bytes. [`Gemm::fits`] returns false for all
+//! other calls, which are left to other kernels.
 
 mod choice;
 mod exchanging;
@@ -40,11 +42,11 @@ use kernels::{GemmKernel, LAYOUTS};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
 
-/// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
-/// rank.
+/// Longest time that the loader of a workgroup waits for its consumers, in nanoseconds. Consumers
+/// do not wait for other ranks.
 const DEADLINE_NS: u64 = 10_000_000_000;
 
-/// What kernels are given beside their maps: `Arguments` of `gemm/whole.h`.
+/// Arguments of the kernels besides tensor maps; same layout as `Arguments` in `gemm/whole.h`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Arguments {
@@ -59,41 +61,44 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// A loader waits for peers, and others of its cluster for it: as long as those waits may take.
+    /// Extends the deadline by the longest wait for peers, because while a loader waits for peers,
+    /// the other loaders of its cluster wait for it.
     fn wait_for_peers(&mut self, heap: &HeapView) {
         let limits = heap.entry_deadline_ns.saturating_add(heap.progress_deadline_ns);
         self.deadline_ns = self.deadline_ns.saturating_add(limits);
     }
 }
 
-/// Loaded kernels for products of up to so many rows.
+/// Loaded kernels for products with fixed n and k and up to a maximum number of rows.
 #[derive(Debug)]
 pub struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     multiprocessors: u32,
-    /// Whether its launches may begin before the one ahead of them is over: they wait for that themselves.
+    /// Whether launches may begin before the previous launch on the stream has ended. They wait for
+    /// it themselves.
     early: bool,
     kernels: Vec<(Config, Function)>,
 }
 
 impl Gemm {
-    /// Whether there are such products for a target.
+    /// Whether this GEMM exists for a target and element type.
     pub fn is_there(target: &Target, dtype: DType) -> bool {
         target.arch == "sm_90a" && matches!(dtype, DType::F16 | DType::BF16)
     }
 
-    /// Whether there are such products, of any type, for a device.
+    /// Whether this GEMM exists for a device, for any element type.
     pub fn is_there_for(device: &DeviceInfo) -> bool {
         Target::of(device).is_ok_and(|target| Self::is_there(&target, DType::BF16))
     }
 
-    /// Loads these builds, for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`. Compiles
-    /// those that were not compiled before.
+    /// Loads the builds `configs` for products C = A B, where C has up to `shape[0]` rows and
+    /// `shape[1]` columns and the depth is `shape[2]`. Compiles builds that have not been compiled
+    /// before.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`crate::rtc::Error`];
-    /// [`Error::Device`].
+    /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with a
+    /// [`crate::rtc::Error`]; [`Error::Device`].
     pub fn of(
         heap: &SymmetricHeap,
         shape: [usize; 3],
@@ -103,7 +108,7 @@ impl Gemm {
         Self::load(heap, shape, dtype, configs, (GemmKernel::Plain, FaultInjection::default()))
     }
 
-    /// Loads these builds of a kernel: as [`Gemm::of`].
+    /// Loads the builds `configs` of a kernel, like [`Gemm::of`].
     fn load(
         heap: &SymmetricHeap,
         shape: [usize; 3],
@@ -132,11 +137,11 @@ impl Gemm {
         Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
-    /// Loads these builds of a kernel for a product of an operator, each for the two layouts of B; none where
-    /// there are none for the device and types.
+    /// Loads the builds `configs` of a kernel for a product of an operator, each for both layouts
+    /// of B; `None` if there are none for the device and types.
     ///
     /// # Errors
-    /// As [`Gemm::of`].
+    /// Errors of [`Gemm::of`].
     fn for_whole(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
@@ -158,11 +163,11 @@ impl Gemm {
         Self::load(heap, shape, dtype, &configs, kernel).map(Some)
     }
 
-    /// Those of plain products, of which only the ones that are preferred to the vendor's library, if asked
-    /// for.
+    /// Loads the builds for the product of an operator without a message; if `preferred`, only
+    /// builds that are preferred to the vendor's library. `None` if there are none.
     ///
     /// # Errors
-    /// As [`Gemm::of`].
+    /// Errors of [`Gemm::of`].
     pub(crate) fn of_whole(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
@@ -173,12 +178,12 @@ impl Gemm {
         Self::for_whole(heap, whole, configs, (GemmKernel::Plain, FaultInjection::default()))
     }
 
-    /// The builds.
+    /// Parameters of the loaded builds.
     pub fn configs(&self) -> impl Iterator<Item = &Config> {
         self.kernels.iter().map(|(config, _)| config)
     }
 
-    /// Registers and bytes of local memory of a thread, of each build.
+    /// Number of registers and bytes of local memory per thread, for each build.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -202,7 +207,8 @@ impl Gemm {
         self.fitting_of(args, |_| true)
     }
 
-    /// Of those builds that `usable` lets pass.
+    /// Build with the lowest [`Config::cost`] for this call among those for which `usable` returns
+    /// true; `None` if there is none.
     fn fitting_of(
         &self,
         args: &OpArgs,
@@ -215,7 +221,7 @@ impl Gemm {
         let has_bias = bias.address != 0;
         let fits = [&a, &b, &c].iter().all(|it| it.dtype == code && is_aligned(it))
             && c.transposed == 0
-            // A store that is cut off ends at 16 bytes.
+            // TMA stores at the edge of C need rows of whole multiples of 16 bytes.
             && of_n.is_multiple_of(8)
             && epilogue == 0
             && (1..=most).contains(&shape[0])
@@ -233,19 +239,20 @@ impl Gemm {
         usable.min_by_key(|(config, _)| config.cost(shape, self.multiprocessors))
     }
 
-    /// Enqueues the product of a call, if there is a build for it; whether there is.
+    /// Enqueues the product of a call; returns false if there is no build for it.
     ///
     /// # Errors
     /// [`Error::Device`], [`Error::Closed`]; [`Error::Invalid`] for a stream of another heap.
     ///
     /// # Safety
-    /// The matrices in `args` are on the device, and live until the stream has finished the launch, and
-    /// every replay of a graph that it is captured in.
+    /// The matrices in `args` are on the device. They live until the stream has finished the
+    /// launch, and every replay of a graph that captured the launch.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(&self, gpu: &Gpu, stream: &Stream, args: &OpArgs) -> Result<bool> {
         let Some((config, function)) = self.fitting(args) else { return Ok(false) };
         let OpArgs { a, b, c, .. } = *args;
-        // The driver wants a context, though it asks nothing of the device.
+        // The driver encodes maps only with a current context, although it does not access the
+        // device.
         let maps = gpu.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
         let (given, shape) = self.given(config, args);
         let [a, b, c] = &maps;
@@ -255,7 +262,7 @@ impl Gemm {
         unsafe { function.launch(stream, shape, &args) }.map(|()| true)
     }
 
-    /// What such a launch is given, and how large it is.
+    /// Kernel arguments and launch shape of a call.
     fn given(&self, config: &Config, args: &OpArgs) -> (Arguments, LaunchShape) {
         let OpArgs { bias, m, n, k, .. } = *args;
         let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
@@ -280,16 +287,17 @@ impl Gemm {
     }
 }
 
-/// Whether tensor maps take it: address and lines at multiples of 16 bytes.
+/// Whether a tensor map can describe `matrix`: address and stride are multiples of 16 bytes.
 fn is_aligned(matrix: &Matrix) -> bool {
     let lines = if matrix.transposed == 0 { matrix.rows } else { matrix.cols };
-    // How far lines are apart is nothing to a single one.
+    // The stride does not matter if there is only one line.
     let step = if lines > 1 { matrix.ld * 2 } else { 0 };
     (matrix.address | step).is_multiple_of(16)
 }
 
 impl Config {
-    /// The maps of A, B and C of the tiles' product, from those of the call.
+    /// Tensor maps of the left factor, the right factor and C. In a flipped build the left factor
+    /// is B.
     fn maps(&self, dtype: DType, [a, b, c]: [&Matrix; 3]) -> Result<[TensorMap; 3]> {
         let (left, right) = if self.flipped { (b, a) } else { (a, b) };
         let cluster = self.cluster;
@@ -301,13 +309,13 @@ impl Config {
         ])
     }
 
-    /// The map of the tiles' left factor: of A, unless they are flipped.
+    /// Tensor map of the left factor of the tiles: A, or B in a flipped build.
     fn left_map(&self, dtype: DType, left: &Matrix) -> Result<TensorMap> {
         let left_box = if self.a_across { [64, 64] } else { [64, self.rows()] };
         TensorMap::new(dtype, left, left_box)
     }
 
-    /// The map of C.
+    /// Tensor map of C.
     fn c_map(&self, dtype: DType, c: &Matrix) -> Result<TensorMap> {
         let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
         TensorMap::new(dtype, c, c_box)

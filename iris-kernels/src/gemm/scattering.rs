@@ -1,17 +1,21 @@
-//! A product whose rows ranks own: one launch, which stores to others what they own, adds what they have stored
-//! here, and stores to all what this rank owns, as the operator wants it.
+//! GEMM whose rows of C are owned by ranks, with its messages in one launch: it stores tiles of
+//! other owners at these owners, adds the partials that peers have stored at this rank, and, if the
+//! operator requires it, sends this rank's finished rows to all ranks.
 //!
-//! **Problem.** A product that is finished before its message leaves costs the time of both; in parts, each
-//! part costs a wave of tiles that is not full, copies, launches that only wait, and sums apart.
+//! **Problem.** If the GEMM ends before its message starts, a call takes the time of both. If it is
+//! done in parts, each part costs a wave of tiles that is not full, copies, launches that only
+//! wait, and separate additions.
 //!
-//! **Solution.** `kernels/gemm_sm90_scatter.cu`: what others own is multiplied first, and stored by tensor
-//! maps of their inboxes; the thread that stored a consumer's part of a tile waits until it is there and
-//! signals it, as `flow::Departures` says. This rank's own tiles come last; the thread that loads waits for
-//! what the others have stored of a tile, and brings it as further slabs of the ring. Tiles are taken in
-//! rounds (`Rounds` in [`crate::schedule`] says why no waits form a cycle).
+//! **Solution.** `kernels/gemm_sm90_scatter.cu` multiplies the tiles of other owners first, and
+//! stores them by tensor maps of the owners' inboxes. The thread that stored a consumer's part of a
+//! tile waits until the store is complete and then signals (`flow::Departures`). This rank's own
+//! tiles come last. The loader waits for the peers' partials of a tile and brings them as further
+//! slabs of the ring. Tiles are taken in rounds; `Rounds` in [`crate::schedule`] says why no waits
+//! form a cycle.
 //!
-//! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight
-//! ranks, which if there are more than five takes CUDA 12.1. All workgroups of the launch are resident.
+//! **Limits.** Those of [`Gemm`], and: each rank owns at least one row; partials have the type of
+//! A; at most eight ranks, and CUDA 12.1 for more than five. All workgroups of the launch are
+//! resident.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
@@ -24,7 +28,8 @@ use crate::build::FaultInjection;
 use crate::library::GemmRequest;
 use crate::schedule::split;
 
-/// Rows in those of the tiles of a cluster, and numbers of signals: `Blocks` of `gemm_sm90_scatter.cu`.
+/// Division of C into the blocks of ranks, in units of cluster tile rows, and numbers of signals;
+/// same layout as `Blocks` in `gemm_sm90_scatter.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Blocks {
@@ -37,36 +42,37 @@ struct Blocks {
     sends: u32,
 }
 
-/// Messages that such a launch does itself: the arguments of the kernels that would do them, and the number of
-/// the first signal.
+/// Messages that the launch sends itself. Each has the arguments of the kernel that would send it
+/// otherwise, and the number of its first signal; `None` if the call has no such message.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages<'a> {
-    /// Of partials, from each rank's A to the C of their owners.
+    /// Message of the partials, from each rank's A to the C of their owners.
     pub blocks: Option<(&'a OpArgs, u32)>,
-    /// Of what ranks own, to the C of all.
+    /// Message of the finished rows, from their owners to the C of all ranks.
     pub results: Option<(&'a OpArgs, u32)>,
 }
 
-/// Loaded kernels for such products.
+/// Loaded kernels of GEMMs that store tiles at their owners.
 #[derive(Debug)]
 pub struct Scattering {
     gemm: Gemm,
-    /// Rows and columns that have a signal.
+    /// Number of rows and columns of C that share a signal.
     signalled: [u32; 2],
-    /// Workgroups that run at the same time: tiles of a peer's that is not under way would be awaited by those
-    /// that are.
+    /// Number of workgroups that can be resident at once. A launch with more could deadlock:
+    /// resident workgroups of the peers would wait for tiles of workgroups that cannot start.
     resident: u32,
 }
 
 impl Scattering {
-    /// Number of rows and columns that share a signal: the rows of a consumer, the columns of a tile. A rank multiplies
-    /// up to `rows` rows and `cols` columns and owns up to `own` rows of C.
+    /// Number of rows and columns that share a signal: the rows of a consumer, the columns of a
+    /// tile. A rank multiplies up to `rows` rows and `cols` columns and owns up to `own` rows of C.
     ///
-    /// Tiles are narrow in two cases. If the widest tiles made one wave of the device, all that goes to peers would
-    /// leave at its end; narrow tiles make two waves, and the first leaves beside the second (2 x H200: an all-reduce
-    /// of 512 rows took 73.7 us with tiles of 128 columns, 81.3 with those of 256, a reduce-scatter of 1024 rows, two
-    /// waves, 112 and 100; 2026-11-22). And if all rows that a rank owns are in one tile, narrow tiles have no cluster,
-    /// whose second workgroup would multiply nothing.
+    /// Tiles are narrow in two cases. If the widest tiles made only one wave on the device, all
+    /// data for peers would be sent at its end; narrow tiles make two waves, and the first is sent
+    /// during the second (2 x H200, 128 vs 256 columns: all-reduce of 512 rows, one wave of wide
+    /// tiles, 73.7 vs 81.3 us; reduce-scatter of 1024 rows, two waves, 112 vs 100 us; 2026-11-22).
+    /// And if one tile has all rows that a rank owns, narrow tiles have no cluster, because the
+    /// second workgroup of a cluster would multiply nothing.
     pub fn signalled(rows: usize, own: usize, cols: usize, multiprocessors: u32) -> [u32; 2] {
         const TALL: usize = 128;
         let widest = rows.div_ceil(TALL) * cols.div_ceil(WIDEST as usize);
@@ -74,16 +80,16 @@ impl Scattering {
         [TALL as u32 / 2, if narrow { NARROW } else { WIDEST }]
     }
 
-    /// Loads the builds for a product; none where there are none for the device and types.
+    /// Loads the builds for a product; `None` if there are none for the device and types.
     ///
     /// # Errors
-    /// As [`Gemm::of`].
+    /// Errors of [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
         injected: FaultInjection,
     ) -> Result<Option<Scattering>> {
-        // Another tile has been asked for, which no build stores.
+        // No build stores tiles of another size.
         let Some(signalled @ [64, width @ (NARROW | WIDEST)]) = whole.signalled else {
             return Ok(None);
         };
@@ -109,7 +115,7 @@ impl Scattering {
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }
 
-    /// The build for this call, if there is one.
+    /// Build for this call; `None` if there is none.
     fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<&(Config, Function)> {
         let Messages { blocks, results } = *messages;
         let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
@@ -122,7 +128,7 @@ impl Scattering {
                 || residual.dtype == args.c.dtype
                     && residual.transposed == 0
                     && is_aligned(residual));
-        // Each rank owns something.
+        // Each rank owns at least one row.
         let fits = alike && size as usize <= PEERS + 1 && args.m >= size;
         self.gemm.fitting_of(args, |_| fits)
     }
@@ -132,16 +138,16 @@ impl Scattering {
         self.fitting(args, messages).is_some()
     }
 
-    /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
-    /// product, of which C and the residual have this rank's rows, and A the rows of all ranks if there are
-    /// blocks, else this rank's.
+    /// Enqueues the product of a call; returns false if there is no build for it. `args` are the
+    /// arguments of the product: C and the residual have this rank's rows; A has the rows of all
+    /// ranks if there is a message of partials, else this rank's rows.
     ///
     /// # Errors
-    /// As [`Gemm::launch`].
+    /// Errors of [`Gemm::launch`].
     ///
     /// # Safety
-    /// As for [`Gemm::launch`], of the messages' matrices, too, on all ranks. The call is open; no other rank
-    /// has workgroups on this device.
+    /// The conditions of [`Gemm::launch`] hold, also for the matrices of the messages on all ranks.
+    /// The call is open. No other rank has workgroups on this device.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,
@@ -157,8 +163,9 @@ impl Scattering {
             let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
             Matrix { address: rows.address - here + there, ..rows }
         };
-        // Of the block of what a peer owns, this rank's rows; of what all have, this rank's; and C itself, of
-        // peers that have it at the same place.
+        // Matrices at a peer to which this rank stores: `block`, this rank's rows in the inbox for
+        // partials; `result`, this rank's rows in the area for results; `direct`, C itself, for
+        // peers that have it at the same offset.
         let block = |peer| {
             let len = owned(peer).end - owned(peer).start;
             messages.blocks.map(|(it, _)| rows_of(it.c, &(rank * len..(rank + 1) * len)))
@@ -204,7 +211,7 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
-        // The kernel was built for so many.
+        // The kernel is built for this number of peers.
         let count = size as usize - 1;
         let given = [
             a.bytes(),
@@ -219,19 +226,20 @@ impl Scattering {
             bytemuck::bytes_of(&blocks),
             bytemuck::bytes_of(args),
         ];
-        // SAFETY: the parameters are those of `iris_gemm_scatter`; the caller vouches for the matrices, and
-        // that peers are there; workgroups wait for others of their cluster, which start together, and for
-        // tiles of peers, which these store before they wait.
+        // SAFETY: the parameters are those of `iris_gemm_scatter`; the caller vouches for the
+        // matrices and for the peers; workgroups wait for others of their cluster, which start
+        // together, and for tiles of peers, which these store before they wait.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
     }
 }
 
-/// Number of tiles that each owner has in a round of `Rounds`: one for each of the `clusters` that
-/// run at once, or, if `senders` ranks send their own tiles to all others, so many that the tiles
-/// of the other ranks are one for each cluster. Then at any time some clusters send own tiles to all
-/// and the others do not, so the links are loaded evenly, and every cluster has as many own tiles.
-/// All-reduce of 8192 x 8192 x 3584 between 4 H100s with 66, 24, 22, 20 and 16 tiles for 66
-/// clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing (2026-11-27).
+/// Number of cluster tiles that each owner has in a round of `Rounds`. By default it is `clusters`,
+/// the number of clusters that run at once. If `senders` ranks send their own tiles to all others,
+/// the other ranks' tiles of a round are together one per cluster. Then at any time some clusters
+/// send own tiles to all ranks and the others do not, so the links are loaded evenly, and all
+/// clusters have equally many own tiles. All-reduce of 8192 x 8192 x 3584 on 4 x H100 with 66, 24,
+/// 22, 20 and 16 tiles for 66 clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing
+/// (2026-11-27).
 fn span(clusters: u32, senders: Option<u32>) -> u32 {
     let others = senders.map_or(1, |size| (size - 1).max(1));
     (clusters / others).max(1)
@@ -251,7 +259,7 @@ mod tests {
 
     #[test]
     fn tiles_are_narrow_while_the_widest_make_one_wave_of_the_device() {
-        // 4 x 32 tiles of 128 x 256, and 4 x 33.
+        // The widest tiles (128 x 256) would be 4 x 32, 4 x 33 and 4 x 34.
         let columns =
             |cols, multiprocessors| Scattering::signalled(512, 256, cols, multiprocessors)[1];
         assert_eq!([columns(8192, 132), columns(8448, 132), columns(8449, 132)], [128, 128, 256]);

@@ -1,5 +1,5 @@
-//! Tensor maps: how a matrix lies, as the device's copies want it said. The driver encodes them; nothing
-//! of the device is asked.
+//! Tensor maps: descriptions of matrices for the device's TMA copies. The driver encodes them on
+//! the host, without access to the device.
 
 #![allow(unsafe_code, reason = "a function of the driver, found by name")]
 
@@ -13,13 +13,13 @@ use libloading::Library;
 
 use crate::args::Matrix;
 
-/// A `CUtensorMap`.
+/// Encoded `CUtensorMap`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct TensorMap([u64; 16]);
 
-/// `cuTensorMapEncodeTiled`: map, type, dimensions, address, sizes, strides, box, steps, interleave,
-/// swizzle, promotion, fill.
+/// Type of `cuTensorMapEncodeTiled`. Arguments: map, element type, number of dimensions, address,
+/// sizes, strides, box, steps, interleave, swizzle, promotion, fill.
 type Encode = unsafe extern "C" fn(
     *mut TensorMap,
     c_int,
@@ -35,6 +35,7 @@ type Encode = unsafe extern "C" fn(
     c_int,
 ) -> u32;
 
+// Values of the driver's CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
 const FLOAT16: c_int = 6;
 const BFLOAT16: c_int = 9;
 const SWIZZLE_64B: c_int = 2;
@@ -44,8 +45,8 @@ const PROMOTION_256B: c_int = 3;
 fn encode() -> Result<Encode> {
     static ENCODE: OnceLock<std::result::Result<Encode, String>> = OnceLock::new();
     let found = ENCODE.get_or_init(|| {
-        // SAFETY: the driver's library is made to be loaded by any program; a heap on the device has
-        // it loaded already.
+        // SAFETY: any program may load the driver's library; a heap on the device has already
+        // loaded it.
         let library = unsafe { Library::new("libcuda.so.1") }.map_err(|e| e.to_string())?;
         // SAFETY: the type is that of the driver's header.
         let encode = *unsafe { library.get::<Encode>(b"cuTensorMapEncodeTiled\0") }
@@ -60,7 +61,8 @@ fn encode() -> Result<Encode> {
     })
 }
 
-/// What a map is made of, all of it: it says how a matrix lies, and nothing of what is there.
+/// All inputs of a tensor map. A map contains the address and layout of a matrix, not its elements,
+/// so equal keys have equal maps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key {
     kind: c_int,
@@ -70,14 +72,14 @@ struct Key {
     boxed: [u32; 2],
 }
 
-/// The maps that a thread has made last: call after call has the same.
+/// Cache of the maps that a thread made last, because consecutive calls use the same maps.
 struct Known {
     maps: Vec<(Key, TensorMap)>,
     next: usize,
 }
 
 impl Known {
-    /// More than a launch has: that of eight ranks which stores to others has 26.
+    /// Capacity, larger than the number of maps of a launch: one that stores to seven peers has 26.
     const MOST: usize = 32;
 
     fn get(&self, key: &Key) -> Option<TensorMap> {
@@ -98,15 +100,15 @@ thread_local! {
 }
 
 impl TensorMap {
-    /// Of a matrix of 16-bit elements, in boxes of so many elements of a line and so many lines, of 128
-    /// or 64 bytes, swizzled. What is beyond an edge is read as 0. Stores end at the edge only where lines
-    /// are whole multiples of 16 bytes.
+    /// Map of a matrix of 16-bit elements in boxes of `lines` lines with `len` elements each, which
+    /// are 128 or 64 bytes, the width of the swizzle. Elements beyond an edge are read as 0. Stores
+    /// end at the edge only if the lines of the matrix are multiples of 16 bytes.
     pub(super) fn new(dtype: DType, matrix: &Matrix, [len, lines]: [u32; 2]) -> Result<TensorMap> {
         let sizes = match matrix.transposed {
             0 => [matrix.cols, matrix.rows],
             _ => [matrix.rows, matrix.cols],
         };
-        // Of a single line it is not looked at, but has to be right.
+        // The stride of a single line is not used, but the driver requires a valid one.
         let ld = if sizes[1] > 1 { matrix.ld } else { u64::from(sizes[0]).next_multiple_of(8) };
         let kind = if dtype == DType::F16 { FLOAT16 } else { BFLOAT16 };
         let (address, sizes) = (matrix.address, sizes.map(u64::from));
@@ -119,15 +121,15 @@ impl TensorMap {
         Ok(map)
     }
 
-    /// As the driver encodes it.
+    /// Lets the driver encode the map of `key`; `matrix` is for the error text.
     fn encoded(key: &Key, matrix: &Matrix) -> Result<TensorMap> {
         let &Key { kind, address, sizes, stride, boxed } = key;
         let ([len, lines], strides) = (boxed, [stride]);
         let swizzle = if len * 2 == 128 { SWIZZLE_128B } else { SWIZZLE_64B };
         let (at, steps) = (address as usize as *mut c_void, [1, 1]);
         let mut map = TensorMap([0; 16]);
-        // SAFETY: two dimensions, with a size, a box and a step of each and one stride; the map is
-        // aligned as it must be. The matrix is not accessed.
+        // SAFETY: the arrays have one size, box and step for each of the two dimensions, and one
+        // stride; the map has the required alignment. The matrix is not accessed.
         let code = unsafe {
             encode()?(
                 &mut map,
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(value(&known, key(16 * 7)), None);
         assert_eq!(value(&known, key(16 * 8)), Some(8));
         assert_eq!(value(&known, key(16 * 39)), Some(39));
-        // Whatever differs, it is another.
+        // Keys that differ in one field are not found.
         for other in [
             Key { kind: FLOAT16, ..key(640 - 16) },
             Key { sizes: [64, 9], ..key(640 - 16) },

@@ -1,4 +1,5 @@
 use super::Launch;
+use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop};
 
 /// Tile operations of an all-gather before a matrix product. The product reads shards from the
@@ -73,9 +74,7 @@ pub fn local<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
         wg.check_not_aborted()?;
-        for peer in wg.channel.peers() {
-            wg.wait_entry(peer)?;
-        }
+        wg.wait_entries(Members::all(wg.channel.size))?;
         let parity = wg.parity();
         for tile in wg.share(tiles) {
             wg.m.begin(Span::Gemm, tile);

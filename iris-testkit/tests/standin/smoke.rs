@@ -54,7 +54,7 @@ fn field<'a>(log: &'a str, kernel: &str, name: &str) -> Option<&'a str> {
 /// Tests that the stand-in compiler's image has the parameter layout that the host uses.
 fn parameters_lie_as_the_host_has_them(machine: &Machine) {
     let vendor = rtc::Vendor::of(&format!("sm_{}", machine.arch));
-    let source = source::kernel("all_gather").unwrap().into();
+    let source = source::kernel("copied").unwrap().into();
     let options = rtc::Options::new().define("IRIS_THREADS", 512);
     let image = rtc::compile(vendor, source, &options, "sm_90a").unwrap();
     let image = String::from_utf8_lossy(&image).into_owned();

@@ -1,5 +1,5 @@
 // Bodies of collectives of small messages by the LL protocol (data and flag in one word). An item
-// is eight bytes of a message whose rows are concatenated.
+// is 8 bytes (ll::Pair) or 48 bytes (ll::Pack) of a message whose rows are concatenated.
 //
 // This file is long because items are processed in several ways: one by one, several per thread at
 // once, and as rows that are normalised item by item or in vectors that stay in registers.

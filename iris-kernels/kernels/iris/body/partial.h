@@ -60,8 +60,8 @@ class LoadProducer {
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
     /// Properties of this producer. REPEATS: the partial stays in memory, so write_to() may be
-    /// called repeatedly. KEEPS: elements are copied unchanged if A and the target have the same
-    /// type.
+    /// called repeatedly. KEEPS: write_to() may be called for each peer without a call of produce()
+    /// in between.
     static constexpr bool REPEATS = true, KEEPS = true;
     /// Number of dies for launch_of(): 1, because tiles of a message share no operands. Renumbering
     /// the workgroups by die would have no benefit.

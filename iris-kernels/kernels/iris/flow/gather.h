@@ -36,9 +36,7 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.check_not_aborted()) return false;
-        for (u32 step = 1; step < wg.size(); ++step) {
-            if (!wg.wait_entry(wg.peer(step))) return false;
-        }
+        if (!wg.wait_entries(Members::all(wg.size()))) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);

@@ -1,24 +1,24 @@
-// Products on the matrix cores of gfx90a, gfx942 and gfx950: MFMA of f16, bf16 or f32 with f32 sums, in
-// blocks of 32 x 32, or of 16 x 16 in the smallest tile. Included by gemm/product.h.
+// GEMM of a tile on the matrix cores of gfx90a, gfx942 and gfx950: MFMA of f16, bf16 or f32 with f32 sums,
+// in blocks of 32 x 32, or of 16 x 16 for the smallest tile. Included by gemm/product.h.
 //
-// Slabs of A and B lie in shared memory in two stages, both with the depth along a line. What comes from
-// memory is held in registers while the stage before is multiplied.
+// Shared memory holds two stages, each with a slab of A and a slab of B in which K is contiguous along a
+// line. The next slabs are loaded into registers while the current stage is multiplied.
 //
-// Multiplied is transposed: B's columns are the instruction's rows, so that four sums of a lane are
-// neighbours in a row of C. Waves write finished sums to shared memory of their own, and read whole vectors
-// of it, neighbouring lanes neighbouring ones. bench/notes/amd-static.md has the cost of exchanging halves
-// between lanes.
+// The product is computed transposed: columns of B are the rows of the instruction, so that four sums of a
+// lane are adjacent in a row of C. Each wave writes its finished sums to its own part of shared memory and
+// reads them back as whole vectors, adjacent vectors by adjacent lanes. bench/notes/amd-static.md compares
+// this with an exchange of halves between lanes.
 //
-// What a lane l of 64 gives to an instruction, and its sums, with S = 32 or 16 rows and columns:
+// Operands and sums of lane l of 64, for blocks of S x S, where S is 32 or 16:
 //
-//     left  [l % S][l / S * G + j]    j of 0 to G - 1: G = 4 of f16 or bf16, 8 on gfx950, 1 of f32
+//     left  [l % S][l / S * G + j]    j from 0 to G - 1; G is 4 for f16 and bf16, 8 on gfx950, 1 for f32
 //     right [l / S * G + j][l % S]
-//     sums  [r / 4 * 8 + l / S * 4 + r % 4][l % S]    r of 0 to 15, or to 3 where S is 16
+//     sums  [r / 4 * 8 + l / S * 4 + r % 4][l % S]    r from 0 to 15, or to 3 if S is 16
 //
-// A lane reads 16 bytes of a line at a time, which are one, two or four such operands. So the depths of an
-// instruction are not neighbours, but those of both factors are the same, and nothing else counts.
+// A lane reads 16 bytes of a line at a time: one, two or four operands. So the K indices of one instruction
+// are not contiguous. That changes nothing, because both factors use the same K indices.
 //
-// On a host port::Mfma is a hook, which does the same by those lines.
+// On a host, Mfma calls a hook that emulates the instruction with this layout.
 #ifndef IRIS_GEMM_CDNA3_H
 #define IRIS_GEMM_CDNA3_H
 
@@ -27,8 +27,8 @@
 
 #if IRIS_PORT_HOST
 extern "C" {
-/// One instruction of a wave, as all of its lanes call it: `size` is 32 or 16, `dtype` that of the factors,
-/// of which a lane gives `count` each; it has size * size / 64 sums.
+/// Emulates one MFMA instruction; all lanes of a wave call it. The block is `size` x `size` (32 or 16). Each
+/// lane passes `count` elements of type `dtype` of each factor, and has size * size / 64 sums.
 void iris_hook_mfma(iris::u32 size, iris::u32 dtype, iris::u32 count, const void* left,
                     const void* right, float* sums);
 }
@@ -36,11 +36,12 @@ void iris_hook_mfma(iris::u32 size, iris::u32 dtype, iris::u32 count, const void
 
 namespace iris {
 
-/// The product of what the lanes of a wave have in 16 bytes each: 32 x 32 or 16 x 16 sums.
+/// MFMA instructions of a wave for a block of SIZE x SIZE sums. One multiply_add() multiplies 16 bytes of
+/// each factor per lane.
 template <u32 SIZE> struct Mfma {
     static_assert(SIZE == 32 || SIZE == 16, "the instructions there are");
     static constexpr u32 SUMS = SIZE * SIZE / 64;
-    /// Bytes of a line that it multiplies.
+    /// Number of bytes of a line (along K) that one multiply_add() multiplies.
     static constexpr u32 BYTES = 64 / SIZE * 16;
 
 #if IRIS_PORT_HIP
@@ -106,8 +107,9 @@ template <u32 SIZE> struct Mfma {
     }
 #endif
 
-    /// What lanes of a wave have written to its own shared memory, all of them have: they run in lockstep, and
-    /// their accesses are done in order.
+    /// Makes shared memory that lanes of the wave have written visible to all lanes of the wave. No workgroup
+    /// barrier is needed, because a wave runs in lockstep and its accesses to shared memory complete in
+    /// order.
     IRIS_DEVICE static void meet() {
         __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
         __builtin_amdgcn_wave_barrier();
@@ -120,7 +122,7 @@ template <u32 SIZE> struct Mfma {
     };
 
     static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
-        // Elements that a lane gives to an instruction, and the words they are in.
+        // Number of elements of a factor that a lane passes to one instruction.
 #if IRIS_HAS_MFMA_16
         constexpr u32 COUNT = DTYPE == F32 ? 1 : 8;
 #else
@@ -135,7 +137,7 @@ template <u32 SIZE> struct Mfma {
 };
 
 class MfmaCore {
-    // Four waves in two rows of two, each with a quarter of the tile.
+    // Four waves, 2 x 2, each for a quarter of the tile.
     static constexpr u32 WAVE = 64, WAVES_M = 2, WAVES_N = 2;
     static constexpr u32 WAVE_M = TILE_M / WAVES_M, WAVE_N = TILE_N / WAVES_N;
     static constexpr u32 SIZE = WAVE_M % 32 == 0 && WAVE_N % 32 == 0 ? 32 : 16;
@@ -144,9 +146,10 @@ class MfmaCore {
     static_assert(THREADS == WAVE * WAVES_M * WAVES_N, "four waves");
     static_assert(WAVE_M % SIZE == 0 && WAVE_N % SIZE == 0, "whole blocks");
 
-    // Elements of 16 bytes, and such vectors of a line of a slab.
+    // Number of elements in a vector of 16 bytes, and number of vectors in a line of a slab.
     static constexpr u32 ITEMS = 16 / ELEMENT_BYTES, VECTORS = SLAB_BYTES / 16;
-    // Lines as long as all banks together; and a row of a block of sums, which is a vector longer than that.
+    // ROUND: number of lines that span all banks of shared memory (128 bytes). ROW: stride in floats of a row
+    // of sums in shared memory; the 4 extra floats spread rows over the banks.
     static constexpr u32 ROUND = 128 / SLAB_BYTES, ROW = SIZE + 4;
     static_assert(SLAB_BYTES % Instruction::BYTES == 0, "whole instructions");
     static_assert(STAGES == 2, "one is multiplied while the other comes");
@@ -174,10 +177,10 @@ class MfmaCore {
     IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, TILE_K);
         if (steps == 0) return;
-        // The last product or sink may still read.
+        // The previous product or sink may still read shared memory.
         port::barrier(Site::Body);
-        // One step more than there are slabs, so that each part stands in the code once. A stage is
-        // filled while the other is multiplied; whoever read it has come to the barrier since.
+        // One iteration more than there are slabs, so that the code contains each part only once. One stage
+        // is filled while the other is multiplied; all threads that read it have passed a barrier since.
         IRIS_NO_UNROLL
         for (u32 step = 0; step <= steps; ++step) {
             const u32 k = step * TILE_K;
@@ -200,9 +203,10 @@ class MfmaCore {
         const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
         float* out = shared.out[wave];
-        // Nobody reads the stages any more.
+        // `out` overlaps the stages, which no thread may read any more.
         port::barrier(Site::Body);
-        // The sink stands in the code once; registers need constant indices, hence the inner loop.
+        // The outer loop is not unrolled, so that the code contains the sink only once. The inner loop
+        // selects the sums, because registers can be indexed only by constants.
         IRIS_NO_UNROLL
         for (u32 block = 0; block < BLOCKS_M * BLOCKS_N; ++block) {
             typename Instruction::Sums own = sums[0];
@@ -210,7 +214,7 @@ class MfmaCore {
             for (u32 i = 1; i < BLOCKS_M * BLOCKS_N; ++i) {
                 if (i == block) own = sums[i];
             }
-            // The lane's row of C, and four neighbours in it at a time.
+            // A lane writes to one row, four adjacent columns at a time.
             float* first = out + lane % SIZE * ROW + lane / SIZE * 4;
             Instruction::meet();
             IRIS_UNROLL
@@ -231,13 +235,14 @@ class MfmaCore {
     }
 
   private:
-    /// What a lane holds of a slab on its way to shared memory: a vector along the depth, or, of lines that
-    /// are neighbours in memory, what is to become a word of each: one vector of f32, two of 16 bits.
+    /// Data of a slab that a lane holds in registers between memory and shared memory. If K is contiguous in
+    /// memory: one vector along K. Otherwise: vectors across adjacent lines, one of f32 or two of 16-bit
+    /// elements, from which put() makes one word per line.
     struct Held {
         Vec16 vector[2];
     };
 
-    /// Elements that lie side by side, of which `count` exist, as 16 bytes; the others are 0.
+    /// Loads 16 bytes of adjacent elements. Only the first `count` elements exist; the others are 0.
     IRIS_DEVICE static Vec16 load_vector(u64 from, u32 count) {
         if (count >= ITEMS && (from & 15) == 0) return port::read<Vec16>(from);
         Vec16 all;
@@ -254,8 +259,8 @@ class MfmaCore {
         return all;
     }
 
-    /// Where in a slab this lane's vectors lie: the first of its lines, and its first element there. Lanes
-    /// go along the depth first, in memory and in shared memory.
+    /// Position of this lane's vectors in a slab: its first line, and its first element along K. Consecutive
+    /// lanes go along K first. `across`: K is strided in memory.
     struct Place {
         u32 line, k;
         IRIS_DEVICE explicit Place(bool across) {
@@ -265,8 +270,9 @@ class MfmaCore {
         }
     };
 
-    /// A slab of `LINES` lines, rows of A or columns of B, of which `lines` exist, and TILE_K items of
-    /// each, of which `depth` exist. ACROSS: lines are neighbours in memory, and a line is not.
+    /// Loads this lane's part of a slab of LINES lines (rows of A or columns of B) with TILE_K elements each,
+    /// of which `lines` lines and `depth` elements exist. `across`: K is strided in memory, and adjacent
+    /// lines are contiguous.
     template <u32 LINES>
     IRIS_DEVICE static Held fetch(u64 from, u64 ld, bool across, u32 lines, u32 depth) {
         static_assert(LINES * VECTORS <= THREADS, "a vector a lane");
@@ -286,13 +292,13 @@ class MfmaCore {
         return held;
     }
 
-    /// Where vector `vector` of a line lies: they change places from one round of the banks to the next, so
-    /// that those of eight neighbouring lines meet in no bank.
+    /// Byte offset of 16-byte vector `vector` of a line in a slab. Vectors are permuted by the line's number
+    /// divided by ROUND, so that equal vectors of eight adjacent lines have no bank conflict.
     IRIS_DEVICE static u32 offset(u32 line, u32 vector) {
         return line * SLAB_BYTES + (vector ^ line / ROUND % VECTORS) * 16;
     }
 
-    /// Put what fetch has brought into shared memory.
+    /// Writes the data that fetch() has loaded to shared memory.
     template <u32 LINES> IRIS_DEVICE static void put(u8* to, const Held& held, bool across) {
         const Place at(across);
         if (at.line >= LINES) return;
@@ -315,7 +321,7 @@ class MfmaCore {
     IRIS_DEVICE void compute(const typename Shared::Stage& stage) {
         const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
-        // Blocks begin where the vectors are in the same places.
+        // All blocks begin at a full period of the permutation, so one offset serves all of them.
         static_assert(SIZE % (ROUND * VECTORS) == 0, "whole rounds");
         const u8* a = stage.a + row * SLAB_BYTES;
         const u8* b = stage.b + col * SLAB_BYTES;

@@ -1,54 +1,57 @@
-// The product of whole matrices on sm_90a: C = A B of f16 or bf16, with sums in f32.
+// Whole-matrix GEMM on sm_90a: C = A B with elements of f16 or bf16 and f32 sums, as a persistent kernel.
 //
-// A workgroup has three roles, and runs until no tile is left. One thread, the loader, copies slabs of
-// A and B, DEPTH of the depth each, into a ring in shared memory. Consumers, warpgroups of 64 rows of
-// the tile each, multiply the slabs, and pack the finished sums to elements. Store warps, one a consumer,
-// copy staged chunks of these to C. So the ring is filled beyond the end of a tile, while its sums are
-// packed, and HOLD lets the next tile begin before the chunks of the last are staged: one in the shadow
-// of each of its first slabs.
+// The threads of a workgroup have three roles. The loader, one thread, is the producer: it copies slabs of A
+// and B, DEPTH deep along K, by TMA into a ring of STAGES stages in shared memory. Each consumer, a
+// warpgroup for 64 rows of the tile, multiplies the slabs by wgmma and packs the finished sums to elements.
+// Store warps, one per consumer, copy staged chunks of the packed sums to C by TMA. While the sums of a tile
+// are packed, the loader already fills the ring for the next tile. With HOLD (deferred stores) a consumer
+// begins the next tile before it stages the packed sums, and stages one chunk during each of the next
+// tile's first slabs.
 //
-// CLUSTER workgroups take tiles that lie one below the other. Each copies its own slab of A and a part
-// of the slab of B that they have in common, which goes to all of them.
+// The CLUSTER workgroups of a cluster take tiles with the same columns, one below the other. Each loads its
+// own slab of A and a part of their common slab of B, which is multicast to all of them.
 //
-// Who waits for whom: the loader for all consumers of the cluster, before it fills a place of the ring
-// again; a consumer for the bytes of a slab, and for its store warp, before it stages a chunk where an
-// earlier one lay; a store warp for its consumer. Nobody waits in a circle: a consumer frees a place of
-// the ring before it asks for the next but one, and store warps wait for nobody else. The loader alone has
-// a deadline, since a clock in a consumer's wait costs it registers: it ends last, when all that it
-// loaded was multiplied, and ends the launch with an error if that does not come to pass.
+// Waits: before the loader refills a stage, it waits for all consumers of the cluster. A consumer waits for
+// the bytes of a slab, and, before it overwrites a staged chunk, for its store warp. A store warp waits only
+// for its consumer. The waits form no cycle, because a consumer frees a stage before it waits for the next
+// stage but one. Only the loader has a deadline, because a clock in a consumer's wait loop costs registers.
+// The loader ends after all that it loaded has been multiplied, and traps if that takes too long.
 //
-// This file is long because the roles are one type, which share the rings.
+// This file is long because all roles are in one class, which has the rings that they share.
 //
-// Op, the class that says which product it is, has
-//   tiles()              how many there are for a cluster to take
-//   place(i, rank)       of the i-th, for a workgroup of the cluster
-//   slabs()              how many there are in the depth
-//   finish(place, group, sums)  what is done to the sums before they are rounded
-//   prefetch()           of its maps
-//   addends(place)       how many matrices are added to a tile, and ADDS, whether there are any
-//   SPREADS              whether held chunks are stored evenly over the next tile
-//   STAYS                whether the one tile of a workgroup stays in shared memory, for all of its threads
-//   BEHIND_OPEN          whether the launch ahead is the one that opens a call. That one lets this begin only when
-//                        all ahead of itself is over, so factors may be copied to shared memory, and multiplied,
-//                        while it still waits for peers. Who stores takes its turn, in each workgroup, so that this
-//                        launch is not over before that one; a Loader does before it waits for peers, and whoever
-//                        reads memory by loads, which a cache of this multiprocessor might answer
-// and two classes that single threads make of it: Loader, with
-//   run(place, number)   where the slabs of a tile lie from this one on: it may wait until they are there
-//   addend(place, i)     where the tile lies in a matrix that is added: likewise
-// and Storer, with
-//   store(from, place, group, chunk)  stores a chunk of a consumer's part
-//   stored(place, group) called once the last chunk of that is under way
+// Members of Op, the class that defines a GEMM:
+//   tiles()              number of units of work for clusters; a unit is one tile per workgroup of a cluster
+//   place(i, rank)       position of the tile of workgroup `rank` of the cluster in unit `i`
+//   slabs()              number of slabs along K
+//   finish(place, group, sums)  change the f32 sums of a consumer before they are rounded (bias)
+//   prefetch()           prefetch the tensor maps
+//   addends(place)       number of matrices that are added to a tile
+//   ADDS                 whether addends() can be more than 0
+//   SPREADS              whether deferred chunks are staged at equal intervals of the next tile's mainloop
+//   STAYS                whether a workgroup has one tile, which stays in shared memory for all its threads
+//   BEHIND_OPEN          whether the previous launch on the stream is flow::open(), which lets this launch
+//                        begin only after all earlier work on the stream has ended. So A and B may be loaded
+//                        and multiplied while flow::open() still waits for peers. port::take_turn() waits
+//                        until flow::open() has ended. These threads call it: store warps, so that this
+//                        launch does not end first; a Loader before it waits for peers; and a thread before
+//                        it reads memory by loads, which the L1 cache could answer with old data
+// Classes that Op contains; single threads construct them from an Op. Members of Loader:
+//   run(place, number)   slabs of a tile from slab `number` on, as a Run; may wait until they have arrived
+//   addend(place, i)     position of the tile in addend `i`; may wait until the addend has arrived
+// Members of Storer:
+//   store(from, place, group, chunk)  begin to store a staged chunk of a consumer's part of a tile
+//   stored(place, group) called after store() of the last chunk of a consumer's part
 #ifndef IRIS_GEMM_CORE_H
 #define IRIS_GEMM_CORE_H
 
 #include "iris/gemm/sm90_ptx.h"
 #include "iris/gemm/sm90_wgmma.h"
 
-// The build, as iris_kernels::gemm_config::CoreConfig says: columns of a tile; consumers; workgroups of a
-// cluster; places in the ring; bytes of a line of a slab; whether the depth goes from line to line of A and
-// of B; whether chunks are held; whether what is multiplied is C transposed = B transposed * A transposed,
-// for few rows of C, which then are columns of a tile.
+// Compile-time parameters, which iris_kernels::gemm_config::CoreConfig chooses. WIDTH: columns of a tile.
+// GROUPS: consumer warpgroups. CLUSTER: workgroups per cluster. STAGES: stages of the ring. SLAB_BYTES: bytes
+// of a line of a slab. A_ACROSS, B_ACROSS: whether K is the strided dimension of the left and of the right
+// factor. HOLD: whether stores are deferred. FLIPPED: whether the kernel computes C^T = B^T A^T, for few rows
+// of C, which become columns of a tile; the left factor is then B^T.
 #ifndef IRIS_GEMM_WIDTH
 #define IRIS_GEMM_WIDTH 256
 #endif
@@ -83,26 +86,28 @@ constexpr u32 WIDTH = IRIS_GEMM_WIDTH, GROUPS = IRIS_GEMM_GROUPS, CLUSTER = IRIS
 constexpr u32 STAGES = IRIS_GEMM_STAGES;
 constexpr bool A_ACROSS = IRIS_GEMM_A_ACROSS, B_ACROSS = IRIS_GEMM_B_ACROSS;
 constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
-/// Rows of a consumer, and of a tile; columns of A and rows of B in a slab, which is a line: elements have
-/// two bytes.
+/// Number of rows per consumer and per tile.
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
+/// Bytes of a line of a slab, and depth of a slab along K in elements of two bytes.
 constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / 2;
 static_assert(LINE == 128, "lines are as long as the swizzle");
-/// Threads of a workgroup, and the loader, the first behind the consumers.
+/// Number of threads per workgroup, and index of the loader, the first thread after the consumers.
 constexpr u32 CORE_THREADS = 128 * (GROUPS + 1), LOADER = 128 * GROUPS;
 
-/// Operands lie in blocks of lines of 128 bytes, swizzled. If the depth goes from line to line, a block
-/// has 64 rows or columns of the operand.
+/// Bytes of a slab of A and of B in shared memory. Lines have 128 bytes and are swizzled. If K is the strided
+/// dimension, a line has 64 rows of A or columns of B, and DEPTH such lines form a block of BLOCK bytes; B
+/// has B_BLOCKS of them. B_LOADED is what the loads write, B_BYTES the same rounded up to 1024.
 constexpr u32 BLOCK = DEPTH * LINE, B_BLOCKS = (WIDTH + 63) / 64;
 constexpr u32 A_BYTES = ROWS * LINE, B_LOADED = B_ACROSS ? B_BLOCKS * BLOCK : WIDTH * LINE;
 constexpr u32 B_BYTES = (B_LOADED + 1023) / 1024 * 1024, STAGE_BYTES = A_BYTES + B_BYTES;
 
-/// Chunks in which a consumer's part of a tile is stored: columns of one, and its lines in shared memory.
+/// A chunk is the unit of stores: GROUP_ROWS rows x CHUNK_COLS columns of a consumer's part of a tile. In
+/// shared memory its lines have CHUNK_LINE bytes. A consumer has BUFFERS buffers for staged chunks.
 constexpr u32 CHUNK_COLS = FLIPPED ? WIDTH : WIDTH % 64 == 0 ? 64 : 32, CHUNKS = WIDTH / CHUNK_COLS;
 constexpr u32 CHUNK_LINE = FLIPPED ? LINE : CHUNK_COLS * 2;
 constexpr u32 CHUNK_BYTES = GROUP_ROWS * CHUNK_COLS * 2, BUFFERS = 2;
 
-/// What lies where in shared memory.
+/// Offsets of the staging buffers and the mbarriers in shared memory after the ring, and total size in bytes.
 constexpr u32 STAGING = STAGES * STAGE_BYTES;
 constexpr u32 BARRIERS = STAGING + GROUPS * BUFFERS * CHUNK_BYTES;
 constexpr u32 SHARED_BYTES = BARRIERS + (2 * STAGES + 2 * GROUPS * BUFFERS) * 8 + 1024;
@@ -111,11 +116,11 @@ constexpr u32 SHARED_BYTES = BARRIERS + (2 * STAGES + 2 * GROUPS * BUFFERS) * 8 
 static_assert(SHARED_BYTES == IRIS_GEMM_SHARED_BYTES, "what the host asks for");
 #endif
 
-/// Groups of products that may be under way when a place of the ring is freed: with few columns the sums
-/// are looked at too soon for any.
+/// Number of wgmma groups in flight when a consumer frees a stage. With few columns it is 0: with 1, ptxas
+/// moved reads of the sums above the last wait, which gave wrong results.
 constexpr u32 UNDER_WAY = WIDTH >= 128 ? 1 : 0;
 
-/// Whether a consumer needs more registers than a third of all.
+/// Whether a consumer needs more registers per thread than a third of the register file provides.
 constexpr bool MANY_SUMS = GROUPS == 2 && WIDTH > 128;
 
 static_assert(CHUNK_BYTES % 1024 == 0 && WIDTH % 16 == 0, "chunks begin where the swizzle does");
@@ -123,30 +128,30 @@ static_assert(!B_ACROSS || DEPTH % CLUSTER == 0, "each loads as many lines of B"
 static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0, "parts of B begin where the swizzle does");
 static_assert(!(FLIPPED && HOLD), "what is flipped is one chunk");
 
-/// What is added lies in a place of the ring, so many of its chunks at a time.
+/// Bytes of a chunk of an addend for all rows of a tile, and number of such chunks per stage of the ring.
 constexpr u32 ADDED_BYTES = ROWS * LINE, ADDED_CHUNKS = 2;
 static_assert(2 * ADDED_BYTES <= STAGE_BYTES || WIDTH < 128, "two chunks of a tile");
 
-/// Where a tile begins.
+/// First row and first column of a tile.
 struct Place {
     u32 row, col;
 };
 
-/// Slabs of a tile that lie in one place: which map of the left factor, the first row there, what columns of
-/// the left factor and rows of the right one are beyond those that a slab's number says, and the number of the
-/// first slab that is elsewhere.
+/// Consecutive slabs of a tile whose A (left factor) is in one tensor map, `left`. `row` is the tile's first
+/// row there. Slab s begins at column s * DEPTH + `shift` of A and at row s * DEPTH + `depth` of B. `end` is
+/// the number of the first slab after the run.
 struct Run {
     const TensorMap& left;
     u32 row, shift, depth, end;
 };
 
-/// Where a tile lies in a matrix that is added to it.
+/// Position of a tile in a matrix that is added to it: tensor map, first row and first column.
 struct Addend {
     const TensorMap& map;
     u32 row, col;
 };
 
-/// A position in a ring of COUNT places, with the parity of its turn.
+/// Position in a ring of COUNT stages or buffers, with the parity of the mbarrier phase to wait for.
 template <u32 COUNT> struct Ring {
     u32 at, parity;
     IRIS_DEVICE void next() {
@@ -158,6 +163,9 @@ template <u32 COUNT> struct Ring {
 };
 
 template <class Op> class Core {
+    static_assert(!Op::ADDS || (CHUNK_COLS == 64 && CHUNKS % ADDED_CHUNKS == 0),
+                  "add() frees a stage after every ADDED_CHUNKS chunks of 64 columns");
+
   public:
     IRIS_DEVICE Core(const Op& op, const TensorMap& b, u32 memory, u64 deadline_ns)
         : op(op), map_b(b), stages(memory), staging(memory + STAGING),
@@ -170,15 +178,15 @@ template <class Op> class Core {
         prepare();
         if constexpr (!Op::BEHIND_OPEN) port::take_turn();
         take_roles();
-        // A workgroup that is gone could not be arrived at.
+        // A workgroup must not exit while others of the cluster may still arrive at its mbarriers.
         if constexpr (CLUSTER > 1) {
             __syncwarp();
             meet_cluster();
         }
     }
 
-    /// The same in two steps, of a tile that stays: all threads begin, and what is loaded first is under way while
-    /// they do other things.
+    /// First half of run() for an Op that STAYS, called by all threads: starts to load the first slabs, which
+    /// are in flight while the threads do other work. end() is the second half.
     IRIS_DEVICE void begin() {
         static_assert(Op::STAYS && CLUSTER == 1, "one tile, of one workgroup");
         prepare();
@@ -190,12 +198,14 @@ template <class Op> class Core {
             load_slab(run, loaded * DEPTH, place.col, loaded);
         }
     }
+    /// Finishes the tile; then all threads may call staged().
     IRIS_DEVICE void end() {
         take_roles();
         __syncthreads();
     }
 
-    /// Eight bytes of a flipped tile that stays: of a row of C, from this byte on.
+    /// Eight bytes of the tile in a flipped build, after end(): from byte `byte` of the tile's part of row
+    /// `row` of C on.
     IRIS_DEVICE u64 staged(u32 row, u32 byte) const {
         static_assert(FLIPPED, "a consumer has a line of each row");
         u32 offset = row * LINE + byte % LINE;
@@ -219,8 +229,9 @@ template <class Op> class Core {
         }
     }
 
-    /// The loader's thread initialises the barriers. Without a cluster nobody but itself has to know of
-    /// them before it begins to load.
+    /// Initialises the mbarriers (loader) and prefetches the tensor maps. Without a cluster, the loader's
+    /// warp arrives at the workgroup's barrier but does not wait there: it may begin to load before the other
+    /// threads know of the mbarriers.
     IRIS_DEVICE void prepare() {
         if (threadIdx.x == LOADER) {
             for (u32 i = 0; i < STAGES; ++i) {
@@ -242,7 +253,7 @@ template <class Op> class Core {
         else meet<CORE_THREADS>();
     }
 
-    // The loader.
+    // Loader.
 
     IRIS_DEVICE void load() {
         typename Op::Loader loader(op);
@@ -265,13 +276,15 @@ template <class Op> class Core {
                 for (u32 i = 0; i < op.addends(place); ++i) load_addend(loader.addend(place, i), ring);
             }
         }
-        // Until all that was loaded is used, here and by the others of the cluster.
+        // Wait until the consumers of all workgroups of the cluster have freed all stages.
         for (u32 i = 0; i < STAGES; ++i) {
             await_within(empty + 8 * ring.at, ring.parity);
             ring.next();
         }
     }
 
+    /// Starts to load a slab of `run` into stage `at`. `from` is DEPTH times the slab's number, `cols`
+    /// the first column of the tile.
     IRIS_DEVICE void load_slab(const Run& run, u32 from, u32 cols, u32 at) {
         const u32 left = from + run.shift, depth = from + run.depth;
         const u32 a = stages + at * STAGE_BYTES, b = a + A_BYTES, barrier = full + 8 * at;
@@ -301,7 +314,7 @@ template <class Op> class Core {
         }
     }
 
-    /// The tile's part of a matrix to be added, chunk by chunk: each workgroup of the cluster its own.
+    /// Starts to load the tile's part of an addend, ADDED_CHUNKS chunks per stage, without multicast.
     IRIS_DEVICE void load_addend(const Addend& from, Ring<STAGES>& ring) {
         IRIS_NO_UNROLL
         for (u32 chunk = 0; chunk < CHUNKS; chunk += ADDED_CHUNKS) {
@@ -316,7 +329,7 @@ template <class Op> class Core {
         }
     }
 
-    /// The loader's wait, which ends the launch if nothing happens for too long.
+    /// Wait of the loader for a phase of an mbarrier; traps after `deadline_ns`.
     IRIS_DEVICE void await_within(u32 barrier, u32 parity) {
         if (is_over(barrier, parity)) return;
         const u64 began = port::now();
@@ -386,7 +399,7 @@ template <class Op> class Core {
         }
     }
 
-    /// Add what the loader brings of a matrix.
+    /// Adds an addend, which the loader brings through the ring, to the sums.
     IRIS_DEVICE void add(u32 group, Ring<STAGES>& ring, float (&sums)[WIDTH / 2]) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         IRIS_UNROLL
@@ -396,7 +409,7 @@ template <class Op> class Core {
                              group * GROUP_ROWS * LINE;
             IRIS_UNROLL
             for (u32 unit = 0; unit < CHUNK_COLS / 16; ++unit) {
-                // As stage lays them out.
+                // The layout is that of lay() with lines of 128 bytes.
                 const u32 line = warp * 16 + lane % 16;
                 u32 offset = line * LINE + unit * 32 + lane / 16 * 16, words[4];
                 offset ^= offset >> 3 & 0x70;
@@ -409,7 +422,7 @@ template <class Op> class Core {
                 }
             }
             if (chunk % ADDED_CHUNKS + 1 == ADDED_CHUNKS) {
-                // All of the consumer have read before a copy fills the place again.
+                // All threads of the consumer must have read the stage before a copy refills it.
                 publish_to_copies();
                 meet_group(group);
                 release(ring.at);
@@ -418,7 +431,8 @@ template <class Op> class Core {
         }
     }
 
-    /// Begin the product of the slab at the ring's position.
+    /// Waits for the slab at the ring's position and issues its wgmmas as one group. If `keep` is false, the
+    /// sums start from 0.
     IRIS_DEVICE void multiply(u32 group, const Ring<STAGES>& ring, float (&sums)[WIDTH / 2],
                               bool keep) {
         await(full + 8 * ring.at, ring.parity);
@@ -433,7 +447,8 @@ template <class Op> class Core {
         end_products();
     }
 
-    /// Free the place of the slab whose product is known to be done, and go on to the next.
+    /// Frees a stage whose product is complete, and moves to the next stage. The freed stage is the current
+    /// one if UNDER_WAY is 0, else the one before it, if `has_last`.
     IRIS_DEVICE void advance(Ring<STAGES>& ring, bool has_last) {
         await_products<UNDER_WAY>();
         if constexpr (UNDER_WAY > 0) {
@@ -444,6 +459,7 @@ template <class Op> class Core {
         ring.next();
     }
 
+    /// Frees stage `at` for the loaders of all workgroups of the cluster.
     IRIS_DEVICE void release(u32 at) {
         const u32 thread = threadIdx.x % 128;
         if constexpr (CLUSTER > 1) {
@@ -453,19 +469,22 @@ template <class Op> class Core {
         }
     }
 
-    /// A block in shared memory, as the instruction wants it said: eight lines are 1024 bytes, and where
-    /// the depth goes from line to line, the next 64 rows or columns are a block further on.
+    /// Matrix descriptor of wgmma for a block at `address`. Bits 0 to 13 are the start address, bits 16 to 29
+    /// the leading byte offset, bits 32 to 45 the stride byte offset, each divided by 16; bit 62 selects the
+    /// 128-byte swizzle. The stride is that of eight lines, 1024 bytes. The leading offset is the distance of
+    /// the blocks of 64 rows or columns if ACROSS (K is strided); otherwise it is unused.
     template <bool ACROSS> IRIS_DEVICE static u64 describe(u32 address) {
         constexpr u64 EIGHT_LINES = 8 * LINE / 16, NEXT = ACROSS ? BLOCK / 16 : 1;
         constexpr u64 SWIZZLE_128 = 1ull << 62;
         return (address >> 4 & 0x3fff) | NEXT << 16 | EIGHT_LINES << 32 | SWIZZLE_128;
     }
-    /// What a depth of 16 is apart, in 16 bytes.
+    /// Increment of a descriptor's start address from one K step of 16 to the next, in units of 16 bytes.
     template <bool ACROSS> IRIS_DEVICE static constexpr u64 deeper() {
         return ACROSS ? 16 * LINE / 16 : 16 * 2 / 16;
     }
 
-    /// Put a chunk of the packed sums where the store warp finds it.
+    /// Waits until a staging buffer is free, writes a chunk of the packed sums there, and passes it to the
+    /// store warp.
     IRIS_DEVICE void stage(u32 group, Ring<BUFFERS>& buffer, u32 chunk,
                            const u32 (&held)[WIDTH / 4]) {
         const u32 number = group * BUFFERS + buffer.at;
@@ -477,11 +496,13 @@ template <class Op> class Core {
         buffer.next();
     }
 
+    /// Writes a chunk of the packed sums to `to` in shared memory, in the layout of TMA stores.
     IRIS_DEVICE void lay(u32 to, u32 chunk, const u32 (&held)[WIDTH / 4]) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         IRIS_UNROLL
         for (u32 unit = 0; unit < CHUNK_COLS / 16; ++unit) {
-            // Of each 16 x 16 sums of the warp, a lane names 8 that lie side by side in C.
+            // For each 16 x 16 block of the warp's sums, a lane passes to stmatrix the address of 8 elements
+            // that are adjacent in C.
             u32 line, within;
             if constexpr (FLIPPED) {
                 line = unit * 16 + lane % 8 + lane / 16 * 8;
@@ -491,7 +512,8 @@ template <class Op> class Core {
                 within = unit * 16 + lane / 16 * 8;
             }
             u32 offset = line * CHUNK_LINE + within * 2;
-            // The swizzle: 16-byte vectors change places by the number of the line.
+            // Swizzle of the tensor map: bits of the line's number are XORed into the index of the 16-byte
+            // vector.
             offset ^= offset >> 3 & (CHUNK_LINE == 128 ? 0x70 : 0x30);
             store_matrices<FLIPPED>(to + offset, held + (chunk * CHUNK_COLS / 16 + unit) * 4);
         }
@@ -513,7 +535,7 @@ template <class Op> class Core {
                 await(chunk_full + 8 * number, buffer.parity);
                 storer.store(staging + number * CHUNK_BYTES, place, group, chunk);
                 end_stores();
-                // The one before is read by now, or soon.
+                // Wait until the previous chunk's store has read its buffer, then free the buffer.
                 await_reads<1>();
                 if (any) arrive(chunk_empty + 8 * last);
                 any = true;
@@ -530,7 +552,7 @@ template <class Op> class Core {
     const u32 stages, staging, full, empty, chunk_full, chunk_empty;
     const u64 deadline_ns;
     const u32 rank, first, step;
-    /// Slabs whose loads `begin` has begun.
+    /// Number of slabs that begin() has started to load.
     u32 loaded = 0;
 };
 

@@ -1,4 +1,4 @@
-// Products by multiply-add in f32, which every compiler takes. Included by gemm/product.h.
+// GEMM of a tile by multiply-add in f32, for every compiler and element type. Included by gemm/product.h.
 #ifndef IRIS_GEMM_FMA_H
 #define IRIS_GEMM_FMA_H
 
@@ -7,11 +7,12 @@
 
 namespace iris {
 
-/// Sums by multiply-add in f32.
+/// GEMM of a tile by multiply-add in f32. Each thread has the sums of some vectors of the tile.
 class MultiplyAdd {
   public:
     struct alignas(16) Shared {
-        // Rows of A are a word apart in the banks; rows of B stay aligned for vectors.
+        // A padding word puts adjacent rows of A into different banks. Rows of B stay aligned for vector
+        // accesses.
         float a[TILE_M][TILE_K + 1];
         alignas(16) float b[TILE_K][TILE_N];
     };
@@ -49,14 +50,15 @@ class MultiplyAdd {
 
     static constexpr bool KEEPS = false;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
-        // The sink stands in the code once; registers need constant indices, hence the inner loop.
+        // The outer loop is not unrolled, so that the code contains the sink only once. The inner loop
+        // selects the sums, because registers can be indexed only by constants.
         IRIS_NO_UNROLL
         for (u32 i = 0; i < VECTORS; ++i) {
             const u32 vector = port::thread() + i * THREADS;
             if (TOTAL % THREADS != 0 && vector >= TOTAL) continue;
             Values values{};
             if constexpr (VECTORS > 16) {
-                // So many are in memory anyway, as on a host.
+                // That many sums are not in registers anyway (host builds), so the index may vary.
                 values = sums[i];
             } else {
                 IRIS_UNROLL
@@ -72,10 +74,10 @@ class MultiplyAdd {
     static constexpr u32 ACROSS = TILE_N / WIDTH, TOTAL = TILE_M * ACROSS;
     static constexpr u32 VECTORS = (TOTAL + THREADS - 1) / THREADS;
 
-    /// Bring the next TILE_K columns of A and rows of B; what is beyond an edge is 0.
+    /// Loads TILE_K columns of A and rows of B, from `k` on, to shared memory. Elements beyond an edge are 0.
     IRIS_DEVICE void load(const View& a, const View& b, u32 rows, u32 cols, u32 k, u32 depth) {
         for (u32 i = port::thread(); i < TILE_M * TILE_K; i += THREADS) {
-            // Neighbouring lanes go along the dimension that is contiguous in memory.
+            // Adjacent threads load adjacent elements of the dimension that is contiguous in memory.
             const u32 m = a.transposed ? i % TILE_M : i / TILE_K;
             const u32 d = a.transposed ? i / TILE_M : i % TILE_K;
             const bool in = m < rows && k + d < depth;

@@ -1,4 +1,4 @@
-// Partials that are products of A and B.
+// Producer whose partials are tiles of the product A B.
 #ifndef IRIS_GEMM_PRODUCER_H
 #define IRIS_GEMM_PRODUCER_H
 
@@ -19,17 +19,20 @@ class GemmProducer {
                          at.cols, args.k);
     }
 
-    /// Write the partial to a view, rounded to its type: once, since it is in registers.
+    /// False: the partial is not in memory, unlike that of LoadProducer, so it cannot be read again at no
+    /// cost.
     static constexpr bool REPEATS = false;
-    /// Or as often, where the product says so.
+    /// Whether another write_to() of the same tile costs no more than a copy of the tile that was written.
     static constexpr bool KEEPS = Product::KEEPS;
-    /// Tiles that follow each other share rows of A: a die takes them.
+    /// Number of dies for launch_of(): consecutive tiles share rows of A, so one die gets consecutive tiles.
     static constexpr u32 DIES = iris::DIES;
+    /// Writes the partial to `to`, rounded to the type of `to`.
     IRIS_DEVICE void write_to(const View& to) {
         emit([&](u32 row, u32 col, u32 count, Values& values) { to.store(row, col, count, values); });
     }
 
-    /// Call `sink(row, col, count, values)` for all vectors of the partial, counted from its corner.
+    /// Calls `sink(row, col, count, values)` for all vectors of the partial; `row` and `col` are relative to
+    /// it.
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         product.emit([&](u32 row, u32 col, Values& values) {
             if (row < area.rows && col < area.cols) {

@@ -1,13 +1,16 @@
-// The product of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_DTYPE, by
-// all lanes of a workgroup. Product is what kernels use: on tensor cores where there is a header for
-// them, named after the oldest architecture that has them, else by multiply-add. As
-// iris_kernels::gemm_config::Core chooses on the host.
+// GEMM of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_DTYPE, by all threads of a
+// workgroup. Kernels use the class Product. It uses tensor cores if there is a header for them, which is
+// named after the oldest architecture that has them, and multiply-add otherwise;
+// iris_kernels::gemm_config::Core makes the same choice on the host.
 //
-// A product has: Shared, its shared memory; clear(); multiply(a, b, rows, cols, depth), which adds
-// a[rows x depth] * b[depth x cols] of views that begin at the tile's first elements;
-// emit(sink), which calls sink(row, col, values) for vectors of WIDTH sums that cover the whole
-// tile, each once; and KEEPS, whether to do that again costs no more than to read what was written. The sink
-// leaves out what is beyond the edge.
+// Members of Product:
+//   Shared               its shared memory
+//   clear()              set all sums to 0
+//   multiply(a, b, rows, cols, depth)  add a[rows x depth] * b[depth x cols], views that begin at the first
+//                        elements of the tile
+//   emit(sink)           call sink(row, col, values) once for each vector of WIDTH sums of the whole tile;
+//                        the sink leaves out sums beyond the edge of C
+//   KEEPS                whether another emit() costs no more than reading the tile from memory
 #ifndef IRIS_GEMM_PRODUCT_H
 #define IRIS_GEMM_PRODUCT_H
 
@@ -48,7 +51,7 @@ constexpr u32 SHARED_BYTES = 0;
 }
 #endif
 
-// Beyond what a kernel gets without asking.
+// Bytes of dynamic shared memory that the host requests for a launch.
 #ifdef IRIS_SHARED_BYTES
 static_assert(iris::SHARED_BYTES == IRIS_SHARED_BYTES, "what the host asks for");
 #endif

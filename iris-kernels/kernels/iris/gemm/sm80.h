@@ -1,5 +1,5 @@
-// Products on the tensor cores of sm_80 and later: mma.sync m16n8k16 of f16 or bf16 with f32 sums,
-// fed by cp.async through two stages of shared memory. Included by gemm/product.h.
+// GEMM of a tile on the tensor cores of sm_80 and later: mma.sync m16n8k16 of f16 or bf16 with f32 sums, fed
+// by cp.async through two stages of shared memory. Included by gemm/product.h.
 #ifndef IRIS_GEMM_SM80_H
 #define IRIS_GEMM_SM80_H
 
@@ -8,7 +8,7 @@
 namespace iris {
 
 class MmaSync {
-    // Eight warps in two rows of four, each with a part of the tile.
+    // Eight warps, 2 x 4, each for a part of the tile.
     static constexpr u32 WARP = 32, WARPS_M = 2, WARPS_N = 4;
     static constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr u32 FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
@@ -16,8 +16,9 @@ class MmaSync {
     static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && TILE_K % 16 == 0, "whole fragments");
     static_assert(FRAGMENTS_N == 1 || FRAGMENTS_N % 2 == 0, "fragments of B come in pairs");
 
-    // A row of a tile is a vector longer than its data, which spreads rows over the banks. Either
-    // dimension may be the contiguous one: a stage has room for both.
+    // Rows in shared memory are padded by PAD elements (16 bytes), which spreads rows over the banks. Either
+    // dimension of A and B may be contiguous (WIDE: row-major, TALL: column-major); a stage has room for
+    // both layouts.
     static constexpr u32 PAD = 8;
     static constexpr u32 A_WIDE = TILE_M * (TILE_K + PAD), A_TALL = TILE_K * (TILE_M + PAD);
     static constexpr u32 B_WIDE = TILE_K * (TILE_N + PAD), B_TALL = TILE_N * (TILE_K + PAD);
@@ -68,7 +69,8 @@ class MmaSync {
         port::barrier(Site::Body);
         const u32 warp = port::thread() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
-        // The sink stands in the code once; registers need constant indices, hence the inner loop.
+        // The outer loop is not unrolled, so that the code contains the sink only once. The inner loop
+        // selects the sums, because registers can be indexed only by constants.
         IRIS_NO_UNROLL
         for (u32 i = 0; i < FRAGMENTS_M; ++i) {
             float own[WARP_N / 2];
@@ -83,13 +85,14 @@ class MmaSync {
     }
 
   private:
-    /// Eight items that lie side by side in memory, of which `count` exist, to shared memory.
+    /// Copies eight adjacent elements to shared memory. Only the first `count` exist; the others are 0.
     IRIS_DEVICE static void load_vector(u16* to, u64 from, u32 count) {
         if (count >= WIDTH && (from & 15) == 0) AsyncCopy::vector_or_zero(to, from, 16);
         else AsyncCopy::items(to, from, count);
     }
 
-    /// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist.
+    /// Copies a matrix of OUTER lines with INNER contiguous elements each to shared memory. Only `outer`
+    /// lines and `inner` elements exist; the others are 0.
     template <u32 OUTER, u32 INNER>
     IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
         constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
@@ -145,11 +148,12 @@ class MmaSync {
     IRIS_DEVICE void compute(const Shared::Stage& stage, bool a_across, bool b_across) {
         const u32 lane = port::thread() % WARP, warp = port::thread() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
-        // Lane l gives the address of line l % 8 of 8 x 8 matrix l / 8. Those of a fragment of A
-        // are, in order: rows 0, rows 8, then the same 8 deeper; of B: depth 0, depth 8, then the
-        // same for the next fragment.
+        // For ldmatrix, lane l passes the address of row l % 8 of 8 x 8 matrix l / 8. The four matrices of A
+        // are rows 0 to 7 and 8 to 15 of a fragment at K = 0 to 7, then the same rows at K = 8 to 15. Those
+        // of B are K = 0 to 7 and K = 8 to 15 of one fragment, then the same of the next fragment.
         const u32 line = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
-        // A warp with one fragment of B takes it twice: there may be nothing beside it.
+        // A warp with one fragment of B loads it twice, because there may be no next fragment in shared
+        // memory.
         const u32 next = FRAGMENTS_N == 1 ? 0 : high;
         const u32 a_ld = a_across ? TILE_M + PAD : TILE_K + PAD;
         const u32 b_ld = b_across ? TILE_K + PAD : TILE_N + PAD;

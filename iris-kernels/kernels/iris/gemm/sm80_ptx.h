@@ -1,5 +1,5 @@
-// Instructions of sm_80 that products of tiles are made of there and on sm_90a: copies to shared memory, and
-// the sums of a warp as its lanes have them.
+// Code that the tile GEMMs of sm_80 and sm_90a share: asynchronous copies to shared memory (cp.async), and
+// the register layout of a warp's sums.
 #ifndef IRIS_GEMM_SM80_PTX_H
 #define IRIS_GEMM_SM80_PTX_H
 
@@ -12,20 +12,21 @@ IRIS_DEVICE u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-/// Copies from memory to shared memory that go on while the lane does other things.
+/// Asynchronous copies from memory to shared memory (cp.async).
 struct AsyncCopy {
     IRIS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-    /// Until all but the newest `PENDING` groups have come.
+    /// Waits until all but the newest `PENDING` groups are complete.
     template <u32 PENDING> IRIS_DEVICE static void wait() {
         asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
     }
-    /// The first `bytes` bytes of a vector; the others are 0.
+    /// Copies the first `bytes` bytes of a 16-byte vector; the other bytes become 0.
     IRIS_DEVICE static void vector_or_zero(u16* to, u64 from, u32 bytes) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                      "l"(from), "r"(bytes)
                      : "memory");
     }
-    /// Eight items that lie side by side at any address, of which `count` exist: not asynchronous.
+    /// Copies eight adjacent elements from any address, synchronously. Only the first `count` exist; the
+    /// others become 0.
     IRIS_DEVICE static void items(u16* to, u64 from, u32 count) {
         Vec16 all;
         IRIS_UNROLL
@@ -38,12 +39,12 @@ struct AsyncCopy {
     }
 };
 
-/// 16 rows of a warp, `COLS` columns: what the lanes have of it after mma.sync or wgmma.
+/// Sums of a warp, 16 rows x `COLS` columns, in the register layout of mma.sync and wgmma.
 template <u32 COLS> struct WarpTile {
     static constexpr u32 LD = COLS + 4, ITEMS = 16 * LD;
 
-    /// Through shared memory of this warp, so that a sink gets whole vectors and neighbouring lanes
-    /// neighbouring ones. The rows begin at `row`, the columns at `col`.
+    /// Passes the sums to `sink` in vectors of WIDTH, adjacent vectors by adjacent lanes. The sums go through
+    /// `out`, shared memory of this warp. The first sum is at (`row`, `col`) of the tile.
     template <class Sink>
     IRIS_DEVICE static void emit(float* out, const float (&sums)[COLS / 2], u32 row, u32 col,
                                  Sink sink) {

@@ -1,5 +1,5 @@
-// Products on the tensor cores of sm_90a: wgmma m64n128k16 of f16 or bf16 with f32 sums, straight from
-// shared memory, which cp.async fills. Included by gemm/product.h.
+// GEMM of a 128 x 128 tile on the tensor cores of sm_90a: wgmma m64n128k16 of f16 or bf16 with f32 sums. Both
+// factors are read from shared memory, which cp.async fills. Included by gemm/product.h.
 #ifndef IRIS_GEMM_SM90_H
 #define IRIS_GEMM_SM90_H
 
@@ -9,9 +9,9 @@
 namespace iris {
 
 class WgMma {
-    // Two warpgroups, each with one half of the rows.
+    // Two warpgroups, each for half of the rows.
     static constexpr u32 GROUP = 128, GROUP_M = 64;
-    // Stages that are on their way while one is multiplied.
+    // Number of stages that are being loaded while one is multiplied.
     static constexpr u32 AHEAD = STAGES - 1;
     static constexpr u32 SUMS = TILE_N / 2;
     static_assert(TILE_M == 2 * GROUP_M && TILE_N == 128 && THREADS == 2 * GROUP, "one shape");
@@ -52,12 +52,12 @@ class WgMma {
     }
 
   private:
-    /// ACROSS: the depth goes from line to line, not along a line.
+    /// A_ACROSS, B_ACROSS: K is the strided dimension of the factor, so K goes from line to line.
     template <bool A_ACROSS, bool B_ACROSS>
     IRIS_DEVICE void run(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, LINE);
         const u32 group = port::thread() / GROUP;
-        // The last product or sink may still read.
+        // The previous product or sink may still read shared memory.
         port::barrier(Site::Body);
         IRIS_UNROLL
         for (u32 step = 0; step < AHEAD; ++step) {
@@ -69,7 +69,7 @@ class WgMma {
         u32 stage = 0, next = AHEAD;
         for (u32 step = 0; step < steps; ++step) {
             AsyncCopy::wait<AHEAD - 1>();
-            // What was copied is now read by the asynchronous proxy.
+            // wgmma reads the copied data by the asynchronous proxy, so a proxy fence is needed.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             port::barrier(Site::Body);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -80,9 +80,9 @@ class WgMma {
                                                  right + from + d * advance<B_ACROSS>());
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            // The stage that this fills was read by the last product, which both warpgroups had
-            // waited for when they came to the barrier. Beside this workgroup there is another: one
-            // multiplies while the other waits.
+            // The load below refills the stage of the previous product, for which both warpgroups waited
+            // before the barrier above. A second workgroup on the multiprocessor multiplies while this one
+            // waits.
             if (step + AHEAD < steps) {
                 load<A_ACROSS, B_ACROSS>(next, a, b, rows, cols, step + AHEAD, depth);
             }

@@ -1,7 +1,7 @@
-// Products of tiles of few rows on sm_90a: 64 columns of C are the rows of what wgmma multiplies, so that
-// none of its work is for rows that are not there, and a tile takes little of B: as many workgroups as the
-// device has load at the same time. Such products are bound by that: so many slabs are on their way that a
-// link to memory is never idle. Included by gemm/product.h.
+// GEMM of a tile with few rows (64 x 64) on sm_90a, transposed: 64 columns of C are the 64 rows of a wgmma,
+// so no work is spent on rows that do not exist. A tile reads few columns of B, so workgroups on all
+// multiprocessors load B at the same time. Loads limit such GEMMs, so enough slabs are in flight to keep
+// memory busy. Included by gemm/product.h.
 #ifndef IRIS_GEMM_SM90_FLIPPED_H
 #define IRIS_GEMM_SM90_FLIPPED_H
 
@@ -12,13 +12,14 @@
 namespace iris {
 
 class FlippedWgMma {
-    // Two warpgroups, each with one half of the rows of C.
+    // Two warpgroups, each for half of the rows of C.
     static constexpr u32 GROUP = 128, HALF = TILE_M / 2, SUMS = HALF / 2;
-    // Stages that are on their way while one is multiplied.
+    // Number of stages that are being loaded while one is multiplied.
     static constexpr u32 AHEAD = STAGES - 1;
     static_assert(TILE_N == 64 && TILE_M == 64 && THREADS == 2 * GROUP, "one shape");
     static_assert(SLAB_BYTES == 128, "lines are as long as the swizzle");
-    // From row to row of the sums, so that neither lanes that write nor lanes that read meet in a bank.
+    // Stride in floats of a row of sums in shared memory. The 4 extra floats avoid bank conflicts of writes
+    // and reads.
     static constexpr u32 LD = TILE_N + 4;
 
   public:
@@ -49,7 +50,7 @@ class FlippedWgMma {
         }
     }
 
-    /// The sums lie in shared memory from the first time on, until something is multiplied.
+    /// True: the first emit() leaves the sums in shared memory until the next multiply().
     static constexpr bool KEEPS = true;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         if (!is_out) lay_out();
@@ -66,9 +67,9 @@ class FlippedWgMma {
     }
 
   private:
-    /// Put the sums where all threads find them.
+    /// Writes the sums to shared memory for all threads.
     IRIS_DEVICE void lay_out() {
-        // The last products read the stages.
+        // `out` overlaps the stages, which the last products read.
         port::barrier(Site::Body);
         const u32 group = port::thread() / GROUP, warp = port::thread() / 32 % 4, lane = port::thread() % 32;
         float* first = shared.out + (group * HALF + lane % 4 * 2) * LD + warp * 16 + lane / 4;
@@ -84,12 +85,12 @@ class FlippedWgMma {
         is_out = true;
     }
 
-    /// ACROSS: the depth goes from line to line, not along a line.
+    /// A_ACROSS, B_ACROSS: K is the strided dimension of the factor, so K goes from line to line.
     template <bool A_ACROSS, bool B_ACROSS>
     IRIS_DEVICE void run(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, LINE);
         const u32 group = port::thread() / GROUP;
-        // The last product or sink may still read.
+        // The previous product or sink may still read shared memory.
         port::barrier(Site::Body);
         IRIS_UNROLL
         for (u32 step = 0; step < AHEAD; ++step) {
@@ -97,12 +98,13 @@ class FlippedWgMma {
             AsyncCopy::commit();
         }
         const u32 left = describe<B_ACROSS>(shared.stage[0].b);
-        // The half is lines of a block, or a part of each line.
+        // This warpgroup's half of the rows of A: a part of each line if A_ACROSS, otherwise half of the
+        // lines.
         const u32 right = describe<A_ACROSS>(shared.stage[0].a + group * HALF * (A_ACROSS ? 1 : LINE));
         u32 stage = 0, next = AHEAD;
         for (u32 step = 0; step < steps; ++step) {
             AsyncCopy::wait<AHEAD - 1>();
-            // What was copied is now read by the asynchronous proxy.
+            // wgmma reads the copied data by the asynchronous proxy, so a proxy fence is needed.
             gemm::publish_to_copies();
             port::barrier(Site::Body);
             gemm::begin_products();
@@ -113,8 +115,8 @@ class FlippedWgMma {
                                                        in_lines(right + from + d * advance<A_ACROSS>()), 1);
             }
             gemm::end_products();
-            // The stage that this fills was read by the last product, which both warpgroups had waited for
-            // when they came to the barrier.
+            // The load below refills the stage of the previous product, for which both warpgroups waited
+            // before the barrier above.
             if (step + AHEAD < steps) {
                 load<A_ACROSS, B_ACROSS>(next, a, b, rows, cols, step + AHEAD, depth);
             }
@@ -130,7 +132,7 @@ class FlippedWgMma {
                           u32 depth) {
         const u32 k = step * LINE, left = depth - k;
         auto& to = shared.stage[stage];
-        // B comes from memory, A is in L2.
+        // B is loaded first, because it comes from memory and A from the L2 cache.
         if constexpr (B_ACROSS) load_lines<LINE, TILE_N>(to.b, b.at(k, 0), b.ld, left, cols);
         else load_lines<TILE_N, LINE>(to.b, b.at(k, 0), b.ld, cols, left);
         if constexpr (A_ACROSS) load_lines<LINE, TILE_M>(to.a, a.at(0, k), a.ld, left, rows);
@@ -139,7 +141,7 @@ class FlippedWgMma {
 
     Shared& shared;
     float sums[SUMS];
-    /// Whether they lie in shared memory.
+    /// Whether the sums are in shared memory.
     bool is_out;
 };
 

@@ -1,9 +1,9 @@
-// Slabs of factors in shared memory, as wgmma reads them and cp.async fills them: what the products of tiles on
-// sm_90a have in common.
+// Slabs of A and B in shared memory for gemm/sm90.h and gemm/sm90_flipped.h: filled by cp.async, read by
+// wgmma.
 //
-// The layouts are those of PTX's "asynchronous warpgroup level matrix instructions" with the 128-byte
-// swizzle: lines of 128 bytes, whose 16-byte vectors change places by the number of the line in its
-// eight, so that neither copies nor products meet in a bank.
+// The layout is that of PTX's "asynchronous warpgroup level matrix instructions" with the 128-byte swizzle.
+// Lines have 128 bytes; the index of a 16-byte vector in its line is XORed with the line's number modulo 8,
+// so that neither copies nor wgmma have bank conflicts.
 #ifndef IRIS_GEMM_SM90_LINES_H
 #define IRIS_GEMM_SM90_LINES_H
 
@@ -11,27 +11,30 @@
 
 namespace iris {
 
-/// What one line of a block holds, and so the depth of a stage.
+/// Number of elements in a line of 128 bytes; also the depth of a stage along K.
 constexpr u32 LINE = TILE_K;
 
-/// What the depth of one product is apart, in 16 bytes: 16 lines, or 32 bytes of each.
+/// Increment of a descriptor's start address from one K step of 16 to the next, in units of 16 bytes: 16
+/// lines if ACROSS (K goes from line to line), otherwise 32 bytes of each line.
 template <bool ACROSS> IRIS_DEVICE constexpr u32 advance() {
     return ACROSS ? 16 * LINE * 2 / 16 : 2;
 }
 
-/// A block in shared memory, as the low word of what the instruction wants said has it: where it begins,
-/// in 16 bytes, and where the depth goes from line to line, that the next 64 rows or columns are a block
-/// further on. Another block is so many times 16 bytes more: none is above the 14 bits there are.
+/// Low word of the matrix descriptor of wgmma for a block in shared memory. Bits 0 to 13 are the start
+/// address, bits 16 to 29 the leading byte offset, each divided by 16. The leading offset is the distance of
+/// the blocks of 64 rows or columns if ACROSS (K is strided); otherwise it is unused. A distance / 16 may be
+/// added to the word, because the start address of every block in shared memory fits into 14 bits.
 template <bool ACROSS> IRIS_DEVICE u32 describe(const u16* block) {
     constexpr u32 BLOCK = ACROSS ? LINE * LINE * 2 / 16 : 1;
     return (shared_address(block) >> 4 & 0x3fff) | BLOCK << 16;
 }
 
-/// What is said of a block to an instruction: the high word has that eight lines are 1024 bytes, swizzled by 128.
+/// Matrix descriptor of wgmma with low word `block`. In the high word, bits 0 to 13 are the stride byte
+/// offset divided by 16 (1024 bytes for eight lines), and bit 30 selects the 128-byte swizzle.
 IRIS_DEVICE u64 in_lines(u32 block) { return u64(1024 / 16 | 1u << 30) << 32 | block; }
 
-/// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist, the
-/// others are 0. In shared memory it is in blocks of LINE items a line.
+/// Copies a matrix of OUTER lines with INNER contiguous elements each to shared memory, where it consists of
+/// blocks with LINE elements per line. Only `outer` lines and `inner` elements exist; the others are 0.
 template <u32 OUTER, u32 INNER>
 IRIS_DEVICE void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
     constexpr u32 ACROSS = INNER / WIDTH, STEP = THREADS / ACROSS;
@@ -42,7 +45,7 @@ IRIS_DEVICE void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
     const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
     u16* const place = to + block + first * LINE + vector * WIDTH;
     const u64 start = from + (first * ld + item) * 2, apart = STEP * ld * 2;
-    // Chosen once for all lines: beside a product there is little room for instructions.
+    // Chosen once for all lines, because the number of instructions per slab can limit the GEMM.
     if (((from | ld * 2) & 15) == 0 && there % WIDTH == 0) {
         IRIS_UNROLL
         for (u32 i = 0; i < OUTER / STEP; ++i) {

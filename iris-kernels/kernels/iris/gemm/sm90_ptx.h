@@ -1,5 +1,5 @@
-// What a product on sm_90a is made of, instruction by instruction: barriers in shared memory, copies by
-// tensor maps, the roles' registers. Included by gemm/sm90.h.
+// Wrappers of the instructions of GEMMs on sm_90a: mbarriers, TMA copies, groups of wgmma, copies of 8 x 8
+// matrices, and register counts of warpgroups. Included by gemm/core.h and gemm/sm90_flipped.h.
 //
 // Addresses of shared memory are 32-bit numbers. The semantics are those of PTX: mbarrier, cp.async.bulk,
 // wgmma and the asynchronous proxy.
@@ -10,37 +10,38 @@
 
 namespace iris::gemm {
 
-/// A tensor map, as the driver encodes it: a kernel has it by value.
+/// Tensor map (CUtensorMap) as the driver encodes it; a kernel parameter, passed by value.
 struct alignas(64) TensorMap {
     u64 word[16];
 };
 
-// Barriers.
+// mbarriers and barriers.
 
 IRIS_DEVICE void init_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-/// What is initialised is seen by whoever has met this thread, and by copies for it.
+/// Makes mbarriers that this thread has initialised visible to threads that meet it at a barrier afterwards,
+/// and to TMA copies.
 IRIS_DEVICE void publish_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 IRIS_DEVICE void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// Arrive at the same barrier of a workgroup of the cluster. It publishes nothing: with a release to
-/// the cluster each would be a fence of the whole device.
+/// Arrives at the same mbarrier of workgroup `workgroup` of the cluster. The arrival publishes no writes to
+/// the cluster: ptxas implements .release.cluster by a fence of the whole device (MEMBAR.ALL.GPU).
 IRIS_DEVICE void arrive_at(u32 barrier, u32 workgroup) {
     asm volatile("{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
                  "r"(workgroup)
                  : "memory");
 }
-/// Arrive, and let the phase wait for so many bytes of copies besides.
+/// Arrives, and makes the phase wait for `bytes` more bytes of TMA copies.
 IRIS_DEVICE void arrive_expecting(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-/// Whether the phase of this parity is over. It waits a little before it says no.
+/// Whether the phase with this parity is complete. Before it returns false, it waits for a short time.
 IRIS_DEVICE bool is_over(u32 barrier, u32 parity) {
     u32 over;
     asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
@@ -50,20 +51,21 @@ IRIS_DEVICE bool is_over(u32 barrier, u32 parity) {
                  : "memory");
     return over != 0;
 }
-/// All threads of the cluster meet, each warp as a whole. It publishes nothing but barriers that were
-/// initialised.
+/// Barrier of all threads of the cluster; each warp must be converged. The arrival is relaxed, so the barrier
+/// publishes nothing except mbarriers after publish_barriers().
 IRIS_DEVICE void meet_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
-/// All threads of the workgroup meet, `COUNT` of them, but those that only come and do not wait.
+/// Barrier of the `COUNT` threads of a workgroup, some of which may call come() instead.
 template <u32 COUNT> IRIS_DEVICE void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
 }
+/// Arrives at the barrier of meet() and does not wait.
 template <u32 COUNT> IRIS_DEVICE void come() {
     asm volatile("bar.arrive 1, %0;" ::"n"(COUNT) : "memory");
 }
-/// All threads of a consumer meet.
+/// Barrier of the 128 threads of consumer `group`.
 IRIS_DEVICE void meet_group(u32 group) {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
 }
@@ -73,66 +75,68 @@ IRIS_DEVICE u32 rank_in_cluster() {
     return rank;
 }
 
-// Copies.
+// TMA copies.
 
 IRIS_DEVICE void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-/// The box at (x, y) of a matrix to shared memory; `barrier` counts the bytes.
+/// Starts to load the box at (x, y) of a matrix to shared memory; x counts along contiguous elements.
+/// `barrier` counts the bytes.
 IRIS_DEVICE void load_box(u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
                  "l"(&map), "r"(barrier), "r"(x), "r"(y)
                  : "memory");
 }
-/// The same to the same place of each workgroup of the cluster that `to_whom` has a bit of, whose
-/// barriers count the bytes.
+/// Multicast form of load_box(): loads the box to address `to` of each workgroup of the cluster whose bit is
+/// set in `to_whom`. `barrier` counts the bytes in each of these workgroups.
 IRIS_DEVICE void load_box_to(u16 to_whom, u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(to_whom)
                  : "memory");
 }
-/// A box of shared memory to (x, y) of a matrix; what is beyond an edge stays.
+/// Starts to store a box from shared memory to (x, y) of a matrix. Nothing is written beyond an edge.
 IRIS_DEVICE void store_box(u32 from, const TensorMap& map, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%1, {%2, %3}], [%0];" ::"r"(
                      from),
                  "l"(&map), "r"(x), "r"(y)
                  : "memory");
 }
-/// This thread's stores since the last are a group.
+/// Closes a group of this thread's stores: those since the previous call.
 IRIS_DEVICE void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Wait until all but the last `LEFT` groups of this thread's stores have read shared memory.
+/// Waits until all but the newest `LEFT` groups of this thread's stores have read shared memory.
 template <u32 LEFT> IRIS_DEVICE void await_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
-/// Wait until all stores of this thread are done.
+/// Waits until all stores of this thread are complete.
 IRIS_DEVICE void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-/// What this thread wrote to shared memory is seen by copies from there.
+/// Orders this thread's accesses to shared memory before later accesses of the asynchronous proxy (TMA copies
+/// and wgmma).
 IRIS_DEVICE void publish_to_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// What copies of this thread have written is ordered before what it does from here on.
+/// Orders writes of this thread's completed TMA copies before the thread's later accesses.
 IRIS_DEVICE void follow_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
-/// What this thread has acquired, copies that it starts from here on see: they are of another proxy, which
-/// an acquire alone does not order.
+/// Lets TMA copies that this thread starts later see what the thread has acquired. The copies use the
+/// asynchronous proxy, which an acquire alone does not order.
 IRIS_DEVICE void follow_with_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Products.
+// wgmma groups, and their sums.
 
 IRIS_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 IRIS_DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Wait until all but the last `LEFT` groups of products are done.
+/// Waits until all but the newest `LEFT` groups of wgmma are complete.
 template <u32 LEFT> IRIS_DEVICE void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-/// Sums are looked at only behind this.
+/// Keeps the compiler from moving reads of the sums above this point.
 template <u32 COUNT> IRIS_DEVICE void hold_back(float (&sums)[COUNT]) {
     IRIS_UNROLL
     for (u32 i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-/// Two sums as elements of the result, rounded to nearest, ties to even.
+/// Two sums as elements of C in one word, rounded to nearest, ties to even.
 IRIS_DEVICE u32 pack(float low, float high) {
     u32 both;
 #if IRIS_DTYPE == 1
@@ -142,8 +146,8 @@ IRIS_DEVICE u32 pack(float low, float high) {
 #endif
     return both;
 }
-/// Four matrices of 8 x 8 elements, spread over a warp as products leave them, to shared memory: each
-/// lane names a line of 16 bytes.
+/// Stores four matrices of 8 x 8 elements, in the register layout of wgmma, to shared memory, transposed if
+/// FLIPPED. Each lane passes the address of one 16-byte row.
 template <bool FLIPPED> IRIS_DEVICE void store_matrices(u32 to, const u32* v) {
     if constexpr (FLIPPED) {
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -157,7 +161,7 @@ template <bool FLIPPED> IRIS_DEVICE void store_matrices(u32 to, const u32* v) {
     }
 }
 
-/// The same from there.
+/// Loads four matrices of 8 x 8 elements from shared memory into the register layout of wgmma.
 IRIS_DEVICE void load_matrices(u32 from, u32 (&v)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -169,7 +173,7 @@ IRIS_DEVICE u64 load_shared(u32 from) {
     asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(from) : "memory");
     return value;
 }
-/// The elements that `pack` has packed.
+/// Low element of a word of pack(), as f32.
 IRIS_DEVICE float low_of(u32 both) {
 #if IRIS_DTYPE == 1
     return port::half_to_float(static_cast<u16>(both));
@@ -177,6 +181,7 @@ IRIS_DEVICE float low_of(u32 both) {
     return __builtin_bit_cast(float, both << 16);
 #endif
 }
+/// High element of a word of pack(), as f32.
 IRIS_DEVICE float high_of(u32 both) {
 #if IRIS_DTYPE == 1
     return port::half_to_float(static_cast<u16>(both >> 16));
@@ -185,7 +190,7 @@ IRIS_DEVICE float high_of(u32 both) {
 #endif
 }
 
-// Roles.
+// Register counts: setmaxnreg, for all warps of a warpgroup.
 
 template <u32 COUNT> IRIS_DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -1,8 +1,8 @@
-// One product of a warpgroup, 64 rows x WIDTH columns, depth 16, from shared memory, in each width there
-// is. Included by gemm/core.h, and for its lists of registers by gemm/sm90.h.
+// multiply_add(): one wgmma of a warpgroup, 64 rows x `width` columns, 16 deep along K, with both factors in
+// shared memory. Included by gemm/core.h and gemm/sm90_flipped.h, and for its register lists by gemm/sm90.h.
 //
-// ACROSS: the depth goes from line to line of the operand's blocks, not along a line. `keep` 0: the
-// sums begin with this product.
+// A_ACROSS, B_ACROSS: K is the strided dimension of the factor, so K goes from line to line. If `keep` is 0,
+// the sums are set to the product, otherwise the product is added.
 #ifndef IRIS_GEMM_SM90_WGMMA_H
 #define IRIS_GEMM_SM90_WGMMA_H
 
@@ -14,7 +14,8 @@
 #define IRIS_FACTOR "bf16"
 #endif
 
-// The sums, as an instruction names them, and as its operands: each list goes on where the last ends.
+// Lists of the sums' registers: names in the instruction (IRIS_REGISTERS_n) and operands of the asm statement
+// (IRIS_SUMS_n). Each list begins with the previous one.
 #define IRIS_REGISTERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define IRIS_REGISTERS_16 IRIS_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define IRIS_REGISTERS_32                                                                          \
@@ -61,7 +62,8 @@
 
 namespace iris::gemm {
 
-// For so many sums: the operands behind them have the next numbers.
+// multiply_add() for `sums` sums per thread. The operands after the sums have the next numbers: the
+// descriptors of both factors, `keep`, and A_ACROSS and B_ACROSS.
 #define IRIS_MULTIPLY_ADD(width, sums, a_at, b_at, keep_at, a_across_at, b_across_at)              \
     template <bool A_ACROSS, bool B_ACROSS>                                                        \
     IRIS_DEVICE void multiply_add(float (&d)[sums], u64 a, u64 b, u32 keep) {                      \

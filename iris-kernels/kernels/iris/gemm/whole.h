@@ -1,4 +1,4 @@
-// Which tiles the core multiplies, in which order, and what is added to them: a product of whole matrices.
+// Op classes of gemm/core.h for a GEMM without communication: order of tiles, bias, and stores to C.
 #ifndef IRIS_GEMM_WHOLE_H
 #define IRIS_GEMM_WHOLE_H
 
@@ -6,29 +6,30 @@
 
 namespace iris::gemm {
 
-/// As iris_kernels::gemm::Arguments on the host. Rows and columns are those of tiles: of C, or of C
-/// transposed in a build that is FLIPPED.
+/// Arguments of a GEMM; same layout as iris_kernels::gemm::Arguments on the host. Rows and columns are those
+/// of C, or of C transposed in a FLIPPED build. `bias` is an address, or 0.
 struct Arguments {
     u64 bias;
     u64 deadline_ns;
     u32 rows, cols, depth;
-    /// Clusters that lie one below the other, tiles that lie side by side, and how many of the first are
-    /// taken before the next column.
+    /// Number of cluster tiles along the rows, number of tiles along the columns, and number of cluster tiles
+    /// that are taken along the rows before the next column (raster group).
     u32 row_units, col_tiles, group;
 };
 
-/// Where the dynamic shared memory begins, as copies and products want it.
+/// Start of the dynamic shared memory, aligned to the 1024 bytes that the 128-byte swizzle requires.
 IRIS_DEVICE u32 dynamic_memory() {
     extern __shared__ unsigned char memory[];
     return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) / 1024 * 1024;
 }
 
-/// Store a staged chunk at this row and column.
+/// Starts to store a staged chunk at a row and column, which are columns and rows of C if FLIPPED.
 IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
     if constexpr (FLIPPED) store_box(from, map, row, col);
     else store_box(from, map, col, row);
 }
 
+/// Op for a GEMM with local matrices and an optional bias; base of the fused GEMMs.
 class Whole {
   public:
     static constexpr bool ADDS = false, SPREADS = false, STAYS = false, BEHIND_OPEN = false;
@@ -66,10 +67,10 @@ class Whole {
         IRIS_DEVICE void stored(const Place&, u32) const {}
     };
 
-    /// The bias of each column of C, or of each row where C is flipped.
+    /// Adds the bias of each column of C; columns of C are rows of the tile if FLIPPED.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
         if (args.bias == 0) return;
-        // It is read by loads: where the workgroup has not taken its turn yet, this thread does.
+        // The bias is read by loads: if the workgroup has not taken its turn yet, this thread does.
         port::take_turn();
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         if constexpr (FLIPPED) {
@@ -91,8 +92,9 @@ class Whole {
     }
 
   protected:
-    /// Which rows of clusters, and which column: groups of rows, down each column of a group first, since
-    /// what is under way at a time shares slabs.
+    /// Position of unit `tile`: its row in cluster tiles, and its first column. The order goes down the
+    /// columns of a raster group before the next group, so that tiles in flight share slabs of A and B in the
+    /// L2 cache.
     IRIS_DEVICE Place unit(u32 tile) const {
         const u32 whole = args.group * args.col_tiles, group = tile / whole, within = tile % whole;
         const u32 begin = group * args.group, left = args.row_units - begin;
@@ -112,7 +114,8 @@ class Whole {
     }
 };
 
-/// One tile a workgroup, which stays in its shared memory. What is done to results is done to sums of these.
+/// Op for one tile per workgroup, which stays in shared memory. It adds no bias, because bias and epilogue
+/// apply to the sum of the tiles of all ranks.
 class Staying : public Whole {
   public:
     static constexpr bool STAYS = true;
@@ -120,7 +123,7 @@ class Staying : public Whole {
     IRIS_DEVICE void finish(const Place&, u32, float (&)[WIDTH / 2]) const {}
 };
 
-/// The workgroup's part of the product of `op`, with its dynamic shared memory.
+/// Multiplies this workgroup's tiles of `op`, in dynamic shared memory.
 template <class Op>
 IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, u64 deadline_ns) {
     Core<Op>(op, b, dynamic_memory(), deadline_ns).run();

@@ -1,0 +1,42 @@
+// Kernels of messages by copy engines, for all operators. Workgroups may copy in place of a copy
+// engine (iris_copies, iris_blocks, iris_results). Sums with an RMSNorm are in all_reduce_norm.cu.
+#include "iris/body/deliver.h"
+#include "iris/body/sums.h"
+
+using namespace iris;
+
+IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::open(launch_of(args));
+}
+
+IRIS_KERNEL iris_copies(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllGatherPlan>(args, 0);
+}
+
+IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllToAllPlan>(args, 0);
+}
+
+// The signals of results follow those of blocks.
+IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllGatherPlan>(args, signals_of_blocks(args));
+}
+
+IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
+    port::take_turn();
+    flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
+}
+
+IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_sums<false>(args);
+}
+
+IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::close(launch_of(args));
+}
