@@ -11,8 +11,8 @@
 //! so ranks that do the same call in two launches can take part.
 //!
 //! **Limits.** Those of [`Gemm`], and: at most 128 rows; at least three quarters as many tiles as
-//! the device has multiprocessors, and not more; partials of the type of A. No other rank has
-//! workgroups on the device. A workgroup takes most of a multiprocessor's shared memory, so such
+//! the device has multiprocessors, and not more; partials of the type of A. Ranks that share
+//! the device divide its multiprocessors. A workgroup takes most of a multiprocessor's shared memory, so such
 //! calls of two heaps on the same devices must not overlap.
 
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};

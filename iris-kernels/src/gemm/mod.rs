@@ -120,8 +120,8 @@ impl Gemm {
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
         let Some(code) = code else {
             return Err(Error::Unsupported {
-                what: format!("products of {dtype} by tensor maps on {}", target.arch),
-                why: "there are those of f16 and bf16 on sm_90a".into(),
+                what: format!("the whole-matrix GEMM of {dtype} on {}", target.arch),
+                why: "expected f16 or bf16, and sm_90a".into(),
             });
         };
         let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);

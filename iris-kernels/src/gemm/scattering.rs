@@ -147,7 +147,7 @@ impl Scattering {
     ///
     /// # Safety
     /// The conditions of [`Gemm::launch`] hold, also for the matrices of the messages on all ranks.
-    /// The call is open. No other rank has workgroups on this device.
+    /// The call is open.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,

@@ -152,7 +152,7 @@ impl TensorMap {
         Err(Error::Device {
             api: format!("cuTensorMapEncodeTiled of {matrix:?} in boxes of {len} x {lines}"),
             code,
-            name: "the driver does not take it".into(),
+            name: "the driver refused the tensor map".into(),
         })
     }
 
