@@ -49,15 +49,17 @@ impl Problem {
         let columns = if row.gathers_a() { k } else { n };
         let part = m * columns * self.wire.size() as f64 / world;
         let rows = if row.a == Part::Own { m / world } else { m };
-        // A broadcast is modelled as a pipeline: each rank forwards the data to one other rank
-        // while it still receives.
+        // The root of a broadcast sends each byte to one rank, which passes it on.
         let (sent, peers) = match row.message {
             Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
-            Op::Broadcast if self.world > 1 => (part * world, 1.0),
+            Op::Broadcast if self.world > 1 => (part * world, world - 1.0),
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
-        let product = if row.multiplies() { machine.gemm([rows, n, k], self.dtype) } else { 0.0 };
+        // On the CPU the tile kernels multiply faster than whole-matrix GEMMs.
+        let times = machine.tile_core.min(1.0);
+        let product =
+            if row.multiplies() { machine.product([rows, n, k], self.dtype, times) } else { 0.0 };
         product.max(machine.sent(sent, peers, machine.link_bytes_per_us))
     }
 }

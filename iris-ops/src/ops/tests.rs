@@ -11,7 +11,7 @@ use super::{
 };
 use crate::device::Device;
 use crate::kind::{Op, Variant};
-use crate::options::{Shard, TileShape};
+use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 use crate::tune::message_groups;
 
@@ -175,6 +175,28 @@ fn an_automatic_plan_serves_small_and_large_calls() {
 }
 
 /// Tests that the choices for each device follow the tuning data of that device.
+#[test]
+fn no_call_is_predicted_faster_than_its_lower_bound() {
+    let devices = ["h100", "h200", "mi300x"].map(|name| Device::named(name).unwrap());
+    for device in devices.into_iter().chain([Device::assumed(BackendKind::Cpu)]) {
+        for (op, world) in Op::ALL.into_iter().flat_map(|op| [2, 4, 8].map(|world| (op, world))) {
+            if op == Op::Barrier {
+                continue;
+            }
+            for (n, k) in [(4096, 4096), (8192, 512), (128, 8192)] {
+                let mut request = Request::new(row(op), (8192, n, k));
+                request.k = if row(op).multiplies() { k } else { 0 };
+                let plan = request.plan(Ranks::new(0, world).on_device(device)).unwrap();
+                for m in (0..14).map(|power| 1 << power) {
+                    let (bound, us) = (plan.lower_bound_us(m), plan.predicted_us(m));
+                    let what = format!("{plan}, {m} rows, {world} ranks on {device:?}");
+                    assert!(us.is_none_or(|us| us >= bound), "{us:?} before {bound}: {what}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn figures_of_one_device_are_not_taken_for_another() {
     use BackendKind::{Cpu, Cuda, Hip};
