@@ -433,7 +433,10 @@ fn option(segment: &str) -> &'static str {
     match segment {
         "signal" => "HeapOptions::signal_bytes",
         "device-local" => "HeapOptions::device_words",
-        _ => "pass all plans and a larger room to Plan::open_heap, or see HeapOptions::data",
+        _ => {
+            "pass all plans and a larger room to Plan::open_heap (of a communicator: comm::Options::room), or see \
+             HeapOptions::data"
+        }
     }
 }
 

@@ -294,7 +294,8 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
         op: op.into(),
         what: format!("memory of {name}"),
         value: "MatRef::external, which is only read".into(),
-        expected: "MatRef::external_mut or MatRef::sym".into(),
+        expected: "MatRef::external_mut, MatRef::sym, or in a scope what scope.write returns"
+            .into(),
     })
 }
 

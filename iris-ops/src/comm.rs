@@ -41,7 +41,7 @@
 //! | `rank`, `world_size` | the same |
 //! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; the program keeps the cudarc stream that it passed |
 //! | `all_reduce`, `all_reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
-//! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type |
+//! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type (`bytemuck::Pod`) |
 //! | `reduce_scatter` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
 //! | | [`Comm::all_to_all`], [`Comm::barrier`] |
 //! | `ReduceOp::Prod`, `Max`, `Min`, `Avg`; sums of integers and of f64 | missing; the operation is refused by name, the type by the compiler |
@@ -64,7 +64,9 @@ mod stream;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use iris_heap::{ALIGNMENT, Element, HeapOptions, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{
+    ALIGNMENT, Element, HeapOptions, MAX_RANKS, RawSlice, Stream, SymmetricHeap, World,
+};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -184,8 +186,8 @@ impl Comm {
     /// equal on all ranks.
     ///
     /// # Errors
-    /// The errors of [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can
-    /// have.
+    /// The errors of [`Comm::from_rank`]; [`Error::Comm`] or [`Error::Invalid`] for options that no
+    /// communicator can have.
     #[track_caller]
     pub fn from_rank_with(
         stream: impl Into<OnStream>,
@@ -194,6 +196,13 @@ impl Comm {
         id: Id,
         options: &Options,
     ) -> Result<Self> {
+        if world_size > MAX_RANKS {
+            return Err(Error::comm(iris_heap::Error::Invalid {
+                what: "world size of a communicator of one host".into(),
+                value: world_size.to_string(),
+                expected: format!("1 to {MAX_RANKS}; for several hosts see Comm::from_world"),
+            }));
+        }
         let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
         // This code uses no closure, because a collective call reports the source location of its
         // caller.

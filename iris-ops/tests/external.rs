@@ -25,7 +25,7 @@ fn inputs_are_only_read_and_no_output() {
         };
         let error = op.run(&MatmulArgs::new(a, b, read), &stream).unwrap_err().to_string();
         let says = "memory of C is MatRef::external, which is only read, expected \
-                    MatRef::external_mut or MatRef::sym";
+                    MatRef::external_mut, MatRef::sym, or in a scope what scope.write returns";
         assert!(error.ends_with(says), "{error}");
         // SAFETY: C lives until the call that writes it has been waited for, and no other code
         // writes C.

@@ -122,7 +122,8 @@ impl Options {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for options that no communicator can have.
+    /// [`Error::Comm`] for a `max_bytes` out of bounds; [`Error::Invalid`] for other options that no
+    /// communicator can have.
     pub fn footprint(&self, ranks: impl Into<Ranks>) -> Result<Footprint> {
         Ok(self.plans(ranks.into())?.footprint())
     }
@@ -155,12 +156,8 @@ impl Options {
         let least = LEAST_BYTES.max(LEAST_BYTES_OF_RANK * ranks.size as u64);
         if !(least..=MOST_BYTES).contains(&max_bytes) {
             let (value, expected) = (max_bytes.to_string(), format!("{least} to {MOST_BYTES}"));
-            return Err(Error::Invalid {
-                op: Op::AllReduce.into(),
-                what: "max_bytes".into(),
-                value,
-                expected,
-            });
+            let what = "max_bytes of a communicator".into();
+            return Err(Error::comm(iris_heap::Error::Invalid { what, value, expected }));
         }
         let size = ranks.size as u64;
         let whole = |dtype: DType| (max_bytes / dtype.size() as u64) as usize;

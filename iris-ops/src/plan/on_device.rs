@@ -41,7 +41,7 @@ impl Plan {
                 "the plan is for another device: make Ranks from the heap, or by Ranks::from(&world).on(backend)"
             ),
             Some(gpu) => {
-                tracing::info!(%op, rank, %device, "chosen by tuning data of an {gpu}, because this device has not been measured");
+                tracing::info!(%op, rank, %device, "chosen by tuning data of an {gpu}, because there is none of this device");
             }
             None => tracing::debug!(%op, rank, %device, "chosen by tuning data of this device"),
         });
@@ -151,13 +151,10 @@ mod tests {
         let (level, said) = logged("a100", "a100");
         assert_eq!(
             (level, said.as_str()),
-            (
-                Level::INFO,
-                "chosen by tuning data of an H200, because this device has not been measured"
-            )
+            (Level::INFO, "chosen by tuning data of an H200, because there is none of this device")
         );
-        // An H100 differs from an H200 only in its memory, which plans ignore. But it has not been
-        // measured, so the log says so.
+        // An H100 differs from an H200 only in its memory, which plans ignore. But it has no
+        // tuning data of its own, so the log says so.
         assert_eq!(logged("h200", "h100"), (Level::INFO, said));
         assert_eq!(
             logged("h200", "h200"),

@@ -61,14 +61,19 @@ impl TuningFile {
         let path = path(ranks);
         match path.as_deref().map(read).transpose()?.flatten() {
             Some((file, _)) => file.checked(ranks, path.as_deref()),
-            None => Ok(Self {
-                version: VERSION,
-                device: device(ranks.device),
-                driver: ranks.device.driver,
-                world: ranks.size,
-                machine: None,
-                row: Vec::new(),
-            }),
+            None => Ok(Self::empty(ranks)),
+        }
+    }
+
+    /// Makes a file for these ranks that contains no measurements.
+    pub fn empty(ranks: Ranks) -> TuningFile {
+        Self {
+            version: VERSION,
+            device: device(ranks.device),
+            driver: ranks.device.driver,
+            world: ranks.size,
+            machine: None,
+            row: Vec::new(),
         }
     }
 
@@ -106,31 +111,20 @@ impl TuningFile {
     /// [`Error::Tuning`] if the file cannot be written, if `IRIS_TUNING` is `off`, or if the ranks'
     /// device was made from a name.
     pub fn save(&self, ranks: Ranks) -> Result<PathBuf> {
-        let off = || Error::Tuning {
-            path: "IRIS_TUNING".into(),
-            why: "is off: expected the path of a file, or no such variable".into(),
-        };
-        let path = path(ranks).ok_or_else(off)?;
-        let wrong = |why: &dyn std::fmt::Display| Error::Tuning {
-            path: path.clone(),
-            why: format!("cannot be written: {why}"),
-        };
-        let text = toml::to_string(self).map_err(|error| wrong(&error))?;
-        if !is_set() {
-            Cache::of_user().map_err(|error| wrong(&error))?;
-        }
-        let part = path.with_extension(format!("{}.part", std::process::id()));
-        let mut options = OpenOptions::new();
-        let options = options.write(true).create_new(true).mode(0o600);
-        let written = options
-            .open(&part)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .and_then(|()| fs::rename(&part, &path));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&part);
-            return Err(wrong(&error));
-        }
-        Ok(path)
+        let text = toml::to_string(self).map_err(|error| Error::Tuning {
+            path: path(ranks).unwrap_or_default(),
+            why: format!("cannot be written: {error}"),
+        })?;
+        write(ranks, &text, |part, path| fs::rename(part, path))
+    }
+
+    /// Checks that [`TuningFile::save`] can write the file, without a change to it. Returns its
+    /// path.
+    ///
+    /// # Errors
+    /// Errors of [`TuningFile::save`].
+    pub fn check_place(ranks: Ranks) -> Result<PathBuf> {
+        write(ranks, "", |part, _| fs::remove_file(part))
     }
 
     fn checked(self, ranks: Ranks, path: Option<&Path>) -> Result<Self> {
@@ -141,7 +135,7 @@ impl TuningFile {
         Err(Error::Tuning {
             path: path.unwrap_or(Path::new("")).into(),
             why: format!(
-                "is of {} with driver {}: expected {} with driver {}; `iris tune` writes one, and IRIS_TUNING=off \
+                "is of {} with driver {}: expected {} with driver {}; `iris tune` replaces it, and IRIS_TUNING=off \
                  does without",
                 self.device, self.driver, expected.0, expected.1
             ),
@@ -184,6 +178,39 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
     }
 }
 
+/// Writes `text` to a temporary file beside the tuning file for these ranks, and passes the paths of
+/// both to `finish`. Returns the path of the tuning file.
+fn write(
+    ranks: Ranks,
+    text: &str,
+    finish: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
+) -> Result<PathBuf> {
+    let off = || Error::Tuning {
+        path: "off".into(),
+        why: "(IRIS_TUNING) is no file: expected the path of one, or no such variable".into(),
+    };
+    let path = path(ranks).ok_or_else(off)?;
+    let wrong = |why: &dyn std::fmt::Display| Error::Tuning {
+        path: path.clone(),
+        why: format!("cannot be written: {why}"),
+    };
+    if !is_set() {
+        Cache::of_user().map_err(|error| wrong(&error))?;
+    }
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create_new(true).mode(0o600);
+    let written = options
+        .open(&part)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| finish(&part, &path));
+    if let Err(error) = written {
+        let _ = fs::remove_file(&part);
+        return Err(wrong(&error));
+    }
+    Ok(path)
+}
+
 /// Reads a tuning file; returns its content and a digest of its text, or `None` if there is no
 /// file.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
@@ -196,10 +223,13 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     // The version comes first, because a file of another version has other parameters.
     let other = toml::from_str(&text).ok().filter(|it: &Version| it.version != VERSION);
     if let Some(Version { version }) = other {
-        let why = "delete it, and `iris tune` writes one of that version";
+        let why = "`iris tune` replaces it, and IRIS_TUNING=off does without";
         return Err(wrong(format!("has version {version}: expected {VERSION}; {why}")));
     }
-    let file: TuningFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let file: TuningFile = toml::from_str(&text).map_err(|error| {
+        let why = "`iris tune` replaces it, and IRIS_TUNING=off does without";
+        wrong(format!("is not in the format of `iris tune`; {why}: {error}"))
+    })?;
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 

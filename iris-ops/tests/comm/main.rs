@@ -232,7 +232,8 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
     }
     for (ranks, bytes, least) in [(two, 4095, 4096), (two, most + 1, 4096), (many, 4096, 65536)] {
         let error = small().max_bytes(bytes).footprint(ranks).unwrap_err().to_string();
-        let expected = format!("max_bytes is {bytes}, expected {least} to {most}");
+        let expected =
+            format!("max_bytes of a communicator is {bytes}: expected {least} to {most}");
         assert!(error.contains(&expected), "{error}");
     }
 }
@@ -275,6 +276,8 @@ fn ranks_meet_by_an_id() {
     });
     let error = Comm::from_rank(CPU, 3, 3, id).unwrap_err().to_string();
     assert!(error.contains("rank is 3"), "{error}");
+    let error = Comm::from_rank(CPU, 0, 65, Id::new().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("is 65: expected 1 to 64"), "{error}");
 }
 
 /// Tests that calls of several threads run in the order of the program. The threads take turns, and

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::DType;
+use iris_heap::{DType, MAX_RANKS};
 use iris_ops::{ChoiceReason, Device, Plan, Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
@@ -96,6 +96,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     if options.op.is_none() && options.cases.is_none() {
         return Err(usage("operator", "missing", "one, for a plan of one node"));
+    }
+    if !(1..=MAX_RANKS).contains(&size) {
+        return Err(usage("--ranks", size, format!("1 to {MAX_RANKS} on one node; see --nodes")));
     }
     unread("a plan for one node", &[("--gbit", options.gbit.map(|it| it.to_string()))])?;
     let mut table = Table::new();
@@ -202,9 +205,7 @@ fn source(ranks: Ranks) -> Result<String> {
     Ok(match (plan.tuned_by(), plan.borrowed_tuning()) {
         (Some(file), _) => format!("predicted from {file}"),
         (None, Some(of)) => {
-            format!(
-                "predicted from tuning data of an {of}, because this device has not been measured"
-            )
+            format!("predicted from tuning data of an {of}, because there is none of this device")
         }
         (None, None) => "predicted from built-in tuning data".into(),
     })

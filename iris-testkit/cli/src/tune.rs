@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, World};
-use iris_ops::{Ranks, Shard, TuningFile};
+use iris_ops::{Ranks, Shard};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
@@ -104,6 +104,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 /// file for each that is faster than the predicted one.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
+    let of_file = Ranks::new(0, ranks).on(kind);
+    let mut file = machine::file_of(of_file)?;
     let rows = Mutex::new(String::new());
     let found = |row: String| {
         say!("{row}")?;
@@ -126,10 +128,8 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
         tune(options, ranks, &found)?
     };
     let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let ranks = Ranks::new(0, ranks).on(kind);
-    let mut file = TuningFile::of(ranks)?;
     let count = file.add_rows(&rows)?;
-    say!("# {count} rows added to {}", file.save(ranks)?.display())?;
+    say!("# {count} rows added to {}", file.save(of_file)?.display())?;
     Ok(good)
 }
 

@@ -669,6 +669,17 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let (code, _, error) = iris_in(folder.path(), &plan);
     assert!(code == Some(2) && error.contains("has version 1: expected "), "{error}");
     assert_eq!(good(&plan), built_in, "off");
+    // Tuning replaces a file that is of no use.
+    let (code, out, error) = iris_in(folder.path(), &tune);
+    assert!(code == Some(0) && error.contains("is replaced: "), "{out}{error}");
+    planned(file.to_str().unwrap());
+    // A file that cannot be written is refused before anything is measured.
+    let nowhere = folder.path().join("nowhere/tuning.toml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    let told = command.args(["tune", "--ranks", "2"]).env("IRIS_TUNING", nowhere).output().unwrap();
+    let error = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.code() == Some(2) && error.contains("cannot be written"), "{error}");
+    assert!(told.stdout.is_empty(), "{told:?}");
 }
 
 #[test]

@@ -294,7 +294,7 @@ pub(crate) fn read(
     only: Option<&str>,
 ) -> Result<Vec<Shape>> {
     let device = Ranks::new(0, 2).on(kind).device;
-    let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
+    let usual = if kind == BackendKind::Hip { HIP } else { CUDA };
     let rows: Rows = options::read(cases, usual)?;
     let mut shapes = Vec::new();
     for row in rows.row {

@@ -61,12 +61,22 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     cases
 }
 
+/// Tuning file for these ranks, with its measurements if they are of this machine. Fails if the file
+/// cannot be written.
+pub(super) fn file_of(ranks: Ranks) -> Result<TuningFile> {
+    let path = TuningFile::check_place(ranks)?;
+    Ok(TuningFile::of(ranks).unwrap_or_else(|error| {
+        note!("{} is replaced: {error}", path.display());
+        TuningFile::empty(ranks)
+    }))
+}
+
 /// Measures the parameters of this machine, writes its tuning file, and prints the results; returns
 /// whether all were measured.
 pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let ranks = Ranks::new(0, ranks).on(kind);
-    let mut file = TuningFile::of(ranks)?;
+    let mut file = file_of(ranks)?;
     let cases = cases(kind, ranks);
     let lines = match kind.traits().host_threads {
         true => timed_on_host(&cases, ranks.size, options.iters.unwrap_or(30))?,
