@@ -28,7 +28,9 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn wrong_values_of_variables_are_named() {
     let output = iris(&["doctor", "--no-links"], &[("IRIS_TUNING", "/no/such/file")]);
-    assert!(text(&output.stdout).contains("/no/such/file is not there"), "{output:?}");
+    let out = text(&output.stdout);
+    assert!(out.contains("/no/such/file is not there"), "{out}");
+    assert!(output.status.code() == Some(1) && out.contains("no CPU: see ERROR tuning"), "{out}");
     let run = ["run", "barrier", "--ranks", "1"];
     for wrong in ["x", "20us", "-5", "1000001"] {
         let output = iris(&run, &[("IRIS_DELAY", wrong)]);

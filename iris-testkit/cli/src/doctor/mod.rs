@@ -108,6 +108,14 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         sections.push(section);
         verdicts.push(verdict);
     }
+    // An error about the host, such as a wrong variable, stops programs on all backends, and a wrong
+    // tuning file those on its backend.
+    for (at, verdict) in verdicts.iter_mut().enumerate().filter(|(_, verdict)| verdict.works()) {
+        let of_host = sections[0].findings.iter();
+        let own = sections[at + 1].findings.iter().filter(|finding| finding.what == "tuning");
+        let wrong = of_host.chain(own).find(|finding| finding.state == State::Error);
+        verdict.obstacle = wrong.map(|finding| format!("see ERROR {}", finding.what));
+    }
     if options.json {
         say!("{}", json(&sections, &verdicts)?)?;
     } else {
