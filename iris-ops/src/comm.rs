@@ -65,7 +65,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use iris_heap::{
-    ALIGNMENT, Element, HeapOptions, MAX_RANKS, RawSlice, Stream, SymmetricHeap, World,
+    Element, HeapOptions, MAX_RANKS, RawSlice, Request, Segment, Stream, SymmetricHeap, World,
 };
 
 use crate::device::Device;
@@ -150,11 +150,8 @@ struct Operators {
     /// One operator for each collective and element type, and last the barrier.
     all: Vec<Operator>,
     workspace: Arc<Workspace>,
-    /// Block that contains the send buffer and the receive buffer for element types with an
-    /// alignment of one byte.
-    stage: RawSlice,
-    /// Size of each of the two buffers in bytes.
-    stage_bytes: u64,
+    /// Send buffer and receive buffer for element types with an alignment of one byte.
+    stage: Vec<RawSlice>,
 }
 
 impl fmt::Debug for Comm {
@@ -273,7 +270,7 @@ impl Comm {
         // succeeded.
         let told = heap.whole_world().all_ok("communicator", outcome(&memory));
         let (workspace, stage) = memory?;
-        let mut operators = Operators { all: vec![], workspace, stage, stage_bytes: plans.stage };
+        let mut operators = Operators { all: vec![], workspace, stage };
         let made = match told {
             Ok(()) => operators.make(heap, plans),
             Err(error) => Err(Error::comm(error)),
@@ -291,15 +288,15 @@ impl Comm {
         Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
     }
 
-    /// Allocates the workspace, and a block for the two buffers for types with an alignment of one
-    /// byte: collective over the ranks of this node.
+    /// Allocates the workspace, and the two buffers for types with an alignment of one byte:
+    /// collective over the ranks of this node.
     #[track_caller]
-    fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, RawSlice)> {
+    fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, Vec<RawSlice>)> {
         let sharing: Vec<&Plan> = plans.sharing.iter().collect();
         let workspace = Workspace::for_plans(heap, &sharing)?;
-        let bytes = 2 * plans.stage.next_multiple_of(ALIGNMENT) as usize;
-        match heap.alloc::<u8>(bytes) {
-            Ok(stage) => Ok((workspace, stage.raw())),
+        let buffer = |name| Request::new(Segment::Data, plans.stage, name);
+        match heap.alloc_many("communicator", &[buffer("send buffer"), buffer("receive buffer")]) {
+            Ok(stage) => Ok((workspace, stage)),
             Err(error) => {
                 if let Err(error) = workspace.free() {
                     tracing::warn!(%error, "the workspace of a communicator stays allocated");
@@ -393,12 +390,6 @@ impl Operators {
         self.all.iter().filter(move |operator| operator.plan().op() == op)
     }
 
-    /// Send buffer and receive buffer for element types with an alignment of one byte.
-    fn stages(&self) -> iris_heap::Result<[RawSlice; 2]> {
-        let (first, bytes) = (self.stage.len() / 2, self.stage_bytes as usize);
-        Ok([self.stage.slice(..bytes)?, self.stage.slice(first..first + bytes)?])
-    }
-
     /// Frees the operators, which returns their memory to the heap. Collective: all ranks call it.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
@@ -406,6 +397,6 @@ impl Operators {
             operator.free()?;
         }
         self.workspace.free()?;
-        heap.free_many(&[self.stage]).map_err(Error::comm)
+        heap.free_many(&self.stage).map_err(Error::comm)
     }
 }

@@ -354,7 +354,7 @@ impl Message {
         root: Option<usize>,
     ) -> Result<()> {
         let parts = self.sent.max(self.got);
-        let [sent, got] = all.stages().in_op(self.op)?;
+        let (sent, got) = (all.stage[0], all.stage[1]);
         // Maximum number of bytes of each part in one launch, rounded down to whole words of four
         // bytes.
         let most = sent.bytes() / parts as u64 / 4 * 4;

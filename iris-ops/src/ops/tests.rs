@@ -174,7 +174,6 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     assert!(plan.data_bytes() >= one.data_bytes() && plan.signal_bytes() >= one.signal_bytes());
 }
 
-/// Tests that the choices for each device follow the tuning data of that device.
 #[test]
 fn no_call_is_predicted_faster_than_its_lower_bound() {
     let devices = ["h100", "h200", "mi300x"].map(|name| Device::named(name).unwrap());
@@ -197,6 +196,7 @@ fn no_call_is_predicted_faster_than_its_lower_bound() {
     }
 }
 
+/// Tests that the choices for each device follow the tuning data of that device.
 #[test]
 fn figures_of_one_device_are_not_taken_for_another() {
     use BackendKind::{Cpu, Cuda, Hip};

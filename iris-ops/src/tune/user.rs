@@ -46,6 +46,9 @@ pub struct TuningFile {
     row: Vec<Row>,
 }
 
+/// Advice about a tuning file that cannot be used.
+const REMEDY: &str = "`iris tune` replaces it, and IRIS_TUNING=off does without";
+
 /// Version of a tuning file, without the other fields.
 #[derive(Deserialize)]
 struct Version {
@@ -135,8 +138,7 @@ impl TuningFile {
         Err(Error::Tuning {
             path: path.unwrap_or(Path::new("")).into(),
             why: format!(
-                "is of {} with driver {}: expected {} with driver {}; `iris tune` replaces it, and IRIS_TUNING=off \
-                 does without",
+                "is of {} with driver {}: expected {} with driver {}; {REMEDY}",
                 self.device, self.driver, expected.0, expected.1
             ),
         })
@@ -223,13 +225,11 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     // The version comes first, because a file of another version has other parameters.
     let other = toml::from_str(&text).ok().filter(|it: &Version| it.version != VERSION);
     if let Some(Version { version }) = other {
-        let why = "`iris tune` replaces it, and IRIS_TUNING=off does without";
-        return Err(wrong(format!("has version {version}: expected {VERSION}; {why}")));
+        return Err(wrong(format!("has version {version}: expected {VERSION}; {REMEDY}")));
     }
-    let file: TuningFile = toml::from_str(&text).map_err(|error| {
-        let why = "`iris tune` replaces it, and IRIS_TUNING=off does without";
-        wrong(format!("is not in the format of `iris tune`; {why}: {error}"))
-    })?;
+    let wrong_format = "is not in the format of `iris tune`";
+    let file: TuningFile = toml::from_str(&text)
+        .map_err(|error| wrong(format!("{wrong_format}; {REMEDY}: {error}")))?;
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 

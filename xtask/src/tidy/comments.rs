@@ -16,8 +16,9 @@ fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().filter_map(move |(number, line)| {
         let line = line.trim();
         let marker = ["///", "//!", "//"].into_iter().find(|marker| line.starts_with(marker));
-        let begins = marker.is_some() && marker != std::mem::replace(&mut last, marker);
-        begins.then(|| (number + 1, line.trim_start_matches(['/', '!']).trim()))
+        let before = std::mem::replace(&mut last, marker);
+        (marker.is_some() && marker != before)
+            .then(|| (number + 1, line.trim_start_matches(['/', '!']).trim()))
     })
 }
 
@@ -47,8 +48,8 @@ mod tests {
 
     #[test]
     fn an_opening_that_names_nothing_is_found() {
-        let text = "//! Files.\n\n/// What it is.\nstruct A;\n// As above.\nlet a = 1; // What\n/// Asks.\nfn a();\n";
-        assert_eq!(found(check, &[("a.rs", text)]), ["a.rs:3", "a.rs:5"]);
+        let text = "//! Files.\n\n/// What it is.\nstruct A;\n// As above.\nlet a = 1; // What\n/// Asks.\nfn a();\n/// How so.\nfn b();\n";
+        assert_eq!(found(check, &[("a.rs", text)]), ["a.rs:3", "a.rs:5", "a.rs:9"]);
         assert_eq!(found(check, &[("a.md", "// What it is.\n")]), [""; 0]);
     }
 }
