@@ -85,7 +85,7 @@ class TileBody {
   private:
     /// Binary logarithm of the elements per item, elements per item, and items per row of the tile.
     static constexpr u32 SHIFT = 2, PER_ITEM = 1 << SHIFT, LINE = gemm::ROWS / PER_ITEM;
-    static_assert(gemm::CORE_THREADS % LINE == 0, "a thread keeps its columns");
+    static_assert(gemm::CORE_THREADS % LINE == 0, "a thread must have the same columns of each row");
 
     IRIS_DEVICE u64 staged(u32 item) const {
         const u32 row = item / across;

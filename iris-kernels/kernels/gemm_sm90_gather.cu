@@ -27,7 +27,7 @@ struct Parts {
 
 class Gathering : public Whole {
   public:
-    static constexpr bool BEHIND_OPEN = true;
+    static constexpr bool AFTER_OPEN = true;
 
     IRIS_DEVICE Gathering(const Arguments& args, const Parts& parts, const OpArgs& op, const TensorMap& own,
                           const TensorMap& all, const TensorMap& c)

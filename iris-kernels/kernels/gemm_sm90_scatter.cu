@@ -43,7 +43,7 @@ struct Blocks {
 
 class Scattering : public Whole {
   public:
-    static constexpr bool ADDS = true, SPREADS = true, BEHIND_OPEN = true;
+    static constexpr bool ADDS = true, SPREADS = true, AFTER_OPEN = true;
 
     IRIS_DEVICE Scattering(const Arguments& args, const Blocks& blocks, const OpArgs& op, const TensorMap& a,
                            const TensorMap& c, const TensorMap& inbox, const TensorMap& residual,

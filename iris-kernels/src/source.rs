@@ -89,7 +89,6 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/gemm/sm80.h",
     "iris/gemm/sm90_lines.h",
     "iris/gemm/sm90.h",
-    "iris/gemm/sm90_flipped.h",
     "iris/gemm/product.h",
     "iris/gemm/core.h",
     "iris/gemm/whole.h",

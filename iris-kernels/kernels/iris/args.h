@@ -20,7 +20,8 @@ enum : u32 {
 
 /// Size of an element in bytes.
 IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
-#define IRIS_ROW(name, code, bytes) static_assert(element_bytes(name) == bytes, "as the table");
+#define IRIS_ROW(name, code, bytes)                                                                \
+    static_assert(element_bytes(name) == bytes, "element_bytes() differs from the table");
 IRIS_DTYPES(IRIS_ROW)
 #undef IRIS_ROW
 
@@ -39,7 +40,7 @@ struct Matrix {
     u32 dtype;
     u32 transposed;
 };
-static_assert(sizeof(Matrix) == 32, "as iris_kernels::args::Matrix");
+static_assert(sizeof(Matrix) == 32, "the layout of iris_kernels::args::Matrix has another size");
 
 /// Arguments of an operator kernel; the host's OpArgs documents each field. Offsets are bytes from
 /// the start of a rank's data segment. The inbox is [parity][sources][max_tiles][slot], the result
@@ -69,7 +70,7 @@ static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1408, "inbox");
 static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1472, "counters");
 static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1480, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1540, "trace_spans");
-static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
+static_assert(sizeof(OpArgs) == 1544, "the layout of iris_kernels::args::OpArgs has another size");
 
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
 /// The description refers to the arguments in parameter memory, so that functions that are not

@@ -38,7 +38,7 @@ struct Channel {
         return peer(1 + (step - 1 + turn % others) % others);
     }
 };
-static_assert(sizeof(Channel) == 68, "as iris_sync::Channel");
+static_assert(sizeof(Channel) == 68, "the layout of iris_sync::Channel has another size");
 
 /// Synchronisation words of one op (the channel): positions of the words, and accesses of one
 /// thread to the words.

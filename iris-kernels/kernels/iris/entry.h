@@ -14,7 +14,7 @@ struct Record {
     /// Offset of C in the data segment, in bytes: low and high 32 bits.
     i32 c_offset[2];
 };
-static_assert(sizeof(Record) == 44, "as iris_sync::Record");
+static_assert(sizeof(Record) == 44, "the layout of iris_sync::Record has another size");
 
 /// Entry records and credits: they guarantee that a slot is overwritten only after its last reader
 /// has finished.

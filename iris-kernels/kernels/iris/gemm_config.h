@@ -36,7 +36,7 @@ constexpr u32 ELEMENT_BYTES = DTYPE == F32 ? 4 : 2;
 /// Size in bytes of each row of A, and of each column of B, in a slab of K; and the depth of a slab in
 /// elements.
 constexpr u32 SLAB_BYTES = IRIS_SLAB_BYTES, TILE_K = SLAB_BYTES / ELEMENT_BYTES;
-static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "as the table");
+static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "IRIS_DTYPE and the table of element types must agree");
 /// Number of slabs in shared memory: one slab is multiplied while the others are being loaded.
 constexpr u32 STAGES = IRIS_STAGES;
 /// Number of dies of the device, each with its own L2 cache. The device distributes workgroups over

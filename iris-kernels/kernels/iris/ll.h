@@ -46,7 +46,7 @@ struct Rows {
 /// items, in pieces of PIECE adjacent items with a stride of `stride` items between pieces.
 template <u32 ITEMS_, u32 PIECE> struct Batch {
     static constexpr u32 ITEMS = ITEMS_;
-    static_assert(ITEMS % PIECE == 0, "whole pieces");
+    static_assert(ITEMS % PIECE == 0, "a batch must consist of whole pieces");
     u32 first, stride, count;
 
     /// Distance of item number `k` of the batch from the first item, in items.
@@ -134,7 +134,7 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
     const u64 others = sources.bits & Members::all(size).bits & ~(1ull << me);
     u32 data[N][Batch::ITEMS][2];
     if constexpr (PAIR) {
-        static_assert(N == 1, "there is one other");
+        static_assert(N == 1, "between two ranks there is one source");
         const u32 other = 1 - me;
         return (others >> other & 1) == 0 ||
                (wait(m, call, before, batch, other, 1, data) && take(other, data[0]));

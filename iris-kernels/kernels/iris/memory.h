@@ -167,7 +167,7 @@ struct Memory {
 
   private:
     template <Access A, Scope S> IRIS_DEVICE static void check() {
-        static_assert(AccessRow<A>::scope == S, "the table's scope of this access");
+        static_assert(AccessRow<A>::scope == S, "the scope must be that of the access in the table");
         if constexpr (IRIS_TEST_DELAY_NS > 0) {
             const u64 mixed = (port::now() + port::workgroup()) * 0x9e3779b97f4a7c15ull;
             port::sleep(static_cast<u32>(mixed >> 33) % (IRIS_TEST_DELAY_NS + 1));

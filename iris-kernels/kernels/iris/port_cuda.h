@@ -107,7 +107,8 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
 
 #define IRIS_ATOMICS(T, type, bits, constraint)                                                    \
     template <Order O, Scope S> IRIS_DEVICE T load(u64 address, T*, int) {                         \
-        static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire"); \
+        static_assert(O == Order::Relaxed || O == Order::Acquire,                                  \
+                      "a load must be relaxed or acquire");                                        \
         T value;                                                                                   \
         if constexpr (O == Order::Relaxed) {                                                       \
             IRIS_BOTH_SCOPES(IRIS_LOAD, "relaxed", type, constraint);                              \
@@ -118,7 +119,7 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
     }                                                                                              \
     template <Order O, Scope S> IRIS_DEVICE void store(u64 address, T value, int) {                \
         static_assert(O == Order::Relaxed || O == Order::Release,                                  \
-                      "a store is relaxed or release");                                            \
+                      "a store must be relaxed or release");                                       \
         if constexpr (O == Order::Relaxed) {                                                       \
             IRIS_BOTH_SCOPES(IRIS_STORE, "relaxed", type, constraint);                             \
         } else {                                                                                   \
@@ -157,7 +158,7 @@ IRIS_ATOMICS(i64, "s64", "64", "l")
 /// Loads two adjacent 64-bit words as a vector. PTX guarantees atomicity per vector element, so
 /// each element must be a complete word. The address must be a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     if constexpr (S == Scope::System) {
         asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
                      : "=l"(words[0]), "=l"(words[1])
@@ -171,7 +172,7 @@ template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)
     }
 }
 template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     if constexpr (S == Scope::System) {
         asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(words[0]),
                      "l"(words[1])
@@ -199,7 +200,7 @@ template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (
 /// of 16. Compilers before CUDA 12.3 have no such access. Two accesses that are ordered stand in for
 /// it: whoever sees words[3] of a store sees its other words, too.
 template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)[4], int access) {
-    static_assert(O == Order::Relaxed, "a word of 128 bits orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a word of 128 bits must be relaxed");
     u64 low, high;
 #if IRIS_HAS_128_BIT_ACCESS
     if constexpr (S == Scope::System) IRIS_LOAD_128("sys");
@@ -215,7 +216,7 @@ template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)
 }
 template <Order O, Scope S>
 IRIS_DEVICE void store_quad(u64 address, const u32 (&words)[4], int access) {
-    static_assert(O == Order::Relaxed, "a word of 128 bits orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a word of 128 bits must be relaxed");
     const u64 low = u64(words[1]) << 32 | words[0], high = u64(words[3]) << 32 | words[2];
 #if IRIS_HAS_128_BIT_ACCESS
     if constexpr (S == Scope::System) IRIS_STORE_128("sys");
@@ -242,7 +243,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
 
 /// Fence: orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
-    static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
+    static_assert(O != Order::Relaxed, "a fence must not be relaxed");
     if constexpr (S == Scope::System) asm volatile("fence.acq_rel.sys;" ::: "memory");
     else asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
@@ -258,7 +259,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 /// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
 /// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         Vec16 v;
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -282,7 +284,8 @@ template <class T> IRIS_DEVICE T read(u64 address) {
 }
 
 template <class T> IRIS_DEVICE void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         Vec16 v = __builtin_bit_cast(Vec16, value);
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.word[0]),

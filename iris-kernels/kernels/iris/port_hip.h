@@ -115,14 +115,14 @@ template <class T> IRIS_DEVICE IRIS_GLOBAL T* at(u64 address) {
 }
 
 template <Order O, Scope S, class T> IRIS_DEVICE T load(u64 address, T*, int) {
-    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
+    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load must be relaxed or acquire");
 #define IRIS_CALL(order, scope) __hip_atomic_load(at<T>(address), order, scope)
     IRIS_WITH_ORDER(IRIS_CALL)
 #undef IRIS_CALL
 }
 
 template <Order O, Scope S, class T> IRIS_DEVICE void store(u64 address, T value, int) {
-    static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
+    static_assert(O == Order::Relaxed || O == Order::Release, "a store must be relaxed or release");
     release<O, S>();
 #define IRIS_CALL(order, scope) __hip_atomic_store(at<T>(address), value, order, scope)
     IRIS_WITH_SCOPE(IRIS_CALL, __ATOMIC_RELAXED);
@@ -155,13 +155,13 @@ IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {
 
 /// Loads two adjacent 64-bit words, each as a whole. The address is a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int access) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
     words[1] = load<O, S>(address + 8, static_cast<i64*>(nullptr), access);
 }
 template <Order O, Scope S>
 IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     store<O, S>(address, words[0], access);
     store<O, S>(address + 8, words[1], access);
 }
@@ -197,7 +197,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
 
 /// Fence: orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
-    static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
+    static_assert(O != Order::Relaxed, "a fence must not be relaxed");
     release<O, S>();
     if constexpr (IRIS_ACQUIRES) {
         if constexpr (S == Scope::System) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
@@ -212,7 +212,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 /// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
 /// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         using Vector = u32 __attribute__((ext_vector_type(4)));
         return __builtin_bit_cast(T, *at<Vector>(address));
@@ -222,7 +223,8 @@ template <class T> IRIS_DEVICE T read(u64 address) {
 }
 
 template <class T> IRIS_DEVICE void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         using Vector = u32 __attribute__((ext_vector_type(4)));
         *at<Vector>(address) = __builtin_bit_cast(Vector, value);

@@ -94,30 +94,30 @@ inline void pause(u32 spins) { iris_hook_pause(spins); }
 inline void sleep(u32) { iris_hook_pause(0); }
 
 template <Order O, Scope S> inline i32 load(u64 address, i32*, int access) {
-    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
+    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load must be relaxed or acquire");
     return iris_hook_load32(address, static_cast<int>(O), static_cast<int>(S), access);
 }
 template <Order O, Scope S> inline i64 load(u64 address, i64*, int access) {
-    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
+    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load must be relaxed or acquire");
     return iris_hook_load64(address, static_cast<int>(O), static_cast<int>(S), access);
 }
 template <Order O, Scope S> inline void store(u64 address, i32 value, int access) {
-    static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
+    static_assert(O == Order::Relaxed || O == Order::Release, "a store must be relaxed or release");
     iris_hook_store32(address, value, static_cast<int>(O), static_cast<int>(S), access);
 }
 template <Order O, Scope S> inline void store(u64 address, i64 value, int access) {
-    static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
+    static_assert(O == Order::Relaxed || O == Order::Release, "a store must be relaxed or release");
     iris_hook_store64(address, value, static_cast<int>(O), static_cast<int>(S), access);
 }
 /// Loads two adjacent 64-bit words, each as a whole. The address is a multiple of 16.
 template <Order O, Scope S> inline void load_pair(u64 address, i64 (&words)[2], int access) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
     words[1] = load<O, S>(address + 8, static_cast<i64*>(nullptr), access);
 }
 template <Order O, Scope S>
 inline void store_pair(u64 address, const i64 (&words)[2], int access) {
-    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    static_assert(O == Order::Relaxed, "accesses to a pair of words must be relaxed");
     store<O, S>(address, words[0], access);
     store<O, S>(address + 8, words[1], access);
 }
@@ -154,18 +154,20 @@ template <Scope S> inline void add_f32(u64 address, float value) {
     iris_hook_add_f32(address, value, static_cast<int>(S));
 }
 template <Order O, Scope S> inline void fence() {
-    static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
+    static_assert(O != Order::Relaxed, "a fence must not be relaxed");
     iris_hook_fence(static_cast<int>(O), static_cast<int>(S));
 }
 
 template <class T> inline T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     T value;
     iris_hook_read(address, &value, sizeof(T));
     return value;
 }
 template <class T> inline void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                  "an access must have 2, 4, 8 or 16 bytes");
     iris_hook_write(address, &value, sizeof(T));
 }
 

@@ -62,32 +62,74 @@ struct Grid {
 /// Rank that reduces tile `tile` of a two-shot or accumulating all-reduce.
 IRIS_DEVICE u32 owner_of(u32 tile, u32 size) { return tile % size; }
 
+/// Number of items of each rank; items are numbered rank by rank. The first `more` of the `size`
+/// ranks have `longer` items each, the other ranks `shorter`.
+struct Shares {
+    u32 size, more, longer, shorter;
+
+    /// Shares if rank r has part r of split(total, size, r), in items of `per` or, at the end, less.
+    IRIS_DEVICE static Shares of_split(u32 total, u32 size, u32 per) {
+        const u32 each = total / size;
+        return Shares{size, total % size, div_up(each + 1, per), div_up(each, per)};
+    }
+    /// Shares of `count` items for every rank.
+    IRIS_DEVICE static Shares even(u32 size, u32 count) { return Shares{size, 0, count, count}; }
+    /// Shares whose numbers of items are the products of both; one of the two must be even().
+    IRIS_DEVICE Shares times(const Shares& other) const {
+        return Shares{size, more + other.more, longer * other.longer, shorter * other.shorter};
+    }
+
+    /// Number of items of `rank`.
+    IRIS_DEVICE u32 of(u32 rank) const { return rank < more ? longer : shorter; }
+    /// Number of the first item of `rank`.
+    IRIS_DEVICE u32 first(u32 rank) const {
+        return rank * shorter + min_of(rank, more) * (longer - shorter);
+    }
+    /// Number of items of all ranks.
+    IRIS_DEVICE u32 total() const { return first(size); }
+    /// Rank that has item `item`.
+    IRIS_DEVICE u32 owner(u32 item) const {
+        const u32 before = more * longer;
+        return item < before ? item / longer : more + (item - before) / shorter;
+    }
+
+    /// Result of a round-robin order over ranks: a rank, and the index of an item of that rank.
+    struct Turn {
+        u32 source, within;
+    };
+    /// Returns the item at `position` when the items of all ranks except `rank` are taken
+    /// round-robin. Each round begins with the rank after `rank`, so that all links are busy at once.
+    /// If some ranks have more items than the others, these additional items come last.
+    IRIS_DEVICE Turn in_turns(u32 rank, u32 position) const {
+        const u32 others = size - 1, longer_others = more - (rank < more);
+        const u32 least = longer_others == others ? longer : shorter;
+        if (position < least * others) {
+            return Turn{(rank + 1 + position % others) % size, position / others};
+        }
+        const u32 turn = position - least * others, skip = turn % longer_others;
+        return Turn{rank < more ? (rank + 1 + skip) % more : skip, least + turn / longer_others};
+    }
+};
+
 /// Tiles of a matrix whose rows are split over `size` ranks; no tile crosses a boundary between
 /// ranks. Tiles are numbered rank by rank.
 struct SplitGrid {
     Grid grid;
     u32 size;
 
+    /// Numbers of tiles of the ranks.
+    IRIS_DEVICE Shares shares() const {
+        return Shares::of_split(grid.rows, size, grid.tile_m).times(Shares::even(size, grid.across()));
+    }
     /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     IRIS_DEVICE Grid part(u32 rank) const {
         return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
     }
     /// Number of the first tile of `rank`; tiles are numbered rank by rank.
-    IRIS_DEVICE u32 first(u32 rank) const {
-        u32 tiles = 0;
-        for (u32 before = 0; before < rank; ++before) tiles += part(before).tiles();
-        return tiles;
-    }
-    IRIS_DEVICE u32 tiles() const { return first(size); }
+    IRIS_DEVICE u32 first(u32 rank) const { return shares().first(rank); }
+    IRIS_DEVICE u32 tiles() const { return shares().total(); }
     /// Rank that owns tile `tile`.
-    IRIS_DEVICE u32 owner(u32 tile) const {
-        u32 after = 0;
-        for (u32 rank = 0; rank < size; ++rank) {
-            after += part(rank).tiles();
-            if (tile < after) return rank;
-        }
-        return size - 1;
-    }
+    IRIS_DEVICE u32 owner(u32 tile) const { return shares().owner(tile); }
     /// Position of tile `tile` in the whole matrix.
     IRIS_DEVICE Tile tile(u32 tile) const {
         const u32 rank = owner(tile);
@@ -114,40 +156,31 @@ struct Units {
     IRIS_DEVICE Range shard_cols(u32 source) const {
         return shard == Shard::Rows ? Range{0, k} : split(k, size, source);
     }
-    /// Number of row blocks and of K groups in the shard of `source`.
-    IRIS_DEVICE u32 row_blocks_of(u32 source) const {
-        return div_up(shard_rows(source).len(), tile_m);
+    /// Numbers of row blocks, of K groups and of units in the shards of the ranks.
+    IRIS_DEVICE Shares row_block_shares() const {
+        return shard == Shard::Rows ? Shares::of_split(m, size, tile_m)
+                                    : Shares::even(size, div_up(m, tile_m));
     }
-    IRIS_DEVICE u32 groups_of(u32 source) const { return div_up(shard_cols(source).len(), k_group); }
-    /// Number of the first unit of `source`; units are numbered rank by rank.
-    IRIS_DEVICE u32 first(u32 source) const {
-        u32 count = 0;
-        for (u32 before = 0; before < source; ++before) {
-            count += row_blocks_of(before) * groups_of(before);
-        }
-        return count;
+    IRIS_DEVICE Shares group_shares() const {
+        return shard == Shard::Rows ? Shares::even(size, div_up(k, k_group))
+                                    : Shares::of_split(k, size, k_group);
     }
-    IRIS_DEVICE u32 units() const { return first(size); }
+    IRIS_DEVICE Shares shares() const { return row_block_shares().times(group_shares()); }
+    /// Number of units of all ranks; units are numbered rank by rank.
+    IRIS_DEVICE u32 units() const { return shares().total(); }
     /// Returns the rank whose shard contains `unit`.
-    IRIS_DEVICE u32 source(u32 unit) const {
-        u32 after = 0;
-        for (u32 rank = 0; rank < size; ++rank) {
-            after += row_blocks_of(rank) * groups_of(rank);
-            if (unit < after) return rank;
-        }
-        return size - 1;
-    }
+    IRIS_DEVICE u32 source(u32 unit) const { return shares().owner(unit); }
     /// Number of the unit of `source` in row block `row` and K group `group` of the shard of
     /// `source`.
     IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
-        const u32 within =
-            m_contiguous ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
-        return first(source) + within;
+        const u32 rows = row_block_shares().of(source), groups = group_shares().of(source);
+        const u32 within = m_contiguous ? group * rows + row : row * groups + group;
+        return shares().first(source) + within;
     }
     /// Rows and columns of A that `unit` covers.
     IRIS_DEVICE Tile area(u32 unit) const {
-        const u32 from = source(unit), within = unit - first(from);
-        const u32 rows = row_blocks_of(from), groups = groups_of(from);
+        const u32 from = source(unit), within = unit - shares().first(from);
+        const u32 rows = row_block_shares().of(from), groups = group_shares().of(from);
         const u32 block = m_contiguous ? within % rows : within / groups;
         const u32 group = m_contiguous ? within / rows : within % groups;
         const Range m_range = shard_rows(from), k_range = shard_cols(from);
@@ -157,10 +190,7 @@ struct Units {
 
     /// Number of row blocks of C over all ranks; no tile of C needs rows of two ranks.
     IRIS_DEVICE u32 row_blocks() const {
-        if (shard == Shard::Columns) return div_up(m, tile_m);
-        u32 count = 0;
-        for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
-        return count;
+        return shard == Shard::Rows ? row_block_shares().total() : div_up(m, tile_m);
     }
     /// Row block of C: its first row (`row`), its number of rows (`rows`), the rank whose shard has
     /// these rows of A (`source`; 0 if A is split by columns), and the index of the row block in
@@ -169,76 +199,47 @@ struct Units {
         u32 row, rows, source, within;
     };
     IRIS_DEVICE Block row_block(u32 block) const {
-        u32 before = 0, from = 0;
-        if (shard == Shard::Rows) {
-            while (block >= before + row_blocks_of(from)) before += row_blocks_of(from++);
-        }
+        const Shares blocks = row_block_shares();
+        const u32 from = shard == Shard::Rows ? blocks.owner(block) : 0;
+        const u32 within = block - blocks.first(from);
         const Range rows = shard_rows(from);
-        const u32 row = rows.start + (block - before) * tile_m;
-        return Block{row, min_of(tile_m, rows.end - row), from, block - before};
-    }
-    /// Result of a round-robin order over ranks: a rank, and the index of an element of that rank.
-    struct Turn {
-        u32 source, within;
-    };
-    /// Returns the item at `position` when the items of all ranks except `rank` are taken
-    /// round-robin. `of(rank)` is the number of items of a rank. Each round begins with the rank
-    /// after `rank`, so that all links are busy at once. If some ranks have more items than the
-    /// others (all by the same number), these additional items come last.
-    template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
-        const u32 others = size - 1;
-        u32 least = ~0u;
-        for (u32 step = 1; step < size; ++step) least = min_of(least, of((rank + step) % size));
-        if (position < least * others) {
-            return Turn{(rank + 1 + position % others) % size, position / others};
-        }
-        u32 longer = 0;
-        for (u32 step = 1; step < size; ++step) longer += of((rank + step) % size) > least;
-        const u32 turn = position - least * others;
-        u32 skip = turn % longer, source = rank;
-        for (u32 step = 1; step < size; ++step) {
-            source = (rank + step) % size;
-            if (of(source) > least && skip-- == 0) break;
-        }
-        return Turn{source, least + turn / longer};
+        const u32 row = rows.start + within * tile_m;
+        return Block{row, min_of(tile_m, rows.end - row), from, within};
     }
     /// Returns the row block of C that `rank` computes at `position` in its order: first the row
     /// blocks whose rows of A are in the shard of `rank`, then the row blocks of its peers
     /// round-robin.
     IRIS_DEVICE u32 row_block_at(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
-        const u32 own = row_blocks_of(rank);
-        Turn at{rank, position};
-        if (position >= own) {
-            at = in_turns(rank, position - own, [&](u32 from) { return row_blocks_of(from); });
-        }
-        for (u32 from = 0; from < at.source; ++from) at.within += row_blocks_of(from);
-        return at.within;
+        const Shares blocks = row_block_shares();
+        const u32 own = blocks.of(rank);
+        const Shares::Turn at =
+            position < own ? Shares::Turn{rank, position} : blocks.in_turns(rank, position - own);
+        return blocks.first(at.source) + at.within;
     }
     /// Returns the unit that `rank` fetches at `position` of its order: the units of all other
     /// ranks round-robin, then the units of `rank` itself.
     IRIS_DEVICE u32 unit_at(u32 position, u32 rank) const {
-        const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
-        const u32 others = units() - of(rank);
-        const Turn at =
-            position < others ? in_turns(rank, position, of) : Turn{rank, position - others};
-        return first(at.source) + at.within;
+        const Shares all = shares();
+        const u32 others = all.total() - all.of(rank);
+        const Shares::Turn at =
+            position < others ? all.in_turns(rank, position) : Shares::Turn{rank, position - others};
+        return all.first(at.source) + at.within;
     }
     /// Number of units that row block `block` of C needs as input.
     IRIS_DEVICE u32 needs(u32 block) const {
-        if (shard == Shard::Rows) return groups_of(row_block(block).source);
-        u32 count = 0;
-        for (u32 from = 0; from < size; ++from) count += groups_of(from);
-        return count;
+        const Shares groups = group_shares();
+        return shard == Shard::Rows ? groups.of(row_block(block).source) : groups.total();
     }
     /// Returns the unit that row block `block` of C needs as number `i`, in the order in which
     /// `rank` multiplies the units: its own units first, then the units of its peers round-robin.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);
-        const u32 own = groups_of(rank);
+        const Shares groups = group_shares();
+        const u32 own = groups.of(rank);
         if (i < own) return unit(rank, at.within, i);
-        const Turn from = in_turns(rank, i - own, [&](u32 source) { return groups_of(source); });
+        const Shares::Turn from = groups.in_turns(rank, i - own);
         return unit(from.source, at.within, from.within);
     }
 };
@@ -354,8 +355,9 @@ struct Arriving {
     /// that rank sends to this rank first.
     IRIS_DEVICE u32 row(u32 turn) const {
         if (turn < rows) return rank * rows + turn;
-        const u32 others = size - 1, behind = turn - rows, number = min_of(behind / (part * others), rows / part);
-        const u32 begin = number * part, height = min_of(part, rows - begin), within = behind - begin * others;
+        const u32 others = size - 1, behind = turn - rows;
+        const u32 number = min_of(behind / (part * others), rows / part), begin = number * part;
+        const u32 height = min_of(part, rows - begin), within = behind - begin * others;
         const u32 source = (rank + size - 1 - within / height) % size;
         return source * rows + begin + within % height;
     }

@@ -29,7 +29,7 @@ template <> inline constexpr bool is_word<i64> = true;
 /// The template arguments of its functions are the memory order and, in protocol code, the access
 /// number.
 template <Scope S, class T> class ScopedWord {
-    static_assert(detail::is_word<T>, "a word is an i32 or an i64");
+    static_assert(detail::is_word<T>, "a word must be an i32 or an i64");
 
   public:
     template <Order O = Order::Acquire, int A = USER_ACCESS> IRIS_DEVICE T load() const {
@@ -160,7 +160,7 @@ template <class T> class Remote {
     }
     /// Relaxed atomic addition to an f32 element.
     IRIS_DEVICE void add(u64 i, float value) const {
-        static_assert(sizeof(T) == sizeof(float) && T(0.5f) != T(0), "an f32 element");
+        static_assert(sizeof(T) == sizeof(float) && T(0.5f) != T(0), "the element type must be f32");
         port::add_f32<Scope::System>(address + i * sizeof(T), value);
     }
     /// Returns the elements from `first` on.
@@ -207,7 +207,7 @@ struct HeapView {
     /// Address of byte `offset` in the data segment of rank `at`, for plain data.
     IRIS_DEVICE u64 address(u32 at, u64 offset) const { return data[at] + offset; }
 };
-static_assert(sizeof(HeapView) == 1064, "as iris_heap::abi::HeapView");
+static_assert(sizeof(HeapView) == 1064, "the layout of iris_heap::abi::HeapView has another size");
 static_assert(IRIS_OFFSET_OF(HeapView, data) == 8, "data");
 static_assert(IRIS_OFFSET_OF(HeapView, signal) == 520, "signal");
 static_assert(IRIS_OFFSET_OF(HeapView, control) == 1032, "control");

@@ -40,7 +40,7 @@ struct TileView {
 };
 static_assert(IRIS_OFFSET_OF(TileView, record) == 1132, "record");
 static_assert(IRIS_OFFSET_OF(TileView, rows) == 1176, "rows");
-static_assert(sizeof(TileView) == 1208, "as iris_kernels::args::TileView");
+static_assert(sizeof(TileView) == 1208, "the layout of iris_kernels::args::TileView has another size");
 
 class Tiles {
   public:

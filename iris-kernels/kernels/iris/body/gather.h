@@ -53,7 +53,7 @@ class GatherBody {
   public:
     IRIS_DEVICE explicit GatherBody(const OpArgs& args) : args(args), shards(args) {}
 
-    IRIS_DEVICE u32 parts() const { return shards.units.row_blocks_of(args.channel.rank); }
+    IRIS_DEVICE u32 parts() const { return shards.units.row_block_shares().of(args.channel.rank); }
 
     IRIS_DEVICE void push_part(u32 peer, u32 part, u32 parity) {
         const u32 me = args.channel.rank, row = part * args.tile_m;

@@ -492,7 +492,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     /// Largest number of vectors of a row that a thread holds (HELD), number of items per vector
     /// (PIECE), and number of items per thread (ITEMS).
     static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
-    static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
+    static_assert(ITEMS <= ll::AT_ONCE, "one wait takes at most ll::AT_ONCE items");
 
     /// Whether this body can process the call. All accesses must be full vectors, and a thread must
     /// be able to hold all of its vectors of a row.

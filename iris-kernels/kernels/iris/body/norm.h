@@ -48,7 +48,7 @@ template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 st
 /// depends only on the number of threads. A second call may follow at once, because its first
 /// barrier comes before any sum is overwritten.
 IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
-    static_assert(THREADS % PARTIAL_SUMS == 0, "each sum is one of as many numbers");
+    static_assert(THREADS % PARTIAL_SUMS == 0, "each partial sum must have the same number of threads");
     const u32 thread = port::thread();
     squares.of_thread[thread] = own;
     port::barrier(Site::Body);

@@ -39,7 +39,7 @@ namespace iris {
 /// MFMA instructions of a wave for a block of SIZE x SIZE sums. One multiply_add() multiplies 16 bytes of
 /// each factor per lane.
 template <u32 SIZE> struct Mfma {
-    static_assert(SIZE == 32 || SIZE == 16, "the instructions there are");
+    static_assert(SIZE == 32 || SIZE == 16, "MFMA has blocks of 32 x 32 and 16 x 16");
     static constexpr u32 SUMS = SIZE * SIZE / 64;
     /// Number of bytes of a line (along K) that one multiply_add() multiplies.
     static constexpr u32 BYTES = 64 / SIZE * 16;
@@ -143,16 +143,17 @@ class MfmaCore {
     static constexpr u32 SIZE = WAVE_M % 32 == 0 && WAVE_N % 32 == 0 ? 32 : 16;
     using Instruction = Mfma<SIZE>;
     static constexpr u32 BLOCKS_M = WAVE_M / SIZE, BLOCKS_N = WAVE_N / SIZE;
-    static_assert(THREADS == WAVE * WAVES_M * WAVES_N, "four waves");
-    static_assert(WAVE_M % SIZE == 0 && WAVE_N % SIZE == 0, "whole blocks");
+    static_assert(THREADS == WAVE * WAVES_M * WAVES_N, "each thread must belong to one wave of the tile");
+    static_assert(WAVE_M % SIZE == 0 && WAVE_N % SIZE == 0,
+                  "a wave's part must consist of whole MFMA blocks");
 
     // Number of elements in a vector of 16 bytes, and number of vectors in a line of a slab.
     static constexpr u32 ITEMS = 16 / ELEMENT_BYTES, VECTORS = SLAB_BYTES / 16;
     // ROUND: number of lines that span all banks of shared memory (128 bytes). ROW: stride in floats of a row
     // of sums in shared memory; the 4 extra floats spread rows over the banks.
     static constexpr u32 ROUND = 128 / SLAB_BYTES, ROW = SIZE + 4;
-    static_assert(SLAB_BYTES % Instruction::BYTES == 0, "whole instructions");
-    static_assert(STAGES == 2, "one is multiplied while the other comes");
+    static_assert(SLAB_BYTES % Instruction::BYTES == 0, "a slab must consist of whole MFMA steps");
+    static_assert(STAGES == 2, "the loop is written for two stages");
 
   public:
     union alignas(16) Shared {
@@ -162,7 +163,8 @@ class MfmaCore {
         } stage[STAGES];
         float out[WAVES_M * WAVES_N][SIZE * ROW];
     };
-    static_assert(sizeof(Shared) <= 20 * 1024, "room for three workgroups, and for their votes");
+    static_assert(sizeof(Shared) <= 20 * 1024,
+                  "three workgroups must fit into the shared memory of a compute unit");
 
     IRIS_DEVICE explicit MfmaCore(Shared& shared) : shared(shared) {}
 
@@ -275,7 +277,7 @@ class MfmaCore {
     /// lines are contiguous.
     template <u32 LINES>
     IRIS_DEVICE static Held fetch(u64 from, u64 ld, bool across, u32 lines, u32 depth) {
-        static_assert(LINES * VECTORS <= THREADS, "a vector a lane");
+        static_assert(LINES * VECTORS <= THREADS, "a thread loads at most one vector");
         Held held{};
         const Place at(across);
         if (at.line >= LINES) return held;
@@ -322,7 +324,7 @@ class MfmaCore {
         const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
         // All blocks begin at a full period of the permutation, so one offset serves all of them.
-        static_assert(SIZE % (ROUND * VECTORS) == 0, "whole rounds");
+        static_assert(SIZE % (ROUND * VECTORS) == 0, "a block must consist of whole rounds");
         const u8* a = stage.a + row * SLAB_BYTES;
         const u8* b = stage.b + col * SLAB_BYTES;
         IRIS_UNROLL

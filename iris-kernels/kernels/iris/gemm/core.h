@@ -29,7 +29,7 @@
 //   ADDS                 whether addends() can be more than 0
 //   SPREADS              whether deferred chunks are staged at equal intervals of the next tile's mainloop
 //   STAYS                whether a workgroup has one tile, which stays in shared memory for all its threads
-//   BEHIND_OPEN          whether the previous launch on the stream is flow::open(), which lets this launch
+//   AFTER_OPEN           whether the previous launch on the stream is flow::open(), which lets this launch
 //                        begin only after all earlier work on the stream has ended. So A and B may be loaded
 //                        and multiplied while flow::open() still waits for peers. port::take_turn() waits
 //                        until flow::open() has ended. These threads call it: store warps, so that this
@@ -90,7 +90,7 @@ constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
 /// Bytes of a line of a slab, and depth of a slab along K in elements of two bytes.
 constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / 2;
-static_assert(LINE == 128, "lines are as long as the swizzle");
+static_assert(LINE == 128, "a line must be as long as the swizzle, 128 bytes");
 /// Number of threads per workgroup, and index of the loader, the first thread after the consumers.
 constexpr u32 CORE_THREADS = 128 * (GROUPS + 1), LOADER = 128 * GROUPS;
 
@@ -113,7 +113,7 @@ constexpr u32 BARRIERS = STAGING + GROUPS * BUFFERS * CHUNK_BYTES;
 constexpr u32 SHARED_BYTES = BARRIERS + (2 * STAGES + 2 * GROUPS * BUFFERS) * 8 + 1024;
 
 #ifdef IRIS_GEMM_SHARED_BYTES
-static_assert(SHARED_BYTES == IRIS_GEMM_SHARED_BYTES, "what the host asks for");
+static_assert(SHARED_BYTES == IRIS_GEMM_SHARED_BYTES, "the host requests another size of shared memory");
 #endif
 
 /// Number of wgmma groups in flight when a consumer frees a stage. With few columns it is 0: with 1, ptxas
@@ -123,14 +123,16 @@ constexpr u32 UNDER_WAY = WIDTH >= 128 ? 1 : 0;
 /// Whether a consumer needs more registers per thread than a third of the register file provides.
 constexpr bool MANY_SUMS = GROUPS == 2 && WIDTH > 128;
 
-static_assert(CHUNK_BYTES % 1024 == 0 && WIDTH % 16 == 0, "chunks begin where the swizzle does");
-static_assert(!B_ACROSS || DEPTH % CLUSTER == 0, "each loads as many lines of B");
-static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0, "parts of B begin where the swizzle does");
-static_assert(!(FLIPPED && HOLD), "what is flipped is one chunk");
+static_assert(CHUNK_BYTES % 1024 == 0 && WIDTH % 16 == 0,
+              "chunks must begin at a period of the swizzle, 1024 bytes");
+static_assert(!B_ACROSS || DEPTH % CLUSTER == 0, "workgroups of a cluster must load equally many lines of B");
+static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0,
+              "parts of B must begin at a period of the swizzle, 1024 bytes");
+static_assert(!(FLIPPED && HOLD), "a flipped tile is one chunk, so its store is not deferred");
 
 /// Bytes of a chunk of an addend for all rows of a tile, and number of such chunks per stage of the ring.
 constexpr u32 ADDED_BYTES = ROWS * LINE, ADDED_CHUNKS = 2;
-static_assert(2 * ADDED_BYTES <= STAGE_BYTES || WIDTH < 128, "two chunks of a tile");
+static_assert(2 * ADDED_BYTES <= STAGE_BYTES || WIDTH < 128, "a stage must hold two chunks of the addend");
 
 /// First row and first column of a tile.
 struct Place {
@@ -176,7 +178,7 @@ template <class Op> class Core {
 
     IRIS_DEVICE void run() {
         prepare();
-        if constexpr (!Op::BEHIND_OPEN) port::take_turn();
+        if constexpr (!Op::AFTER_OPEN) port::take_turn();
         take_roles();
         // A workgroup must not exit while others of the cluster may still arrive at its mbarriers.
         if constexpr (CLUSTER > 1) {
@@ -188,7 +190,8 @@ template <class Op> class Core {
     /// First half of run() for an Op that STAYS, called by all threads: starts to load the first slabs, which
     /// are in flight while the threads do other work. end() is the second half.
     IRIS_DEVICE void begin() {
-        static_assert(Op::STAYS && CLUSTER == 1, "one tile, of one workgroup");
+        static_assert(Op::STAYS && CLUSTER == 1,
+                      "an operator that stays has one tile per workgroup, without clusters");
         prepare();
         port::take_turn();
         if (threadIdx.x != LOADER || first >= op.tiles()) return;
@@ -207,7 +210,7 @@ template <class Op> class Core {
     /// Eight bytes of the tile in a flipped build, after end(): from byte `byte` of the tile's part of row
     /// `row` of C on.
     IRIS_DEVICE u64 staged(u32 row, u32 byte) const {
-        static_assert(FLIPPED, "a consumer has a line of each row");
+        static_assert(FLIPPED, "only flipped tiles have one line per row");
         u32 offset = row * LINE + byte % LINE;
         offset ^= offset >> 3 & 0x70;
         return load_shared(staging + byte / LINE * BUFFERS * CHUNK_BYTES + offset);
@@ -334,7 +337,7 @@ template <class Op> class Core {
         if (is_over(barrier, parity)) return;
         const u64 began = port::now();
         while (!is_over(barrier, parity)) {
-            if (port::now() - began > deadline_ns) give_up();
+            if (port::now() - began > deadline_ns) trap();
         }
     }
 
@@ -522,7 +525,7 @@ template <class Op> class Core {
     // Store warps.
 
     IRIS_DEVICE void store(u32 group) {
-        if constexpr (Op::BEHIND_OPEN) port::take_turn();
+        if constexpr (Op::AFTER_OPEN) port::take_turn();
         typename Op::Storer storer(op);
         const u32 tiles = op.tiles();
         Ring<BUFFERS> buffer{0, 0};

@@ -17,18 +17,12 @@
 #include "iris/gemm_config.h"
 #include "iris/view.h"
 
-static_assert(iris::TILE_N % iris::WIDTH == 0, "a row of a tile is whole vectors");
+static_assert(iris::TILE_N % iris::WIDTH == 0, "a row of a tile must consist of whole vectors");
 
-#if IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == 128 && IRIS_TILE_N == 128
+#if IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == IRIS_TILE_N && IRIS_TILE_M >= 64
 #include "iris/gemm/sm90.h"
 namespace iris {
-using Product = WgMma;
-constexpr u32 SHARED_BYTES = sizeof(Product::Shared) + port::SHARED_ALIGNMENT;
-}
-#elif IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == 64 && IRIS_TILE_N == 64
-#include "iris/gemm/sm90_flipped.h"
-namespace iris {
-using Product = FlippedWgMma;
+using Product = Wgmma<IRIS_TILE_M == 64>;
 constexpr u32 SHARED_BYTES = sizeof(Product::Shared) + port::SHARED_ALIGNMENT;
 }
 #elif IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
@@ -53,7 +47,7 @@ constexpr u32 SHARED_BYTES = 0;
 
 // Bytes of dynamic shared memory that the host requests for a launch.
 #ifdef IRIS_SHARED_BYTES
-static_assert(iris::SHARED_BYTES == IRIS_SHARED_BYTES, "what the host asks for");
+static_assert(iris::SHARED_BYTES == IRIS_SHARED_BYTES, "the host requests another size of shared memory");
 #endif
 
 #endif

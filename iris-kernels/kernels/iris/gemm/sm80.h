@@ -12,9 +12,10 @@ class MmaSync {
     static constexpr u32 WARP = 32, WARPS_M = 2, WARPS_N = 4;
     static constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr u32 FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
-    static_assert(THREADS == WARP * WARPS_M * WARPS_N, "eight warps");
-    static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && TILE_K % 16 == 0, "whole fragments");
-    static_assert(FRAGMENTS_N == 1 || FRAGMENTS_N % 2 == 0, "fragments of B come in pairs");
+    static_assert(THREADS == WARP * WARPS_M * WARPS_N, "each thread must belong to one warp of the tile");
+    static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && TILE_K % 16 == 0,
+                  "a warp's part must consist of whole fragments");
+    static_assert(FRAGMENTS_N == 1 || FRAGMENTS_N % 2 == 0, "fragments of B are loaded in pairs");
 
     // Rows in shared memory are padded by PAD elements (16 bytes), which spreads rows over the banks. Either
     // dimension of A and B may be contiguous (WIDE: row-major, TALL: column-major); a stage has room for
@@ -24,7 +25,7 @@ class MmaSync {
     static constexpr u32 B_WIDE = TILE_K * (TILE_N + PAD), B_TALL = TILE_N * (TILE_K + PAD);
     static constexpr u32 A_ITEMS = A_WIDE > A_TALL ? A_WIDE : A_TALL;
     static constexpr u32 B_ITEMS = B_WIDE > B_TALL ? B_WIDE : B_TALL;
-    static_assert(STAGES == 2, "one is multiplied while the other comes");
+    static_assert(STAGES == 2, "the loop is written for two stages");
 
   public:
     union alignas(16) Shared {
@@ -34,7 +35,7 @@ class MmaSync {
         } stage[STAGES];
         float out[WARPS_M * WARPS_N][WarpTile<WARP_N>::ITEMS];
     };
-    static_assert(sizeof(Shared) <= 48 * 1024, "what a kernel gets without asking");
+    static_assert(sizeof(Shared) <= 48 * 1024, "static shared memory is limited to 48 KiB");
 
     IRIS_DEVICE explicit MmaSync(Shared& shared) : shared(shared) {}
 

@@ -1,5 +1,4 @@
-// Slabs of A and B in shared memory for gemm/sm90.h and gemm/sm90_flipped.h: filled by cp.async, read by
-// wgmma.
+// Slabs of A and B in shared memory for gemm/sm90.h: filled by cp.async, read by wgmma.
 //
 // The layout is that of PTX's "asynchronous warpgroup level matrix instructions" with the 128-byte swizzle.
 // Lines have 128 bytes; the index of a 16-byte vector in its line is XORed with the line's number modulo 8,
@@ -39,7 +38,7 @@ template <u32 OUTER, u32 INNER>
 IRIS_DEVICE void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
     constexpr u32 ACROSS = INNER / WIDTH, STEP = THREADS / ACROSS;
     static_assert(THREADS % ACROSS == 0 && OUTER % STEP == 0 && STEP % 8 == 0,
-                  "a thread keeps its place in a line, and that in the eight");
+                  "each thread must copy the same vector of every line, at the same swizzle");
     const u32 item = port::thread() % ACROSS * WIDTH, first = port::thread() / ACROSS;
     const u32 vector = item / WIDTH % 8 ^ first % 8, block = item / LINE * OUTER * LINE;
     const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;

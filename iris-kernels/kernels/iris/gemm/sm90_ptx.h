@@ -1,5 +1,5 @@
 // Wrappers of the instructions of GEMMs on sm_90a: mbarriers, TMA copies, groups of wgmma, copies of 8 x 8
-// matrices, and register counts of warpgroups. Included by gemm/core.h and gemm/sm90_flipped.h.
+// matrices, and register counts of warpgroups. Included by gemm/core.h and gemm/sm90.h.
 //
 // Addresses of shared memory are 32-bit numbers. The semantics are those of PTX: mbarrier, cp.async.bulk,
 // wgmma and the asynchronous proxy.
@@ -199,7 +199,7 @@ template <u32 COUNT> IRIS_DEVICE void leave_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 /// Ends the launch with an error.
-IRIS_DEVICE void give_up() { asm volatile("trap;"); }
+IRIS_DEVICE void trap() { asm volatile("trap;"); }
 
 } // namespace iris::gemm
 

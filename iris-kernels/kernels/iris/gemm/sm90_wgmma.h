@@ -1,5 +1,5 @@
 // multiply_add(): one wgmma of a warpgroup, 64 rows x `width` columns, 16 deep along K, with both factors in
-// shared memory. Included by gemm/core.h and gemm/sm90_flipped.h, and for its register lists by gemm/sm90.h.
+// shared memory. Included by gemm/core.h and gemm/sm90.h.
 //
 // A_ACROSS, B_ACROSS: K is the strided dimension of the factor, so K goes from line to line. If `keep` is 0,
 // the sums are set to the product, otherwise the product is added.
