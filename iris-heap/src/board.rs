@@ -213,6 +213,11 @@ impl Boards {
         Ok(())
     }
 
+    /// Whether this rank has ended the heap.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.ended(self.rank), Ok(Some(Ended::Heap)))
+    }
+
     fn ended(&self, rank: usize) -> Result<Option<Ended>> {
         Ok(match self.word(rank, 6)?.load(Ordering::Acquire) {
             0 => None,
@@ -431,6 +436,18 @@ mod tests {
         }
         issue(&all[1], [5]);
         assert_eq!(all[0].left_out().unwrap(), None);
+    }
+
+    /// Tests that a rank which has ended is found even if another one, which goes on, is further
+    /// behind.
+    #[test]
+    fn a_call_is_left_out_though_another_rank_is_late() {
+        let all = boards::<3>();
+        issue(&all[0], [7, 5]);
+        issue(&all[1], [7]);
+        all[1].set_ended(Some(Ended::Heap)).unwrap();
+        let found = all[2].left_out().unwrap().expect("rank 1 has ended");
+        assert_eq!((found.found.call, found.ranks), (2, vec![1]));
     }
 
     #[test]

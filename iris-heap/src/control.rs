@@ -15,6 +15,7 @@ use iris_sync::FaultKind;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
+use crate::bootstrap::ProcessId;
 use crate::error::{Error, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
 use crate::util::{lock, unsupported};
@@ -45,6 +46,8 @@ pub struct Control {
     /// Names of the nodes for errors, and the index of this rank's node; set if the heap's world has
     /// several.
     nodes: OnceLock<(Vec<String>, usize)>,
+    /// Process of each rank of this node; `None` for a thread of this process.
+    processes: OnceLock<Vec<Option<ProcessId>>>,
     /// Name of the node that the blamed rank waited for when this rank's fault record was first
     /// read; `None` if the blamed rank was in no step between nodes.
     awaited_node: OnceLock<Option<String>>,
@@ -117,6 +120,7 @@ impl Control {
             disorder: OnceLock::new(),
             elsewhere: OnceLock::new(),
             nodes: OnceLock::new(),
+            processes: OnceLock::new(),
             awaited_node: OnceLock::new(),
             waits: Mutex::default(),
             engine: OnceLock::new(),

@@ -282,7 +282,7 @@ pub enum Error {
     },
     /// A kernel left a fault record.
     #[error(
-        "{op}: {fault}{}{}{}{}", about_hashes(.fault), on_host(.fault, .host), list_standing(.standing), advice(.fault)
+        "{op}: {fault}{}{}{}", on_host(.fault, .host), list_standing(.standing), advice(.fault)
     )]
     Fault {
         /// Label of the operator: its name, shape and place in the program.
@@ -431,11 +431,11 @@ pub enum ErrorKind {
 /// Name of the [`HeapOptions`](crate::HeapOptions) field that sets the size of this segment.
 fn option(segment: &str) -> &'static str {
     match segment {
-        "signal" => "HeapOptions::signal_bytes",
+        "signal" => "HeapOptions::signal_bytes (the heap itself takes the first 4096 of them)",
         "device-local" => "HeapOptions::device_words",
         _ => {
-            "pass all plans and a larger room to Plan::open_heap (of a communicator: comm::Options::room), or see \
-             HeapOptions::data"
+            "pass all plans and a larger room to Plan::open_heap (for a communicator: comm::Options::room; for one \
+             in an open heap: comm::Options::footprint), or see HeapOptions::data"
         }
     }
 }
@@ -549,20 +549,6 @@ impl Error {
 /// Text `, workgroup 3` for a kernel's error; empty otherwise.
 fn of_group(group: &Option<u32>) -> String {
     group.map_or(String::new(), |group| format!(", workgroup {group}"))
-}
-
-/// Explanation for a mismatch whose two values are hashes; empty for other faults. The hash covers
-/// many items, but most of them were compared by name when the op was made. So only what differs
-/// between calls can differ here.
-fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
-    match fault.differing() {
-        Some(iris_sync::Field::Config) => {
-            "; these are hashes of the root, of which optional matrices there are (bias, \
-             residual) and, where ranks read A of each other, of its offset in the heap and its \
-             leading dimension: one of these differs between the two ranks"
-        }
-        _ => "",
-    }
 }
 
 /// Lists ranks as text, such as `1, 3 and 4`.

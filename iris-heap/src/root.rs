@@ -22,7 +22,7 @@ pub(crate) enum Distance {
 }
 
 impl Distance {
-    fn of(error: &Error) -> Distance {
+    pub(crate) fn of(error: &Error) -> Distance {
         match error {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
@@ -74,6 +74,11 @@ impl ReturnedErrors {
     pub(crate) fn note(&self, error: &Error) {
         let (mut least, new) = (lock(&self.0), Distance::of(error));
         *least = Some(least.map_or(new, |least| least.min(new)));
+    }
+
+    /// Whether the library has returned an error.
+    pub(crate) fn any(&self) -> bool {
+        lock(&self.0).is_some()
     }
 
     /// Smallest distance recorded. If the library has returned no error, a failure of the rank is

@@ -406,3 +406,24 @@ fn copies_that_race_yield_whole_words() {
         heap.close().unwrap();
     });
 }
+
+/// Tests that memory is given back only when the streams of the rank have finished.
+#[test]
+fn memory_is_given_back_after_the_work_of_all_streams() {
+    bounded(|| {
+        let [heap] = heaps();
+        let x = heap.zeros::<f32>(8).unwrap();
+        let go = hold(&heap.stream().unwrap());
+        let freed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                heap.free(x).unwrap();
+                freed.store(true, Ordering::Release);
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!freed.load(Ordering::Acquire), "a stream is still busy");
+            drop(go);
+        });
+        heap.close().unwrap();
+    });
+}

@@ -425,6 +425,11 @@ fn imported_memory_is_a_slice() {
         heap.free(x)?;
         assert_eq!(mine[..2], [9.0, w.rank() as f32]);
         assert!(matches!(heap.read(x), Err(Error::NotAllocated { .. })));
+        // A later import may take the number of the one that was given back, but not its slices.
+        // SAFETY: as above.
+        let next = unsafe { heap.import(mine.as_mut_ptr(), 16) }?;
+        assert!(matches!(heap.read(x), Err(Error::NotAllocated { .. })));
+        heap.free(next)?;
         heap.close()
     })
     .unwrap();
@@ -441,9 +446,15 @@ fn device_words_are_local_and_zero() {
         assert_eq!((d.offset(), d.len()), (128 * w.rank() as u64, 33));
         let address = heap.resolve_device_words(d)? as u64;
         assert_eq!(address, heap.view().device_words + d.offset());
+        assert_eq!(heap.read_device_words(d)?, [0; 33]);
+        heap.write_device_words(d, &[7; 33])?;
         heap.free_device_words(d)?;
+        // Later words may lie at the same place, and are 0 there.
+        let next = heap.alloc_device_words(33)?;
+        assert_eq!((next.offset(), heap.read_device_words(next)?), (d.offset(), vec![0; 33]));
         assert!(heap.resolve_device_words(d).is_err());
         assert!(heap.free_device_words(d).is_err());
+        heap.free_device_words(next)?;
         assert!(matches!(heap.alloc_device_words(1 << 20), Err(Error::OutOfHeap { .. })));
         heap.close()
     })

@@ -185,11 +185,10 @@ pub(crate) struct Matrices {
 }
 
 impl Matrices {
-    /// Set of the matrices that this call has and that all ranks pass or none: bit 0 for a bias,
-    /// bit 1 for the residual of a norm.
-    pub(crate) fn options(&self) -> u8 {
-        let residual = self.norm.is_some_and(|norm| norm.residual.is_some());
-        u8::from(self.bias.is_some()) | u8::from(residual) << 1
+    /// Whether this call has the matrices that all ranks pass or none: a bias, and the residual of a
+    /// norm.
+    pub(crate) fn options(&self) -> [bool; 2] {
+        [self.bias.is_some(), self.norm.is_some_and(|norm| norm.residual.is_some())]
     }
 }
 

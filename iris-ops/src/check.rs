@@ -30,6 +30,12 @@ impl Call {
     }
 }
 
+/// Returns an error if an earlier call has left a fault in `heap`, which then takes no more calls.
+pub(crate) fn no_fault(op: Op, heap: &SymmetricHeap) -> Result<()> {
+    let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
+    heap.control().check().map_err(poisoned)
+}
+
 /// Checks the matrices of a call, and returns the call with its values of M and N.
 pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let (request, row) = (plan.request(), plan.row());

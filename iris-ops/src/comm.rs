@@ -220,18 +220,16 @@ impl Comm {
         options: &Options,
     ) -> Result<Self> {
         let stream = stream.into();
-        let (backend, index) = stream.device()?;
+        let (backend, index) = all_ok(world, "opening a communicator", stream.device())?;
         let mut on = HeapOptions::new().backend(backend);
         on.device = index;
         let world = &world.for_heap(&on).map_err(Error::comm)?;
-        let ranks = match index {
-            Some(index) => {
-                let device = Device::of_rank(backend, index).map_err(Error::comm)?;
-                Ranks::from(world).on_device(device)
-            }
-            None => Ranks::from(world).on(backend),
-        };
-        let plans = options.plans(ranks)?;
+        let device = index.map(|index| Device::of_rank(backend, index)).transpose();
+        let plans = device.map_err(Error::comm).and_then(|device| {
+            let ranks = Ranks::from(world);
+            options.plans(device.map_or(ranks.on(backend), |device| ranks.on_device(device)))
+        });
+        let plans = all_ok(world, "planning a communicator", plans)?;
         world.agree("communicator", &options.items()).map_err(Error::comm)?;
         let mut opened = options.heap_options(&plans);
         opened.device = index;
@@ -252,19 +250,15 @@ impl Comm {
         heap: &Arc<SymmetricHeap>,
         options: &Options,
     ) -> Result<Self> {
-        let plans = options.plans(heap.into())?;
+        let plans = options.plans(heap.into());
+        let plans = all_ok(heap.whole_world(), "planning a communicator", plans)?;
         heap.whole_world().agree("communicator", &options.items()).map_err(Error::comm)?;
         Comm::make(stream.into(), heap, &plans)
     }
 
     #[track_caller]
     fn make(stream: OnStream, heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<Self> {
-        let stream = stream.open(heap);
-        let told =
-            stream.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()));
-        let told = heap.whole_world().all_ok("communicator", told).map_err(Error::comm);
-        let stream = stream?;
-        told?;
+        let stream = all_ok(heap.whole_world(), "communicator", stream.open(heap))?;
         let memory = Comm::memory(heap, plans);
         // Each node allocates its memory independently. So the nodes exchange whether they
         // succeeded.
@@ -295,7 +289,7 @@ impl Comm {
         let sharing: Vec<&Plan> = plans.sharing.iter().collect();
         let workspace = Workspace::for_plans(heap, &sharing)?;
         let buffer = |name| Request::new(Segment::Data, plans.stage, name);
-        match heap.alloc_many("communicator", &[buffer("send buffer"), buffer("receive buffer")]) {
+        match heap.alloc_many("buffers", &[buffer("send buffer"), buffer("receive buffer")]) {
             Ok(stage) => Ok((workspace, stage)),
             Err(error) => {
                 if let Err(error) = workspace.free() {
@@ -399,4 +393,14 @@ impl Operators {
         self.workspace.free()?;
         heap.free_many(&self.stage).map_err(Error::comm)
     }
+}
+
+/// Collective exchange of success or failure: if any rank passes an error, all ranks fail, each rank
+/// that failed with its own error.
+#[track_caller]
+fn all_ok<T>(world: &World, what: &str, mine: Result<T>) -> Result<T> {
+    let told = world.all_ok(what, outcome(&mine));
+    let mine = mine?;
+    told.map_err(Error::comm)?;
+    Ok(mine)
 }

@@ -302,6 +302,9 @@ impl MatRef {
             );
             return Err(invalid("bytes", bytes.to_string(), expected));
         }
+        if address == 0 && self.extent() > 0 {
+            return Err(invalid("address", "0".into(), "the address of its elements".into()));
+        }
         if address % self.dtype.size() as u64 != 0 {
             let expected = format!("a multiple of {}, the bytes of an element", self.dtype.size());
             return Err(invalid("address", format!("{address:#x}"), expected));

@@ -154,8 +154,7 @@ impl Operator {
     /// fault in the heap.
     fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
         let (op, row) = (self.plan.op(), self.plan.row());
-        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
-        self.heap.control().check().map_err(poisoned)?;
+        check::no_fault(op, &self.heap)?;
         let places = check::places(&self.plan, &self.heap, &call.matrices)?;
         (args.a, args.b, args.c, args.bias) = (places.a, places.b, places.c, places.bias);
         (args.residual, args.weight) = (places.residual, places.weight);

@@ -342,9 +342,11 @@ impl Request {
             return invalid("root", &self.root, &format!("below {}", ranks.size));
         }
         if let Some(members) = &self.members
-            && (members.is_empty() || members.iter().any(|&rank| rank >= ranks.size))
+            && (members.is_empty()
+                || members.iter().any(|&rank| rank >= ranks.size)
+                || members.iter().enumerate().any(|(at, rank)| members[..at].contains(rank)))
         {
-            let expected = format!("ranks below {}, at least one", ranks.size);
+            let expected = format!("different ranks below {}, at least one", ranks.size);
             return invalid("members", &format!("{members:?}"), &expected);
         }
         Ok(())

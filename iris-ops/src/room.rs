@@ -103,6 +103,8 @@ impl Plan {
             };
             plan.fingerprint().into_iter().map(named)
         });
+        let count = ("number of plans".to_string(), plans.len().to_string());
+        let items = std::iter::once(count).chain(items);
         let options = HeapOptions::new().backend(backend).agreed(items);
         let (signal, words) = (options.signal_bytes, options.device_words);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
@@ -232,6 +234,8 @@ fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions
 
 #[cfg(test)]
 mod tests {
+    use iris_heap::Segment;
+
     use super::*;
     use crate::ops::{all_reduce, matmul_all_reduce, matmul_reduce_scatter};
     use crate::ranks::Ranks;
@@ -264,9 +268,11 @@ mod tests {
     fn sizes_of_ranks_that_have_more_count_on_all() {
         let sizes = World::run_threads(3, |world| -> anyhow::Result<u64> {
             let plan =
-                matmul_reduce_scatter::Options::new(64, 8, 1 << world.rank()).plan(&world)?;
+                matmul_reduce_scatter::Options::new(64, 8, 1 << (8 * world.rank())).plan(&world)?;
             let heap = Plan::open_heap(&world, &[&plan], Room::matrices().and(Bytes::mib(1)))?;
-            let free = heap.free_bytes(iris_heap::Segment::Data).0;
+            // A of the last rank has 16 MiB.
+            assert!(heap.free_bytes(Segment::Data).0 >= 17 << 20);
+            let free = heap.free_bytes(Segment::Data).0;
             heap.close()?;
             world.close()?;
             Ok(free)
@@ -295,6 +301,13 @@ mod tests {
         };
         let error = World::run_threads(2, named).unwrap_err().to_string();
         assert!(error.contains("name of plan 0 is up on rank 0; down on rank 1"), "{error}");
+        let numbers = |world: World| -> anyhow::Result<()> {
+            let plan = all_reduce::Options::new(8).plan(&world)?;
+            Plan::open_heap(&world, &vec![&plan; 1 + world.rank()], Room::none())?;
+            Ok(())
+        };
+        let error = World::run_threads(2, numbers).unwrap_err().to_string();
+        assert!(error.contains("number of plans is 1 on rank 0; 2 on rank 1"), "{error}");
     }
 
     #[test]

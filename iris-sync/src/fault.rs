@@ -57,7 +57,7 @@ pub enum Field {
     Dtypes = 5,
     /// Variant of the op, as a number.
     Variant = 6,
-    /// Hash of the tile shape and of other options of the op.
+    /// Other arguments and options of the call, as a [`Config`].
     Config = 7,
     /// Whether peers may write results directly into C. The ranks do not compare this field in
     /// every call. It must be equal only if a kernel of the caller runs at the same time as the op
@@ -77,6 +77,51 @@ impl Field {
         Field::Variant,
         Field::Config,
     ];
+}
+
+/// Value of [`Field::Config`]: arguments of a call other than its sizes, and a hash of its options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Config {
+    /// Rank that is the root of a broadcast, below 64; 0 for other calls.
+    pub root: u8,
+    /// Whether the call has a bias.
+    pub bias: bool,
+    /// Whether the call has a residual.
+    pub residual: bool,
+    /// Hash, of which 24 bits are kept: of the tile shape and other options of the op and, if ranks
+    /// read A of each other, of the offset of A in the heap and its leading dimension.
+    pub hash: u32,
+}
+
+impl Config {
+    /// Encodes the arguments and the lower 24 bits of the hash in a word.
+    pub fn to_word(self) -> i32 {
+        let options = u32::from(self.bias) << 6 | u32::from(self.residual) << 7;
+        (self.hash << 8 | options | u32::from(self.root & 63)) as i32
+    }
+
+    /// Decodes a word of [`Config::to_word`].
+    pub fn from_word(word: i32) -> Self {
+        let word = word as u32;
+        let option = |bit: u32| word >> bit & 1 != 0;
+        Self { root: word as u8 & 63, bias: option(6), residual: option(7), hash: word >> 8 }
+    }
+
+    /// Texts of the arguments that differ from those of `other`.
+    fn unlike(&self, other: &Config) -> Vec<String> {
+        let some = |is: bool, name: &str| format!("{} {name}", if is { "a" } else { "no" });
+        let mut texts = Vec::new();
+        if self.root != other.root {
+            texts.push(format!("root {}", self.root));
+        }
+        if self.bias != other.bias {
+            texts.push(some(self.bias, "bias"));
+        }
+        if self.residual != other.residual {
+            texts.push(some(self.residual, "residual"));
+        }
+        texts
+    }
 }
 
 /// Fault record of a rank that could not finish a call. All fields are integers, so that a device
@@ -167,10 +212,23 @@ impl fmt::Display for Fault {
             ),
             FaultKind::Mismatch => {
                 let differing = self.differing();
-                let field = differing.map_or("?".into(), |field| format!("{field:?}"));
+                let (theirs, ours) = (Config::from_word(*seen), Config::from_word(*wanted));
+                let texts = [theirs.unlike(&ours), ours.unlike(&theirs)];
+                let [theirs, ours] = match differing {
+                    // The options of an op are compared when it is made, so the hashes of its calls
+                    // differ only if the places of A do.
+                    Some(Field::Config) if texts[0].is_empty() => {
+                        let place =
+                            "A at a place of the heap (offset and leading dimension) whose hash is";
+                        [&theirs, &ours].map(|config| format!("{place} {:06x}", config.hash))
+                    }
+                    Some(Field::Config) => texts.map(|texts| texts.join(" and ")),
+                    Some(field) => [format!("{field:?} {seen}"), wanted.to_string()],
+                    None => [seen.to_string(), wanted.to_string()],
+                };
                 write!(
                     f,
-                    "rank {rank} entered with {field} {seen}, this rank has {wanted}: \
+                    "rank {rank} entered with {theirs}, this rank has {ours}: \
                      call {call} of operator {op}"
                 )?;
                 if differing == Some(Field::Sequence) {
@@ -209,6 +267,21 @@ mod tests {
             fault.to_string(),
             "rank 2 entered with M 100, this rank has 107: call -7 of operator 3"
         );
+        let root = Config { root: 63, bias: true, hash: 0xabcdef12, ..Config::default() };
+        assert_eq!(Config::from_word(root.to_word()), Config { hash: 0xcdef12, ..root });
+        let (seen, wanted) = (root.to_word(), Config { residual: true, ..root }.to_word());
+        let options = Fault { field: Field::Config as i32, seen, wanted, ..fault };
+        assert_eq!(
+            options.to_string(),
+            "rank 2 entered with no residual, this rank has a residual: call -7 of operator 3"
+        );
+        let wanted = Config { bias: false, root: 0, ..root }.to_word();
+        let options = Fault { wanted, ..options }.to_string();
+        let expected = "entered with root 63 and a bias, this rank has root 0 and no bias";
+        assert!(options.contains(expected), "{options}");
+        let wanted = Config { hash: 1, ..root }.to_word();
+        let place = Fault { field: Field::Config as i32, seen, wanted, ..fault }.to_string();
+        assert!(place.contains("whose hash is cdef12, this rank has A at"), "{place}");
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
         // The message must not show `seen` and `wanted` if they are not call numbers.

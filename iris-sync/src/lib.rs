@@ -43,7 +43,7 @@ mod workgroup;
 pub use call::{Call, RESTAMP_PERIOD};
 pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
-pub use fault::{Fault, FaultKind, Field, Stop};
+pub use fault::{Config, Fault, FaultKind, Field, Stop};
 pub use memory::{
     Access, DevWord, Limit, LlQuad, LlWord, Memory, Order, Scope, Span, SymPair, SymWord, divergent,
 };

@@ -284,7 +284,7 @@ fn ranks_with_other_rows_are_named(rows: usize) {
 }
 
 /// Tests ranks whose A has different offsets in the heap: the error names A's offset as the
-/// difference, with hashes in place of values.
+/// difference.
 #[test]
 fn another_place_of_a_is_named() {
     let cases = all_cases().into_iter();
@@ -303,12 +303,8 @@ fn another_place_of_a_is_named() {
         |case, results| {
             let errors = results.into_iter().map(|result| result.unwrap().unwrap_err());
             let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
-            let named = told.iter().filter(|text| text.contains("entered with Config"));
-            let named = named.map(|text| text.contains("hashes") && text.contains("offset"));
-            assert!(
-                named.clone().count() > 0 && named.clone().all(|said| said),
-                "{case:?}: {told:?}"
-            );
+            let named = |text: &String| text.contains("entered with A at a place of the heap");
+            assert!(told.iter().any(named), "{case:?}: {told:?}");
         },
     );
 }
@@ -333,8 +329,8 @@ fn a_bias_on_one_rank_is_named() {
         |case, results| {
             let errors = results.into_iter().filter_map(|result| result.unwrap().err());
             let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
-            let named = told.iter().filter(|text| text.contains("(bias, residual)"));
-            assert!(named.count() > 0 && told.len() == 3, "{case:?}: {told:?}");
+            let named = |text: &String| text.contains("a bias") && text.contains("no bias");
+            assert!(told.iter().any(named) && told.len() == 3, "{case:?}: {told:?}");
         },
     );
 }

@@ -154,6 +154,27 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
     });
 }
 
+/// Tests that all ranks get the error about a call that was left out, or issued by one rank only, at
+/// the latest from `close`: the rank that is wrong waits for nobody.
+#[test]
+fn a_call_left_out_is_an_error_of_every_rank() {
+    // Numbers of calls of each rank. No rank waits in the broadcast, whose root is rank 0.
+    for (operator, calls) in [(1, [2, 1, 2]), (1, [1, 2, 1]), (0, [2, 1, 1])] {
+        let run = |world: World| -> anyhow::Result<String> {
+            let mut operators = operators(&world)?;
+            for _ in 0..calls[world.rank()] {
+                operators[operator].call()?;
+            }
+            let error = operators[0].heap.close().unwrap_err().to_string();
+            world.close()?;
+            Ok(error)
+        };
+        let all = World::run_threads(3, run).unwrap();
+        let named = |error: &String| error.contains("call 2 of the heap is ");
+        assert!(all.iter().all(named), "{calls:?}: {all:#?}");
+    }
+}
+
 /// Tests that all runs return the error of the rank that found the difference. Other ranks learn of
 /// the difference from that rank; their errors must not be returned.
 #[test]

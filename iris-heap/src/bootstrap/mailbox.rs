@@ -291,6 +291,27 @@ mod tests {
         }
     }
 
+    /// Tests that a connection which has not said hello gets no room for a long frame, and may send
+    /// no descriptors.
+    #[test]
+    fn strangers_send_short_frames_without_descriptors() {
+        let send = |bytes: usize, descriptors: usize| {
+            let (a, b) = UnixStream::pair().unwrap();
+            let (mut out, mut inbox) = (Outbox::default(), Inbox::of_stranger());
+            let descriptors = (0..descriptors).map(|_| b.try_clone().unwrap().into()).collect();
+            let part = Part { bytes: vec![0; bytes], descriptors };
+            out.push(Frame::Give { group: 0, number: 0, part }.pack());
+            out.flush(&a).unwrap();
+            inbox.fill(&b).and_then(|_| inbox.take())
+        };
+        assert!(send(100, 0).unwrap().is_some());
+        let text = |outcome: Result<Option<Frame>>| outcome.unwrap_err().to_string();
+        let long = text(send(HELLO + 1, 0));
+        assert!(long.contains("a frame of"), "{long}");
+        let with_descriptor = text(send(1, 1));
+        assert!(with_descriptor.contains("before a hello"), "{with_descriptor}");
+    }
+
     #[test]
     fn errors_keep_their_numbers() {
         let waited = Duration::from_millis(1234);

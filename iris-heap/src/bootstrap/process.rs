@@ -101,11 +101,44 @@ pub(crate) fn began(pid: &str) -> Option<Duration> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
+pub(crate) mod tests {
+    use std::process::{Child, Command};
     use std::time::Instant;
 
     use super::*;
+
+    /// Process that sleeps, and that tests stop and continue. It is killed when this is dropped.
+    pub(crate) struct Sleeper(Child);
+
+    impl Sleeper {
+        pub(crate) fn spawn() -> Sleeper {
+            Sleeper(Command::new("sleep").arg("60").spawn().unwrap())
+        }
+
+        pub(crate) fn process(&self) -> ProcessId {
+            ProcessId { pid: self.0.id(), ..ProcessId::own() }
+        }
+
+        /// Stops or continues the process, and waits until it is in that state, because a signal
+        /// may take effect only after `kill` has returned.
+        pub(crate) fn set_stopped(&self, stopped: bool) {
+            let signal = if stopped { "-STOP" } else { "-CONT" };
+            let id = self.0.id().to_string();
+            assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+            let limit = Instant::now() + Duration::from_secs(60);
+            while self.process().is_stopped() != stopped {
+                assert!(Instant::now() < limit, "after kill {signal}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
 
     #[test]
     fn a_process_survives_the_trip_through_bytes() {
@@ -117,30 +150,14 @@ mod tests {
 
     #[test]
     fn a_stopped_process_is_told_from_one_that_runs() {
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let process = ProcessId { pid: child.id(), ..ProcessId::own() };
-        let signal = |name: &str| {
-            let id = child.id().to_string();
-            assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
-        };
-        // The state is polled, because a signal may take effect only after `kill` has returned.
-        let until = |stopped: bool| {
-            let limit = Instant::now() + Duration::from_secs(60);
-            while process.is_stopped() != stopped {
-                assert!(Instant::now() < limit, "stopped: {}", !stopped);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        until(false);
-        signal("-STOP");
-        until(true);
+        let sleeper = Sleeper::spawn();
+        let process = sleeper.process();
+        assert!(!process.is_stopped());
+        sleeper.set_stopped(true);
         let text = list_processes(&[0, 1], |rank| (rank == 1).then_some(process));
-        let expected = format!("`kill -CONT {}` continues it)", child.id());
+        let expected = format!("`kill -CONT {}` continues it)", process.pid);
         assert!(text.starts_with("0 and 1 (process ") && text.ends_with(&expected), "{text}");
-        signal("-CONT");
-        until(false);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        sleeper.set_stopped(false);
     }
 
     #[test]

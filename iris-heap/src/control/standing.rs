@@ -8,12 +8,35 @@ use iris_sync::FaultKind;
 
 use super::Control;
 use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut};
+use crate::bootstrap::ProcessId;
 use crate::error::Error;
 
 impl Control {
     /// Sets the names of the nodes, by index, and the index of this rank's node.
     pub(crate) fn set_nodes(&self, names: Vec<String>, own: usize) {
         let _ = self.nodes.set((names, own));
+    }
+
+    /// Sets the processes of the ranks of this node, `None` for a thread of this process.
+    pub(crate) fn set_processes(&self, processes: Vec<Option<ProcessId>>) {
+        let _ = self.processes.set(processes);
+    }
+
+    /// Process of the rank `rank` of this node; `None` if it is a thread of this process, or not
+    /// known.
+    pub(crate) fn process(&self, rank: usize) -> Option<ProcessId> {
+        *self.processes.get()?.get(rank)?
+    }
+
+    /// Process of the rank `rank` of this node, if the process is stopped.
+    fn stopped_process(&self, rank: usize) -> Option<ProcessId> {
+        self.process(rank).filter(ProcessId::is_stopped)
+    }
+
+    /// Ranks of this node whose processes are stopped.
+    pub(crate) fn stopped(&self) -> Vec<usize> {
+        let all = self.processes.get().map_or(0, Vec::len);
+        (0..all).filter(|&rank| self.stopped_process(rank).is_some()).collect()
     }
 
     /// Number in the whole world of the rank `rank` of this node, and the name of its host; in a
@@ -58,9 +81,10 @@ impl Control {
     }
 
     /// Tells the ranks of this node which collective step this rank's host is in, by kind and call
-    /// site; `None` ends the step.
+    /// site; `None` ends the step. The last step of a heap that this rank has ended stays published.
     pub(crate) fn publish_host_step(&self, step: Option<&str>) {
         if let Some(boards) = self.boards()
+            && (step.is_some() || !boards.has_ended())
             && let Err(error) = boards.set_host_step(step)
         {
             tracing::debug!(%error, "a collective step of the host is not told to other ranks");
@@ -68,14 +92,18 @@ impl Control {
     }
 
     /// Tells the ranks of this node that this rank issues no further call of `ended`; `None`
-    /// withdraws that message. Does nothing if a call of this heap has failed: the error to report
-    /// is then that failure, not the calls that are missing because of it.
+    /// withdraws that message and ends the host's step. Does nothing if a call of this heap has
+    /// failed: the error to report is then that failure, not the calls that are missing because of
+    /// it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || !self.has_failed())
             && let Err(error) = boards.set_ended(ended)
         {
             tracing::debug!(%error, "the end of a heap or operator is not told to other ranks");
+        }
+        if ended.is_none() {
+            self.publish_host_step(None);
         }
     }
 
@@ -101,6 +129,22 @@ impl Control {
         if self.fault().is_some() || self.host_abort() != 0 {
             return None;
         }
+        self.find_left_out()
+    }
+
+    /// Error about the order of calls that this rank has not been told, for a heap that all ranks
+    /// are closing: a rank that left out a call, or issued one that other ranks left out, may have no
+    /// fault of its own. `None` if the program has got an error before, because it may close the
+    /// heap early for that reason.
+    pub(crate) fn order_at_close(&self) -> Option<Error> {
+        if self.errors.get().is_some_and(|errors| errors.any()) {
+            return None;
+        }
+        self.disorder().or_else(|| self.find_left_out())
+    }
+
+    /// [`Control::left_out`] even if a call of this rank has failed.
+    fn find_left_out(&self) -> Option<Error> {
         let LeftOut { found: Difference { call, operators }, ranks } =
             self.boards()?.left_out().ok()??;
         let name = |(rank, operator): (usize, &Option<u32>)| match operator {
@@ -142,8 +186,9 @@ impl Control {
     }
 
     /// For each rank of this node, its number in the whole world, and a text with the operator and
-    /// call that the rank is in and the collective step of its host, as far as the issue boards
-    /// show them. `None` unless `fault` may come from a wrong order of calls.
+    /// call that the rank is in, the collective step of its host, as far as the issue boards show
+    /// them, and its process, if that is stopped. `None` unless `fault` may come from a wrong order
+    /// of calls.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {
@@ -169,6 +214,10 @@ impl Control {
                 (None, Some(step)) => format!("{place}, and waits for all ranks in {step}"),
                 (None, None) => place,
             };
+            let place = match self.stopped_process(rank) {
+                Some(process) => format!("{place}, in {process}"),
+                None => place,
+            };
             (self.in_whole_world(rank).0, place)
         };
         Some(all.into_iter().enumerate().map(text).collect())
@@ -181,6 +230,7 @@ mod tests {
 
     use super::*;
     use crate::board;
+    use crate::bootstrap::process::tests::Sleeper;
 
     /// Control blocks of two ranks, of which rank 0 waits in its second call for rank 1.
     fn waits_for_rank_1() -> [Control; 2] {
@@ -220,6 +270,19 @@ mod tests {
         }
         assert!(!text.contains("on host"), "{text}");
         assert!(matches!(c.gave_up(1), Error::GaveUp { rank: 1, host: None }));
+    }
+
+    #[test]
+    fn a_fault_tells_that_a_rank_is_stopped() {
+        let [c, _] = waits_for_rank_1();
+        let sleeper = Sleeper::spawn();
+        c.set_processes(vec![None, Some(sleeper.process())]);
+        sleeper.set_stopped(true);
+        record(&c, FaultKind::NoProgress);
+        let text = c.fault_error().unwrap().to_string();
+        let expected =
+            format!("rank 1 is in sum (operator 0), call 1 of the heap, in {}", sleeper.process());
+        assert!(expected.contains("is stopped") && text.contains(&expected), "{text}");
     }
 
     /// Texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in the

@@ -184,6 +184,20 @@ mod tests {
     }
 
     #[test]
+    fn the_oldest_wait_counts_until_it_ends() {
+        let control = Control::default();
+        assert_eq!(control.waits_since(), None);
+        let first = control.begin_wait();
+        let second = control.begin_wait();
+        assert_eq!(control.waits_since(), Some(first.began));
+        let began = second.began;
+        drop(first);
+        assert_eq!(control.waits_since(), Some(began));
+        drop(second);
+        assert_eq!(control.waits_since(), None);
+    }
+
+    #[test]
     fn a_failed_engine_is_not_ended_while_a_graph_is_launched() -> Result<()> {
         let (heap, engine) = heap_with_engine()?;
         let launched = heap.launch_graph(|| {

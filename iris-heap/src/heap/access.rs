@@ -244,9 +244,8 @@ impl SymmetricHeap {
     ) -> Result<T> {
         self.check_heap(slice.heap())?;
         if rank >= self.size() {
-            let (start, len) = (rank as u64, self.size() as u64);
-            let what = "rank of a symmetric slice".into();
-            return Err(Error::OutOfBounds { what, start, end: start.saturating_add(1), len });
+            let expected = format!("0 to {}", self.size() - 1);
+            return Err(Error::invalid("rank", rank, expected));
         }
         let state = self.open_state()?;
         let (layout, mappings) = match slice.segment() {

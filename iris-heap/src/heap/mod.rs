@@ -19,6 +19,7 @@ pub use options::HeapOptions;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -37,6 +38,7 @@ use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
 use crate::module::Module;
+use crate::root::Distance;
 use crate::segment::JointMemory;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
@@ -520,6 +522,10 @@ impl SymmetricHeap {
         };
         let items = [("heap", format!("{:#x}", self.id))];
         if capture.is_ok() {
+            // An error about a call that this rank has left out names the place of the close, which
+            // stays published.
+            let step = format!("close heap at {}", Location::caller());
+            self.memory.control.publish_host_step(Some(&step));
             self.memory.control.publish_end(Some(Ended::Heap));
         }
         let outcome = self.world.agree_with("close heap", &items, &refusal(&capture));
@@ -568,9 +574,13 @@ impl SymmetricHeap {
                     Error::Fault { .. } | Error::NodeSilent { .. } | Error::Order { .. }
                 )
         };
-        std::iter::from_fn(|| self.backend.take_unreported())
+        let found = std::iter::from_fn(|| self.backend.take_unreported())
             .chain(control.fault_error())
-            .find(|error| !told(error))
+            .find(|error| !told(error));
+        match found {
+            Some(error) if Distance::of(&error) != Distance::Consequence => Some(error),
+            found => control.order_at_close().or(found),
+        }
     }
 
     /// Makes a new stream on the heap's device.

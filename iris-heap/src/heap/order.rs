@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::abi::abort;
 use crate::board::{self, Boards};
+use crate::bootstrap::Object;
 use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::process::list_processes;
-use crate::bootstrap::{Object, ProcessId};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
@@ -78,11 +78,10 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (rank, allowed) = (world.rank(), world.settings().entry_deadline());
         let (stopped, control) = (stop.clone(), control.clone());
-        let processes = (0..world.size()).map(|rank| world.process(rank)).collect();
-        let ranks = Watched { rank, processes, allowed };
+        control.set_processes((0..world.size()).map(|rank| world.process(rank)).collect());
         let name = format!("iris-{rank}-watch");
         let builder = thread::Builder::new().name(name.clone());
-        let handle = builder.spawn(move || watch(&ranks, &control, &stopped));
+        let handle = builder.spawn(move || watch(rank, allowed, &control, &stopped));
         let handle = handle.map_err(|e| Error::system(format!("starting thread {name}"), e))?;
         Ok(Watch { stop, thread: handle.thread().clone() })
     }
@@ -95,30 +94,10 @@ impl Drop for Watch {
     }
 }
 
-/// Ranks of a heap as the watcher thread of one rank needs them: their processes, and their time
-/// limit.
-struct Watched {
-    rank: usize,
-    /// Process of each rank; `None` for a thread of this process.
-    processes: Vec<Option<ProcessId>>,
-    /// Time limit of a kernel's wait for a peer to enter a call.
-    allowed: Duration,
-}
-
-impl Watched {
-    fn list(&self, ranks: &[usize]) -> String {
-        list_processes(ranks, |rank| self.processes[rank])
-    }
-
-    /// Numbers of the ranks whose processes are stopped.
-    fn stopped(&self) -> Vec<usize> {
-        let stopped = |rank: &usize| self.processes[*rank].is_some_and(|it| it.is_stopped());
-        (0..self.processes.len()).filter(stopped).collect()
-    }
-}
-
-fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
-    let Watched { rank, allowed, .. } = *ranks;
+/// Compares the boards until `stop` is set. `allowed` is the time limit of a kernel's wait for a peer
+/// to enter a call.
+fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
+    let list = |ranks: &[usize]| list_processes(ranks, |rank| control.process(rank));
     let mut patience: Option<(Instant, Patience)> = None;
     while !stop.load(Ordering::Acquire) {
         thread::park_timeout(TICK);
@@ -135,7 +114,7 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
         if let Some(waited) = patience.is_over()
             && let Some((awaited, call)) = control.awaited()
         {
-            let stopped = ranks.stopped();
+            let stopped = control.stopped();
             match (&awaited[..], &stopped[..]) {
                 ([], []) => notice(format_args!(
                     "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}{}",
@@ -144,12 +123,12 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
                 )),
                 ([], stopped) => notice(format_args!(
                     "rank {rank} waits for its streams: {waited:.1?}, and for rank {}; {}",
-                    ranks.list(stopped),
+                    list(stopped),
                     control.completed()
                 )),
                 (awaited, _) => notice(format_args!(
                     "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}{}",
-                    ranks.list(awaited),
+                    list(awaited),
                     control.host_steps(awaited)
                 )),
             }

@@ -11,6 +11,10 @@ use crate::error::{Error, Result, odd_ranks};
 use crate::util::lock;
 use crate::wire::{Reader, Writer};
 
+/// Close of the world of a rank whose function has returned. The program has no call site for it.
+pub(super) const END_OF_RANK: &str =
+    "the close of the world after the rank's function has returned";
+
 impl World {
     /// Waits until every rank has called this function.
     ///
@@ -223,7 +227,7 @@ impl World {
 
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
         Step {
-            what: format!("{kind} at {at}"),
+            what: if kind == END_OF_RANK { kind.into() } else { format!("{kind} at {at}") },
             deadline: Instant::now() + self.inner.settings.host_deadline(),
             on_missing: None,
         }

@@ -332,10 +332,16 @@ impl World {
     /// nevertheless.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
+        self.close_in("close")
+    }
+
+    /// Closes the world as [`World::close`] does, in a step called `kind`.
+    #[track_caller]
+    pub(super) fn close_in(&self, kind: &str) -> Result<()> {
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
         let worlds = self.inner.children.load(Ordering::Relaxed);
         let message = Writer::default().u64(heaps as u64).u64(worlds as u64).finish();
-        let outcome = self.collective("close", &message).and_then(|all| {
+        let outcome = self.collective(kind, &message).and_then(|all| {
             for (rank, message) in all.iter().enumerate() {
                 let mut r = Reader::new("close", message);
                 let (heaps, worlds) = (r.u64()? as usize, r.u64()? as usize);

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::collective::END_OF_RANK;
 use super::{Place, World, check_size};
 use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
@@ -130,7 +131,7 @@ impl World {
             match &result {
                 // An error of `close` is ignored here: it means that another rank has failed, and
                 // that rank reports the error.
-                Ok(Ok(_)) => drop(world.close()),
+                Ok(Ok(_)) => drop(world.close_in(END_OF_RANK)),
                 _ => world.abort(),
             }
             result

@@ -10,6 +10,7 @@ use iris_kernels::Recovery;
 use super::memory::{Bytes, Lent, Source, Target};
 use super::{Comm, Operators, ReduceOp, Summand};
 use crate::args::Matrices;
+use crate::check;
 use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
@@ -208,8 +209,8 @@ impl Comm {
         })
     }
 
-    /// Checks input and output and returns their address ranges. The input consists of `sent` parts
-    /// and the output of `got` parts; all parts have the same length.
+    /// Checks the heap, input and output, and returns the address ranges of input and output. The
+    /// input consists of `sent` parts and the output of `got` parts; all parts have the same length.
     fn message(
         &self,
         op: Op,
@@ -217,6 +218,8 @@ impl Comm {
         (output, got): (&Lent<'_>, usize),
         element: usize,
     ) -> Result<Message> {
+        // A call without elements has no launch that would check this.
+        check::no_fault(op, &self.heap)?;
         let (rank, size) = (self.rank(), self.world_size());
         let count = output.len() / got;
         let expected = |parts: usize| match parts {

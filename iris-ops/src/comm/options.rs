@@ -129,9 +129,14 @@ impl Options {
     }
 
     /// Options that must be equal on all ranks, with their names.
-    pub(super) fn items(&self) -> [(&'static str, String); 2] {
+    pub(super) fn items(&self) -> [(&'static str, String); 3] {
         let sums: Vec<_> = self.sums.iter().map(|dtype| dtype.name()).collect();
-        [("max_bytes", self.max_bytes.to_string()), ("sums", sums.join(", "))]
+        let beside = self.beside.data_bytes;
+        [
+            ("max_bytes", self.max_bytes.to_string()),
+            ("sums", sums.join(", ")),
+            ("room, with that of operators, in bytes,", beside.to_string()),
+        ]
     }
 
     /// Options for opening a heap with room for the communicator of these plans and for the

@@ -50,8 +50,7 @@ impl Composite {
         // The parts of the call look up memory again, but then other parts have been enqueued.
         check::places(&self.plan, heap, &call.matrices)?;
         heap.check_stream(op.name(), stream).in_op(op)?;
-        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
-        heap.control().check().map_err(poisoned)?;
+        check::no_fault(op, heap)?;
         let Some(mut lane) = heap.lane() else {
             return Err(super::other_world(op, heap, &self.plan));
         };
@@ -83,7 +82,8 @@ impl Composite {
             stream.wait(last).in_op(op)?;
         }
         let n = if self.plan.row().common.n { call.n } else { 0 };
-        let plan = self.digest ^ u64::from(call.matrices.options());
+        let [bias, residual] = call.matrices.options();
+        let plan = self.digest ^ u64::from(bias) ^ u64::from(residual) << 1;
         let (m, n) = (call.m as u64, n as u64);
         let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
         let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));

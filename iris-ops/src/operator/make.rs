@@ -85,9 +85,14 @@ impl Own {
                     op: op.into(),
                     what: "workgroups".into(),
                     value: asked.unwrap_or_default().to_string(),
-                    expected: format!(
-                        "at most {resident}: more cannot be resident at once, with {beside} multiprocessors for a kernel beside"
-                    ),
+                    expected: match heap.device().kind.traits().host_threads {
+                        true => format!(
+                            "at most {resident}, the threads of a rank in this heap (HeapOptions::threads, IRIS_THREADS)"
+                        ),
+                        false => format!(
+                            "at most {resident}: more cannot be resident at once, with {beside} multiprocessors for a kernel beside"
+                        ),
+                    },
                 })?;
             executors.push((executor, groups));
         }

@@ -4,7 +4,7 @@
 use iris_heap::fnv;
 use iris_kernels::args::dtype_code;
 use iris_kernels::program::Areas;
-use iris_sync::{Field, Record};
+use iris_sync::{Config, Field, Record};
 
 use super::Operator;
 use crate::check::Call;
@@ -29,7 +29,8 @@ impl Operator {
         set(Field::K, if common.k { request.k as i32 } else { 0 });
         set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
         set(Field::Variant, hash(choice.variant.name().as_bytes()));
-        set(Field::Config, hash(config.as_bytes()));
+        let config = Config { hash: hash(config.as_bytes()) as u32, ..Config::default() };
+        set(Field::Config, config.to_word());
         if choice.form.gemm == spec::GemmStage::Gathered
             && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.max_size, choice.tile))
         {
@@ -42,9 +43,9 @@ impl Operator {
         record
     }
 
-    /// Adds to the record the fields of a single call: M, N and the location of C; and to the hash
-    /// the root, which optional matrices there are, and `pulled`, the offset and the leading
-    /// dimension at which peers read A.
+    /// Adds to the record the fields of a single call: M, N, the location of C, the root and which
+    /// optional matrices there are; and to the hash `pulled`, the offset and the leading dimension at
+    /// which peers read A.
     pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;
@@ -52,19 +53,16 @@ impl Operator {
         if self.plan.alone() {
             return;
         }
-        if call.root != self.plan.request().root {
-            record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
-        }
-        let options = call.matrices.options();
-        if options != 0 {
-            record.fields[Field::Config as usize] ^= hash(&[options]);
-        }
+        let mut config = Config::from_word(record.fields[Field::Config as usize]);
+        config.root = call.root as u8;
+        [config.bias, config.residual] = call.matrices.options();
         if form.pulls {
             // Each rank reads its peers' A at the offset and leading dimension of its own A. These
             // must therefore be equal on all ranks, so they are part of the hash.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
-            record.fields[Field::Config as usize] ^= hash(place.as_flattened());
+            config.hash ^= hash(place.as_flattened()) as u32;
         }
+        record.fields[Field::Config as usize] = config.to_word();
         let a = call.matrices.a.and_then(|a| a.sym_offset());
         // Peers write C directly, unless C is transposed or lies in the memory of A.
         if form.direct

@@ -26,6 +26,8 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
             assert!(comm.check().is_err());
             let error = comm.all_gather(&[1_u32], &mut [0_u32; 2]).unwrap_err().to_string();
             assert!(error.contains("takes no calls after a fault"), "{error}");
+            let none = comm.all_reduce_in_place(&mut [0.0_f32; 0], &ReduceOp::Sum);
+            assert!(none.is_err(), "a call without elements is a call");
             let error = comm.close().unwrap_err().to_string();
             assert!(error.contains("rank 1"), "{error}");
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, Settings, World};
+use iris_heap::{BackendKind, DType, MAX_RANKS, Settings, World};
 use iris_ops::{Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rig::{Crossing, Rig};
@@ -74,9 +74,9 @@ pub(crate) struct Options {
     /// Layout of the staging buffer of the variant staged [default: k_contiguous].
     #[arg(long, requires = "op", value_parser = ["k_contiguous", "m_contiguous"])]
     staging: Option<String>,
-    /// Number of blocks of 64 columns of A per flag, for the variant staged.
+    /// Number of columns of A per flag, for the variant staged [default: 256 on the CPU, else 2048].
     #[arg(long, requires = "op")]
-    k_per_flag: Option<usize>,
+    columns_per_flag: Option<usize>,
     /// Number of workgroups that only fetch, for the variant staged.
     #[arg(long, requires = "op")]
     fetchers: Option<usize>,
@@ -145,7 +145,8 @@ pub(crate) const MOST_CALLS: usize = 1_000_000;
 
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {
-    let ranks = options.ranks.unwrap_or_else(|| 4_usize.next_multiple_of(options.nodes.max(1)));
+    let ranks = 4_usize.next_multiple_of(options.nodes.max(1)).min(MAX_RANKS);
+    let ranks = options.ranks.unwrap_or(ranks);
     let place = Place::new(ranks, options.threads_as_ranks)?
         .on_nodes(options.nodes, options.backend)?
         .over_mpi(options.mpi, options.backend)?;
@@ -175,7 +176,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         dtype: options.dtype.unwrap_or(DType::F32),
         columns,
         m_contiguous: options.staging.as_deref() == Some("m_contiguous"),
-        k_per_flag: options.k_per_flag,
+        columns_per_flag: options.columns_per_flag,
         fetchers: options.fetchers,
         library: options.library,
         seed: options.seed.unwrap_or(1),
@@ -219,7 +220,7 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
             &format!("{op} by {variant}"),
             &[
                 ("--fetchers", number(options.fetchers)),
-                ("--k-per-flag", number(options.k_per_flag)),
+                ("--columns-per-flag", number(options.columns_per_flag)),
                 ("--staging", options.staging.clone()),
             ],
         )?;

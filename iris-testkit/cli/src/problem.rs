@@ -35,7 +35,7 @@ pub(crate) struct Problem {
     pub(crate) columns: bool,
     /// Whether the staging buffer is column-major and filled along M first.
     pub(crate) m_contiguous: bool,
-    pub(crate) k_per_flag: Option<usize>,
+    pub(crate) columns_per_flag: Option<usize>,
     pub(crate) fetchers: Option<usize>,
     /// Name of the implementation of whole-matrix GEMMs; `None` for the default.
     pub(crate) library: Option<String>,
@@ -78,7 +78,7 @@ impl Problem {
             dtype,
             columns: false,
             m_contiguous: false,
-            k_per_flag: None,
+            columns_per_flag: None,
             fetchers: None,
             library: None,
             seed: 1,
@@ -112,7 +112,7 @@ impl Problem {
         if self.m_contiguous {
             options = options.staging(StagingLayout::MContiguous);
         }
-        options.columns_per_flag = self.k_per_flag.map(|blocks| blocks.saturating_mul(64));
+        options.columns_per_flag = self.columns_per_flag;
         options.fetchers = self.fetchers;
         let library = self.library.as_deref().and_then(|name| name.parse().ok());
         options.library = library.unwrap_or_default();

@@ -173,7 +173,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["tune", "--backend", "hip"], &["--iters", "3"]),
         (&gather, &["--fetchers", "1"]),
         (&baseline, &["--fetchers", "1"]),
-        (&baseline, &["--k-per-flag", "2"]),
+        (&baseline, &["--columns-per-flag", "128"]),
         (&baseline, &["--staging", "m_contiguous"]),
         (&["run", "all-reduce"], &["--fetchers", "1"]),
         (&["run", "all-reduce"], &["--k", "5"]),
@@ -189,7 +189,11 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         let value = option.get(1).unwrap_or(&"given");
         assert!(error.contains(&format!("iris: {} is {value}", option[0])), "{command:?}: {error}");
     }
-    good(&[&staged[..], &["--fetchers", "3", "--k-per-flag", "2", "--iters", "1"]].concat());
+    let error = refused(&[&staged[..], &["--columns-per-flag", "0"]].concat());
+    assert!(error.contains("columns_per_flag is 0"), "{error}");
+    good(
+        &[&staged[..], &["--fetchers", "3", "--columns-per-flag", "128", "--iters", "1"]].concat(),
+    );
 }
 
 /// Tests that a result contains all options of its run, so that the run can be repeated.
@@ -246,6 +250,8 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
     // Without --ranks each node has the same number of them.
     let out = good(&["run", "--nodes", "3", "--iters", "2"]);
     assert!(out.contains("6 ranks as processes on 3 nodes"), "{out}");
+    let error = refused(&["run", "--nodes", "65"]);
+    assert!(error.contains("--nodes is 65") && error.contains("divisor"), "{error}");
     let suite = ["test", "--quick", "--nodes", "2", "--op", "all-reduce"];
     let out = good(&suite);
     assert!(

@@ -284,7 +284,10 @@ fn a_rank_that_leaves_ends_its_own_waits() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| mine.barrier(&step()).unwrap_err());
         mine.leave(false);
-        for error in [waiting.join().unwrap(), other.barrier(&step()).unwrap_err()] {
+        let own = waiting.join().unwrap();
+        // Rank 0 may have entered the barrier before it left, but it enters no second one.
+        let theirs = other.barrier(&step()).and_then(|_| other.barrier(&step())).unwrap_err();
+        for error in [own, theirs] {
             assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
         }
     });
