@@ -269,7 +269,7 @@ fn a_world_may_have_more_ranks_than_a_heap() {
 /// Tests that calls on two streams run in the order in which they were issued.
 #[test]
 fn calls_on_two_streams_are_in_order() {
-    on_nodes((2, 1), |_, heap| {
+    on_nodes((2, 2), |_, heap| {
         let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(64).plan(&heap)?)?;
         let (first, second) = (heap.stream()?, heap.stream()?);
         let [x, y, z] = [1.0_f32, 0.0, 0.0].map(|value| heap.full(64, value));
@@ -281,7 +281,7 @@ fn calls_on_two_streams_are_in_order() {
         op.run(&sum(y, z), &second)?;
         go.send(())?;
         second.sync()?;
-        assert_eq!(heap.read(z)?, [4.0; 64]);
+        assert_eq!(heap.read(z)?, [16.0; 64]);
         Ok(first.sync()?)
     });
 }
