@@ -298,7 +298,7 @@ pub enum EarliestStart {
     AfterTurn,
     /// The launch may begin during the previous step, which opens the call. Its kernel multiplies
     /// meanwhile, and waits for the end of that step before it accesses peers.
-    BehindOpen,
+    AfterOpen,
 }
 
 /// Stream on which a step is enqueued.
@@ -443,7 +443,7 @@ impl Work {
     pub fn early(self) -> EarliestStart {
         match self {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
-                EarliestStart::BehindOpen
+                EarliestStart::AfterOpen
             }
             // Copies are not kernel launches. So neither the copies, nor the step that closes the
             // call after them, can begin during the previous launch.

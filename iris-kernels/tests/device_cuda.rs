@@ -131,12 +131,12 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
         // table fixes the scope of each access.
         (
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
-            "the table's scope of this access",
+            "the scope must be that of the access in the table",
         ),
         // A kernel must not get the raw address of a word. With it, the kernel could access the
         // word without an order and a scope.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
-        ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
+        ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store must be relaxed or release"),
     ] {
         let text = format!(
             "#include \"iris/sync.h\"\nusing namespace iris;\n__device__ {text}\n\

@@ -158,7 +158,9 @@ impl Entrance {
         }
         let all = self.known.len();
         let problem = if size != all as u64 {
-            format!("the size of the world is {all} on rank 0, {size} on rank {rank}")
+            format!(
+                "the size of the world is {all} on rank 0, {size} on rank {rank}: expected one size, on all ranks"
+            )
         } else if rank >= size {
             format!("a process has rank {rank}, expected 0 to {}", all - 1)
         } else if self.known[rank as usize] {

@@ -8,8 +8,9 @@
 //!
 //! Three kinds of files tell a rank before its deadline that waiting is useless:
 //!
-//! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies only
-//!   to processes that already exist, not to those of the next run.
+//! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies to
+//!   processes that already exist. A process that starts within two seconds after it may be of the
+//!   same run or of the next; it takes the note for its own if no rank 0 appears for five seconds.
 //! - Each rank holds the lock of a file of its own until it has met the others. The system releases
 //!   the lock when the process ends.
 //! - If the process of a rank has ended, a launcher leaves `lost-RANK` in the folder that it made

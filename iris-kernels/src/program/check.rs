@@ -159,8 +159,8 @@ impl State {
         if effects.ends && self.forked && !matches!(work, Work::Close(_)) {
             return wrong("copies on the side stream are not joined");
         }
-        let behind_open = self.before.is_some_and(|it| matches!(it, Work::Open(_)));
-        if work.early() == EarliestStart::BehindOpen && !behind_open {
+        let after_open = self.before.is_some_and(|it| matches!(it, Work::Open(_)));
+        if work.early() == EarliestStart::AfterOpen && !after_open {
             return wrong("it may begin early, but does not follow the step that opens the call");
         }
         self.opened |= effects.opens;

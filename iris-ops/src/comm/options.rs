@@ -1,6 +1,8 @@
 //! Sizes of a communicator: the limits for which its operators are planned, and the memory that
 //! these operators need.
 
+use std::sync::Arc;
+
 use iris_heap::{ALIGNMENT, DType, HeapOptions};
 use iris_sync::LINE_WORDS;
 
@@ -47,6 +49,8 @@ const LEAST_BYTES_OF_RANK: u64 = 64;
 #[doc = include_str!("footprint.md")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
+    /// Name of the communicator in errors; `None` to show the place where it is opened.
+    name: Option<Arc<str>>,
     max_bytes: u64,
     sums: Vec<DType>,
     /// Room for other allocations of the program, in a heap that the communicator itself opens.
@@ -67,7 +71,7 @@ pub struct Footprint {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { max_bytes: 8 << 20, sums: SUMS.to_vec(), beside: Footprint::default() }
+        Self { name: None, max_bytes: 8 << 20, sums: SUMS.to_vec(), beside: Footprint::default() }
     }
 }
 
@@ -76,6 +80,13 @@ impl Options {
     /// allocations of the program.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets the name of the communicator, which errors show in place of the call site that opened
+    /// it. A program with several communicators names them, such as `tp` and `dp`.
+    #[must_use]
+    pub fn name(self, name: impl Into<Arc<str>>) -> Self {
+        Self { name: Some(name.into()), ..self }
     }
 
     /// Sets the maximum message size of one launch in bytes: at least 4096, at least 64 for each
@@ -129,10 +140,11 @@ impl Options {
     }
 
     /// Options that must be equal on all ranks, with their names.
-    pub(super) fn items(&self) -> [(&'static str, String); 3] {
+    pub(super) fn items(&self) -> [(&'static str, String); 4] {
         let sums: Vec<_> = self.sums.iter().map(|dtype| dtype.name()).collect();
         let beside = self.beside.data_bytes;
         [
+            ("name", self.name.as_deref().unwrap_or("none").into()),
             ("max_bytes", self.max_bytes.to_string()),
             ("sums", sums.join(", ")),
             ("room, with that of operators, in bytes,", beside.to_string()),
@@ -156,8 +168,7 @@ impl Options {
 
     /// Makes the plans of the communicator's operators, without communication between ranks.
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
-        let Self { max_bytes, sums, .. } = self;
-        let max_bytes = *max_bytes;
+        let &Self { max_bytes, ref sums, .. } = self;
         let least = LEAST_BYTES.max(LEAST_BYTES_OF_RANK * ranks.size as u64);
         if !(least..=MOST_BYTES).contains(&max_bytes) {
             let (value, expected) = (max_bytes.to_string(), format!("{least} to {MOST_BYTES}"));
@@ -167,11 +178,15 @@ impl Options {
         let size = ranks.size as u64;
         let whole = |dtype: DType| (max_bytes / dtype.size() as u64) as usize;
         let part = |dtype: DType| whole(dtype) / ranks.size.max(1);
-        let plan = |request: &Request| Plan::new(ranks, request);
-        let of = |op: Op, dtype: DType, count: usize| {
+        let request = |op: Op, count: usize| {
             let mut request = Request::new(ops::row(op), (0, count, 0));
+            request.name = self.name.clone();
+            request
+        };
+        let of = |op: Op, dtype: DType, count: usize| {
+            let mut request = request(op, count);
             (request.elements, request.dtype) = (true, dtype);
-            plan(&request)
+            Plan::new(ranks, &request)
         };
         let mut sharing = Vec::new();
         for &dtype in sums {
@@ -185,7 +200,7 @@ impl Options {
         }
         Ok(Plans {
             sharing,
-            barrier: plan(&Request::new(ops::row(Op::Barrier), (0, 0, 0)))?,
+            barrier: Plan::new(ranks, &request(Op::Barrier, 0))?,
             stage: STAGE_BYTES.min(max_bytes) / size / 4 * 4 * size,
         })
     }

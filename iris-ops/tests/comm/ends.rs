@@ -49,7 +49,7 @@ fn a_rank_that_drops_its_communicator_is_named() {
     let settings = Settings::default().deadline(0.05);
     let ended = Barrier::new(2);
     let rank = |world: World| -> Result<Option<String>> {
-        let comm = Comm::from_world(CPU, &world, &small())?;
+        let comm = Comm::from_world(CPU, &world, &small().name("tp"))?;
         if world.rank() == 1 {
             drop(comm);
             ended.wait();
@@ -61,6 +61,7 @@ fn a_rank_that_drops_its_communicator_is_named() {
     };
     let told = World::run_threads_each(2, &settings, rank).unwrap().remove(0).unwrap().unwrap();
     assert!(told.contains("left out") && told.contains("on rank 1"), "{told}");
+    assert!(told.contains("tp (all_reduce of"), "{told}");
 }
 
 /// Tests that a communicator can be dropped while one of its calls waits for the peer. The call

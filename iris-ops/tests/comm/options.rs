@@ -10,7 +10,8 @@ use super::{CPU, nodes, small, sums};
 #[test]
 fn options_that_differ_are_named() {
     type Change = fn(Options) -> Options;
-    let cases: [(Change, [&str; 2]); 2] = [
+    let cases: [(Change, [&str; 2]); 3] = [
+        (|it| it.name("dp"), ["name is none on rank 0", "dp on rank 1"]),
         (|it| it.max_bytes(8192), ["max_bytes is 4096 on rank 0", "8192 on rank 1"]),
         (|it| it.sums(&[DType::F32]), ["sums is f32, f16, bf16 on rank 0", "f32 on rank 1"]),
     ];

@@ -71,9 +71,9 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
 /// over and does not wait for it.
 fn products_wait_for_their_turn() {
     const TURN: &str = "port::take_turn();";
-    let whole = "prepare();\n        if constexpr (!Op::BEHIND_OPEN) ";
-    let tile = "CLUSTER == 1, \"one tile, of one workgroup\");\n        prepare();\n        ";
-    let stores = "void store(u32 group) {\n        if constexpr (Op::BEHIND_OPEN) ";
+    let whole = "prepare();\n        if constexpr (!Op::AFTER_OPEN) ";
+    let tile = "without clusters\");\n        prepare();\n        ";
+    let stores = "void store(u32 group) {\n        if constexpr (Op::AFTER_OPEN) ";
     let waits = ["parts.part_slabs;\n            ", ".len();\n            "];
     let bias = "this thread does.\n        ";
     for (file, before) in [

@@ -40,7 +40,7 @@ fn kind(work: Work) -> &'static Kind {
             && kind.is_open == matches!(work, Work::Open(_))
             && kind.joins == matches!(work, Work::Close(_))
             && kind.side == (work.lane() == Lane::Side)
-            && kind.early == (work.early() == EarliestStart::BehindOpen)
+            && kind.early == (work.early() == EarliestStart::AfterOpen)
     };
     Kind::ALL.iter().find(is).unwrap_or_else(|| panic!("{work} is of no kind"))
 }

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 /// Kernels that are launched only after the launch that opens a call.
-const BEHIND_OPEN: [&str; 2] = ["gemm_gather", "gemm_scatter"];
+const AFTER_OPEN: [&str; 2] = ["gemm_gather", "gemm_scatter"];
 
 /// Kernels of a PTX text that access memory or end before they have waited. None for architectures
 /// below sm_90, where no launch begins early.
@@ -24,9 +24,9 @@ pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String>
     entries.filter_map(move |part| {
         let entry = part.split('(').next().unwrap_or_default();
         let (_, body) = part.split_once('{')?;
-        let behind_open = BEHIND_OPEN.contains(&entry);
-        let first = match before_turn(body, behind_open) {
-            None if behind_open && !body.contains("griddepcontrol.wait") => "nobody does",
+        let after_open = AFTER_OPEN.contains(&entry);
+        let first = match before_turn(body, after_open) {
+            None if after_open && !body.contains("griddepcontrol.wait") => "nobody does",
             first => first?,
         };
         Some(format!("{name}: iris_{entry} does not wait for its turn first: {first}"))
@@ -35,7 +35,7 @@ pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String>
 
 /// First statement on some path of `body` that must not be executed before the wait for the
 /// previous launch; `None` if there is none.
-fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
+fn before_turn(body: &str, after_open: bool) -> Option<&str> {
     let (mut statements, mut labels) = (Vec::new(), HashMap::<&str, Vec<usize>>::new());
     for line in body.lines() {
         let mut line = line.split("//").next().unwrap_or_default().trim();
@@ -63,7 +63,7 @@ fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
         }
         let jumps = word == "bra" || word.starts_with("bra.");
         let ends = ["ret", "exit", "trap"].contains(&word.split('.').next().unwrap_or_default());
-        let early = match behind_open {
+        let early = match after_open {
             true => writes_or_waits(word),
             false => touches(word) || ends,
         };
@@ -152,7 +152,7 @@ mod tests {
             ";
         let right = format!("{reads}griddepcontrol.wait;\nst.global.u32 [%rd1], %r1;\nret;");
         assert_eq!(found_in(&right), [""; 0]);
-        // Kernels that are not in `BEHIND_OPEN` must not read before the wait.
+        // Kernels that are not in `AFTER_OPEN` must not read before the wait.
         assert_eq!(found(&right).len(), 1);
         let never = format!("{reads}ret;");
         assert!(found_in(&never)[0].contains("nobody does"), "{:?}", found_in(&never));
