@@ -172,7 +172,7 @@ fn an_ordinary_users_limits_suffice() {
     // processes of the user.
     for (ranks, limit) in [(64, 1024), (16, 256)] {
         for (case, expected) in [("heap", "ok read"), ("descriptors", "ok shared")] {
-            let job = Job::limited(case, limit, 65534);
+            let job = Job::limited(case, limit, 0);
             let vars = |_| vec![("IRIS_DEADLINE", "0.05".to_string())];
             all_are(expected, &job.results(job.ranks(ranks, vars)));
         }
@@ -182,10 +182,10 @@ fn an_ordinary_users_limits_suffice() {
 #[test]
 fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
     let start = |factor: &str, giver: usize| {
-        let job = Job::limited("descriptors", 64, 65533);
+        let job = Job::limited("descriptors", 64, 1);
         let (held, go) = (job.temp.path().join("held"), job.temp.path().join("go"));
         let path = |it: &Path| it.to_str().unwrap().to_string();
-        let hog = Job::limited("hog", 1024, 65533);
+        let hog = Job::limited("hog", 1024, 1);
         let hog = hog.start("hog", &[("HELD", &path(&held)), ("GO", &path(&go))]);
         wait_for_file(&held);
         let ranks = job.ranks(3, |rank| {
@@ -221,7 +221,7 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
 
 #[test]
 fn a_rank_0_without_descriptors_is_named() {
-    let job = Job::limited("busy", 12, 65532);
+    let job = Job::limited("busy", 12, 2);
     let texts: Vec<_> = job.ranks(12, no_vars).into_iter().map(result).collect();
     for text in &texts {
         contains(text, &["error", "rank 0", "oo many open files", "the limit is 12"]);
@@ -233,7 +233,7 @@ fn a_rank_0_without_descriptors_is_named() {
 fn a_rank_0_with_few_descriptors_names_the_limit() {
     let started: Vec<_> = (5..=16)
         .map(|limit| {
-            let job = Job::limited("barrier", 1024, 65531);
+            let job = Job::limited("barrier", 1024, 3);
             let vars = |rank| vec![("LIMIT", if rank == 0 { limit } else { 1024 }.to_string())];
             let ranks = job.ranks(3, vars);
             (limit, job, ranks)

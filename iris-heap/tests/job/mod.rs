@@ -59,11 +59,13 @@ impl Job {
         Job { temp: tempfile::tempdir().unwrap(), case, program, limit: None, user: None }
     }
 
-    /// Makes a job with a limit of open files; if this process is root, its ranks run as the
-    /// ordinary user `user`.
+    /// Makes a job with a limit of open files. If this process is root, its ranks run as an ordinary
+    /// user: number `user`, 0 to 3, of four users of this process. Runs of the tests at the same time
+    /// have different users, because descriptors in transit are limited per user.
     pub fn limited(case: &'static str, limit: u32, user: u32) -> Job {
         let mut job = Job::new(case);
         job.limit = Some(limit);
+        let user = 30_000 + std::process::id() % 8000 * 4 + user;
         if rustix::process::geteuid().is_root() {
             // The program is copied, because its folder may be closed to other users. A separate
             // process makes the copy. If this process made it, a child that another thread forks at
