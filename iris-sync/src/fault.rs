@@ -107,6 +107,18 @@ impl Config {
         Self { root: word as u8 & 63, bias: option(6), residual: option(7), hash: word >> 8 }
     }
 
+    /// Texts of two words of this kind, by what differs between them. The options of an op are
+    /// compared when it is made, so if only the hashes of its calls differ, the places of A do.
+    fn differences(words: [i32; 2]) -> [String; 2] {
+        let [one, other] = words.map(Config::from_word);
+        let texts = [one.unlike(&other), other.unlike(&one)];
+        if texts[0].is_empty() {
+            let place = "A at a place of the heap (offset and leading dimension) whose hash is";
+            return [one, other].map(|config| format!("{place} {:06x}", config.hash));
+        }
+        texts.map(|texts| texts.join(" and "))
+    }
+
     /// Texts of the arguments that differ from those of `other`.
     fn unlike(&self, other: &Config) -> Vec<String> {
         let some = |is: bool, name: &str| format!("{} {name}", if is { "a" } else { "no" });
@@ -212,17 +224,8 @@ impl fmt::Display for Fault {
             ),
             FaultKind::Mismatch => {
                 let differing = self.differing();
-                let (theirs, ours) = (Config::from_word(*seen), Config::from_word(*wanted));
-                let texts = [theirs.unlike(&ours), ours.unlike(&theirs)];
                 let [theirs, ours] = match differing {
-                    // The options of an op are compared when it is made, so the hashes of its calls
-                    // differ only if the places of A do.
-                    Some(Field::Config) if texts[0].is_empty() => {
-                        let place =
-                            "A at a place of the heap (offset and leading dimension) whose hash is";
-                        [&theirs, &ours].map(|config| format!("{place} {:06x}", config.hash))
-                    }
-                    Some(Field::Config) => texts.map(|texts| texts.join(" and ")),
+                    Some(Field::Config) => Config::differences([*seen, *wanted]),
                     Some(field) => [format!("{field:?} {seen}"), wanted.to_string()],
                     None => [seen.to_string(), wanted.to_string()],
                 };

@@ -43,10 +43,10 @@ template <bool FLIPPED> class Wgmma {
     IRIS_DEVICE void clear() {
         IRIS_UNROLL
         for (u32 i = 0; i < SUMS; ++i) sums[i] = 0.0f;
-        is_out = false;
     }
 
     IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
+        is_out = false;
         if (depth == 0) return;
         if (a.transposed) {
             if (b.transposed) run<true, false>(a, b, rows, cols, depth);
