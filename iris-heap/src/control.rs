@@ -43,6 +43,8 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// Error of another node, or of a step between nodes, that ended this node's calls.
     elsewhere: OnceLock<Error>,
+    /// Error by which this rank lost the connection to its world, if no single peer was lost.
+    cut_off: OnceLock<Error>,
     /// Names of the nodes for errors, and the index of this rank's node; set if the heap's world has
     /// several.
     nodes: OnceLock<(Vec<String>, usize)>,
@@ -119,6 +121,7 @@ impl Control {
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
             elsewhere: OnceLock::new(),
+            cut_off: OnceLock::new(),
             nodes: OnceLock::new(),
             processes: OnceLock::new(),
             awaited_node: OnceLock::new(),
@@ -157,6 +160,18 @@ impl Control {
     pub fn fail_elsewhere(&self, error: Error) {
         let _ = self.elsewhere.set(error);
         self.set_host_abort(abort::ELSEWHERE);
+    }
+
+    /// Tells every waiting kernel of this rank to stop because of the world's error `error`. From
+    /// then on [`Control::check`] returns that error.
+    pub(crate) fn lose(&self, error: &Error) {
+        match error {
+            Error::PeerLost { rank } => self.set_host_abort(abort::PEER_LOST + *rank as i32),
+            _ => {
+                let _ = self.cut_off.set(error.clone());
+                self.set_host_abort(abort::HUB_LOST);
+            }
+        }
     }
 
     /// Abort reason that [`Control::set_host_abort`] has stored; 0 if there is none.
@@ -384,7 +399,7 @@ impl Control {
         let told = match code {
             0 => None,
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
-            abort::HUB_LOST => Some(Error::HubLost { rank: 0 }),
+            abort::HUB_LOST => self.cut_off.get().cloned().or_else(|| Some(aborted(code))),
             abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
             _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
@@ -401,7 +416,7 @@ fn aborted(code: i32) -> Error {
         abort::CLOSED => "the heap was closed",
         abort::PANICKED => "a workgroup panicked",
         abort::USER => "the caller asked for it",
-        abort::HUB_LOST => "the process that carries messages has gone",
+        abort::HUB_LOST => "the ranks of the world can no longer exchange messages",
         abort::INCOMPLETE => "a call was enqueued only in part, because one of its launches failed",
         abort::ELSEWHERE => "another node failed",
         abort::DISORDER => "ranks issue the calls of the heap in different orders",
@@ -415,15 +430,6 @@ fn aborted(code: i32) -> Error {
 fn lost_rank(code: i32) -> Option<usize> {
     let rank = usize::try_from(code.checked_sub(abort::PEER_LOST)?).ok()?;
     (rank < MAX_RANKS).then_some(rank)
-}
-
-/// Abort code by which kernels learn of the world's error `error`.
-pub(crate) fn code_of(error: &Error) -> i32 {
-    match error {
-        Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,
-        Error::HubLost { .. } => abort::HUB_LOST,
-        _ => abort::CLOSED,
-    }
 }
 
 #[cfg(test)]
@@ -486,6 +492,28 @@ mod tests {
         let c = Control::default();
         c.set_host_abort(abort::PEER_LOST + MAX_RANKS as i32 - 1);
         assert!(matches!(c.check(), Err(Error::PeerLost { rank: 63 })));
+    }
+
+    #[test]
+    fn a_rank_that_is_cut_off_has_the_error_of_its_world() {
+        let outcome = |lost: &Error, fault: Option<FaultKind>| {
+            let c = Control::default();
+            c.lose(lost);
+            let mut words = [0; FAULT_WORDS];
+            if let Some(kind) = fault {
+                words[..6].copy_from_slice(&[kind as i32, 0, 1, -1, 0, abort::HUB_LOST]);
+                assert!(c.record_fault(&words));
+            }
+            c.outcome().unwrap_err()
+        };
+        let hub = Error::HubLost { rank: 6 };
+        let wire = Error::Wire { what: "world".into(), problem: "a broken frame".into() };
+        for fault in [None, Some(FaultKind::HostAbort)] {
+            assert!(matches!(outcome(&hub, fault), Error::HubLost { rank: 6 }));
+            assert!(matches!(outcome(&wire, fault), Error::Wire { .. }));
+        }
+        assert!(matches!(outcome(&wire, Some(FaultKind::Mismatch)), Error::Fault { .. }));
+        assert!(matches!(outcome(&Error::PeerLost { rank: 2 }, None), Error::PeerLost { rank: 2 }));
     }
 
     #[test]

@@ -46,12 +46,14 @@ impl Distance {
 
 /// Whether the host's error `lost` explains the `fault` that a kernel left. The loss of a peer does
 /// if the kernel waited for that peer, or another rank gave up. A difference between ranks, or the
-/// silence of a third rank, has another cause. An error of a step between nodes, or of another
-/// node, explains that the host told the kernel to leave for that reason.
+/// silence of a third rank, has another cause. An error of a step between nodes, of another
+/// node, or of the connection to the world explains that the host told the kernel to leave for that
+/// reason.
 pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     match (lost, fault, Distance::of(fault)) {
         (_, Error::Fault { fault, .. }, _)
-            if fault.kind == FaultKind::HostAbort && fault.seen == abort::ELSEWHERE =>
+            if fault.kind == FaultKind::HostAbort
+                && [abort::ELSEWHERE, abort::HUB_LOST].contains(&fault.seen) =>
         {
             true
         }

@@ -36,7 +36,8 @@ pub mod abort {
     pub const PANICKED: i32 = 2;
     /// The program aborted the heap's kernels.
     pub const USER: i32 = 3;
-    /// The process that forwards the messages between the ranks of this world has ended.
+    /// This rank can no longer exchange messages with the ranks of its world, for example because
+    /// the process that forwards them has ended.
     pub const HUB_LOST: i32 = 4;
     /// A call was enqueued only in part, because one of its launches failed after an earlier one
     /// had been enqueued.

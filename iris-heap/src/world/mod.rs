@@ -18,7 +18,7 @@ use crate::bootstrap::launcher_env::{Launch, UniqueId};
 use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, ProcessId, Step, rendezvous};
-use crate::control::{Control, code_of};
+use crate::control::Control;
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
 use crate::root::ReturnedErrors;
@@ -235,7 +235,7 @@ impl World {
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
-                control.set_host_abort(code_of(error));
+                control.lose(error);
             }
             for (control, nodes) in lock(&watched_over_nodes).iter() {
                 if let Some(control) = control.upgrade() {
@@ -391,7 +391,7 @@ impl World {
         // A peer that was lost before this point is reported here, because the watcher did not see
         // the new control block.
         if let Some(error) = self.inner.bootstrap.lost() {
-            control.set_host_abort(code_of(&error));
+            control.lose(&error);
         }
         Registration { world: self.clone() }
     }
