@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::backend::{FunctionBackend, LaunchOrder, LaunchShape, ModuleBackend};
+use crate::backend::{GpuFunction, GpuModule, LaunchOrder, LaunchShape};
 use crate::control::Control;
 use crate::error::Result;
 use crate::stream::Stream;
@@ -15,16 +15,15 @@ use crate::stream::Stream;
 /// ends. Its kernels can be launched only on streams of this heap.
 #[derive(Clone)]
 pub struct Module {
-    inner: Arc<dyn ModuleBackend>,
+    inner: GpuModule,
     heap: Weak<Control>,
 }
 
 /// Kernel of a loaded module.
 #[derive(Clone)]
 pub struct Function {
-    inner: Arc<dyn FunctionBackend>,
+    inner: GpuFunction,
     heap: Weak<Control>,
-    name: Arc<str>,
 }
 
 impl fmt::Debug for Module {
@@ -35,12 +34,12 @@ impl fmt::Debug for Module {
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Function({})", self.name)
+        write!(f, "Function({})", self.name())
     }
 }
 
 impl Module {
-    pub(crate) fn new(inner: Arc<dyn ModuleBackend>, heap: &Arc<Control>) -> Module {
+    pub(crate) fn new(inner: GpuModule, heap: &Arc<Control>) -> Module {
         Module { inner, heap: Arc::downgrade(heap) }
     }
 
@@ -52,14 +51,14 @@ impl Module {
     /// not have that much shared memory.
     pub fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
         let inner = self.inner.function(name, shared_bytes)?;
-        Ok(Function { inner, heap: self.heap.clone(), name: name.into() })
+        Ok(Function { inner, heap: self.heap.clone() })
     }
 }
 
 impl Function {
     /// Name of the kernel in its module.
     pub fn name(&self) -> &str {
-        &self.name
+        self.inner.name()
     }
 
     /// Number of registers, and of bytes of local memory, per thread; local memory above zero means
@@ -151,7 +150,7 @@ impl Function {
     /// Enqueues a launch on a stream of this function's heap, in the order `order`.
     ///
     /// # Safety
-    /// Contract of [`FunctionBackend::launch`].
+    /// Contract of [`GpuFunction::launch`].
     unsafe fn launch_in(
         &self,
         order: LaunchOrder,
@@ -159,7 +158,7 @@ impl Function {
         shape: LaunchShape,
         args: &[&[u8]],
     ) -> Result<()> {
-        stream.check_of(self.heap.as_ptr(), &self.name)?;
+        stream.check_of(self.heap.as_ptr(), self.name())?;
         // SAFETY: the caller keeps the contract.
         unsafe { self.inner.launch(stream.backend(), order, shape, args) }
     }

@@ -19,7 +19,7 @@ mod hip;
 mod kind;
 mod open;
 
-pub(crate) use gpu::Current;
+pub(crate) use gpu::{Current, GpuFunction, GpuModule};
 pub use gpu::{DeviceCopy, DeviceHandle, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
@@ -290,51 +290,6 @@ pub(crate) enum LaunchOrder {
     Stream,
 }
 
-/// Image of compiled code that a device has loaded.
-pub(crate) trait ModuleBackend: Send + Sync {
-    /// See [`crate::Module::function`].
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn function(&self, name: &str, shared_bytes: u32) -> Result<Arc<dyn FunctionBackend>>;
-}
-
-/// Kernel of a loaded image.
-pub(crate) trait FunctionBackend: Send + Sync {
-    /// See [`crate::Function::resources`].
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn resources(&self) -> Result<(u32, u32)>;
-
-    /// See [`crate::Function::resident`].
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32>;
-
-    /// See [`crate::Function::resident_clusters`].
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32>;
-
-    /// Enqueues a launch on a stream of the heap for which the code was loaded.
-    ///
-    /// # Errors
-    /// [`Error::Closed`]; errors of the device.
-    ///
-    /// # Safety
-    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_concurrent`], by `order`.
-    unsafe fn launch(
-        &self,
-        stream: &dyn StreamBackend,
-        order: LaunchOrder,
-        shape: LaunchShape,
-        args: &[&[u8]],
-    ) -> Result<()>;
-}
-
 /// Device of one rank, as its heap uses it.
 ///
 /// Copies are made by the calling thread: they are synchronous and not ordered with streams. A
@@ -423,16 +378,6 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Control block of this rank: abort word and fault record.
     fn control(&self) -> Arc<Control>;
-
-    /// See [`crate::SymmetricHeap::load`].
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] on the CPU, whose kernels are host code; [`Error::Invalid`] for an
-    /// image that the device cannot load; errors of the device.
-    fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
-        let _ = image;
-        Err(unsupported("compiled kernels", "kernels of this device are host code"))
-    }
 
     /// Passes all memory of the heap to the backend once it is mapped; called once, before the
     /// first stream is made.

@@ -746,7 +746,7 @@ impl SymmetricHeap {
     /// [`Error::Unsupported`] on the CPU, whose kernels are host code; [`Error::Invalid`] for other
     /// images; [`Error::Device`].
     pub fn load(&self, image: &[u8]) -> Result<Module> {
-        Ok(Module::new(self.backend.load(image)?, &self.memory.control))
+        Ok(Module::new(self.gpu()?.load(image)?, &self.memory.control))
     }
 
     /// Id of the heap, the same on all ranks.

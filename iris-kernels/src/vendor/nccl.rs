@@ -102,12 +102,7 @@ impl Nccl {
         (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"))
     }
 
-    /// Loads the library for this kind of device, release 2.18 or later; `folders` are searched
-    /// before the usual places.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] with the places that were searched.
-    pub fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Arc<Nccl>> {
+    fn load(kind: BackendKind) -> Result<Arc<Nccl>> {
         let (names, file, bare, usual) = match kind {
             BackendKind::Cuda => {
                 let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
@@ -119,21 +114,22 @@ impl Nccl {
                 (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
             }
         };
-        find(names, &[folders, &usual].concat(), (file, &bare), |path| {
+        find(names, &usual, (file, &bare), |path| {
             let table = Table::of(open(path)?, "")?;
             let windows = WindowTable::of(open(path)?, "");
             Ok(Arc::new(Nccl { table, windows, path: path.into(), needs: Nccl::needs(kind) }))
         })
     }
 
-    /// Returns the library for this kind of device. It is loaded at the first call.
+    /// Returns the library for this kind of device, release 2.18 or later. It is loaded at the first
+    /// call.
     ///
     /// # Errors
-    /// Errors of [`Nccl::load`]; every call returns the same error.
+    /// [`Error::NotFound`] with the places that were searched; every call returns the same error.
     pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
         static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
         let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
-        loaded.get_or_init(|| Nccl::load(kind, &[])).clone()
+        loaded.get_or_init(|| Nccl::load(kind)).clone()
     }
 
     /// Path of the library's file.

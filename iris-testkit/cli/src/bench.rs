@@ -55,7 +55,6 @@ fn on_cpu(options: &Options) -> Result<bool> {
         &[
             ("--ranks", options.ranks.map(|ranks| ranks.to_string())),
             ("--nodes", (options.nodes != 1).then(|| options.nodes.to_string())),
-            ("--libraries", options.libraries.first().map(path)),
             ("--resume", options.resume.then(|| "given".into())),
             ("--windows", options.windows.then(|| "given".into())),
             ("--compare", options.compare.as_ref().map(path)),

@@ -103,12 +103,10 @@ pub(crate) struct Options {
     /// call, else all calls, for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Safetensors file with another transformer layer, in the format of the embedded one.
+    /// Safetensors file with another transformer layer, with tensors named as in the embedded one: ffn.input,
+    /// ffn.up.weight, ffn.up.bias, ffn.down.weight, ffn.down.bias and ffn.output.
     #[arg(long, value_name = "FILE", conflicts_with = "op")]
     weights: Option<PathBuf>,
-    /// Prefix of the tensors' names in that file: P.input, P.up.weight and so on [default: ffn].
-    #[arg(long, value_name = "P", conflicts_with = "op")]
-    layer_prefix: Option<String>,
 }
 
 /// Help text that gives the meaning of M, N and K for each operator.
@@ -156,9 +154,8 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     }
     let device = Device::new(options.backend, options.threads, options.devices)?;
     let Some(op) = options.op else {
-        let weights = (options.weights, options.layer_prefix);
         let run = (place, device, options.iters);
-        return layer::main(run, weights, options.json, options.trace.as_deref());
+        return layer::main(run, options.weights, options.json, options.trace.as_deref());
     };
     let columns = options.shard.as_deref() == Some("columns");
     if columns && !Meaning::of(op).shards().contains(&Shard::Columns) {

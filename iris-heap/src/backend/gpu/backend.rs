@@ -18,8 +18,7 @@ use super::stream::{self, GpuStream, Queue, Shared};
 use super::vendor::info;
 use crate::abi::abort;
 use crate::backend::{
-    Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, ModuleBackend, Purpose,
-    StreamBackend,
+    Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose, StreamBackend,
 };
 use crate::control::Control;
 use crate::error::{Error, Result};
@@ -100,6 +99,11 @@ impl Gpu {
             mappings: Mutex::default(),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// See [`crate::SymmetricHeap::load`].
+    pub(crate) fn load(&self, image: &[u8]) -> Result<GpuModule> {
+        GpuModule::load(&self.shared.device, image)
     }
 
     /// Kind of device: CUDA or HIP.
@@ -334,10 +338,6 @@ impl Backend for Gpu {
         if self.ranks_on_device() > 1 && self.same_process {
             self.device.shared_by(self.ranks_on_device());
         }
-    }
-
-    fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
-        Ok(Arc::new(GpuModule::load(&self.shared.device, image)?))
     }
 
     fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {

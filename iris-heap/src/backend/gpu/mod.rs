@@ -27,6 +27,7 @@ pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use memory::{MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round};
+pub(crate) use module::{GpuFunction, GpuModule};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;
 pub(super) use table::{load, outcome, table};

@@ -7,23 +7,24 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::driver::{Driver, RawFunction, RawModule};
 use super::stream::GpuStream;
-use crate::backend::{
-    BackendKind, FunctionBackend, LaunchOrder, LaunchShape, ModuleBackend, StreamBackend,
-};
+use crate::backend::{BackendKind, LaunchOrder, LaunchShape, StreamBackend};
 use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::wire::hash;
 
 /// Loaded image of kernels. It stays loaded until the process ends, because unloading would wait
 /// for the whole device, and the next op of the same kind needs it again.
-pub(super) struct GpuModule(Arc<Loaded>);
+#[derive(Clone)]
+pub(crate) struct GpuModule(Arc<Loaded>);
 
 struct Loaded {
     device: Arc<dyn Driver>,
     raw: RawModule,
 }
 
-struct GpuFunction {
+/// Kernel of a loaded image.
+#[derive(Clone)]
+pub(crate) struct GpuFunction {
     module: Arc<Loaded>,
     raw: RawFunction,
     name: Arc<str>,
@@ -32,7 +33,7 @@ struct GpuFunction {
 impl GpuModule {
     /// Loads an image once per process and device; later calls with an equal image return the
     /// loaded one.
-    pub(super) fn load(device: &Arc<dyn Driver>, image: &[u8]) -> Result<GpuModule> {
+    pub(crate) fn load(device: &Arc<dyn Driver>, image: &[u8]) -> Result<GpuModule> {
         type Key = (BackendKind, i32, u128);
         static LOADED: OnceLock<Mutex<HashMap<Key, Arc<Loaded>>>> = OnceLock::new();
         let key = (device.kind(), device.ordinal(), hash(&[image]));
@@ -45,38 +46,51 @@ impl GpuModule {
         loaded.insert(key, module.clone());
         Ok(GpuModule(module))
     }
-}
 
-impl ModuleBackend for GpuModule {
-    fn function(&self, name: &str, shared_bytes: u32) -> Result<Arc<dyn FunctionBackend>> {
+    /// See [`crate::Module::function`].
+    pub(crate) fn function(&self, name: &str, shared_bytes: u32) -> Result<GpuFunction> {
         let text = CString::new(name)
             .map_err(|_| Error::invalid("name of a kernel", name, "a name without zero bytes"))?;
         let Loaded { device, raw } = &*self.0;
         // SAFETY: the module is alive, because it is never unloaded.
         let raw = unsafe { device.function(*raw, &text, shared_bytes) }?;
-        Ok(Arc::new(GpuFunction { module: self.0.clone(), raw, name: name.into() }))
+        Ok(GpuFunction { module: self.0.clone(), raw, name: name.into() })
     }
 }
 
-impl FunctionBackend for GpuFunction {
-    fn resources(&self) -> Result<(u32, u32)> {
+impl GpuFunction {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// See [`crate::Function::resources`].
+    pub(crate) fn resources(&self) -> Result<(u32, u32)> {
         // SAFETY: the function is alive, because its module is never unloaded.
         unsafe { self.module.device.resources(self.raw) }
     }
 
-    fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+    /// See [`crate::Function::resident`].
+    pub(crate) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let device = &self.module.device;
         // SAFETY: the function is alive, because its module is never unloaded.
         let each = unsafe { device.resident(self.raw, threads, shared_bytes) }?;
         Ok(each * device.multiprocessors())
     }
 
-    fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32> {
+    /// See [`crate::Function::resident_clusters`].
+    pub(crate) fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32> {
         // SAFETY: the function is alive, because its module is never unloaded.
         unsafe { self.module.device.resident_clusters(self.raw, shape, cluster) }
     }
 
-    unsafe fn launch(
+    /// Enqueues a launch on a stream of the heap for which the code was loaded.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; errors of the device.
+    ///
+    /// # Safety
+    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_concurrent`], by `order`.
+    pub(crate) unsafe fn launch(
         &self,
         stream: &dyn StreamBackend,
         order: LaunchOrder,

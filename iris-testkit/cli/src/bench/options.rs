@@ -46,9 +46,6 @@ pub(crate) struct Options {
     /// host: NCCL uses its sockets over loopback, within a node as well.
     #[arg(long, default_value_t = 1)]
     pub(crate) nodes: usize,
-    /// Folder to search for NCCL and cuBLASLt, or RCCL and hipBLASLt, before the usual places.
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) libraries: Vec<PathBuf>,
     /// Also time NCCL or RCCL with its buffers registered as windows, and compare with the faster
     /// one; not for all_to_all and broadcast, which gain nothing by it.
     #[arg(long)]

@@ -128,7 +128,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
 
 /// Checks the vendor's collective and GEMM libraries, and names the consequence if one is missing.
 fn libraries(kind: BackendKind) -> Vec<Finding> {
-    let vendors = Vendors::load(kind, &[]);
+    let vendors = Vendors::load(kind);
     let costs = ["`iris bench` compares no messages", "GEMMs are kernels of iris's own"];
     let versions = vendors.usable();
     let found = vendors.names().into_iter().zip(vendors.paths()).zip(versions).zip(costs);

@@ -139,7 +139,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         }
         with_environment(&NETWORK_ALONE);
     }
-    let vendors = Vendors::load(kind, &options.libraries);
+    let vendors = Vendors::load(kind);
     let [collectives, products] = vendors.names();
     let missing = |why| format!("none: {why}");
     let [nccl, blas] = vendors.versions().map(|found| found.unwrap_or_else(missing));

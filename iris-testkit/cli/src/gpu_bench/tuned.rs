@@ -43,7 +43,7 @@ pub(crate) fn tune(
     // A shape with only one choice is not timed, because there is nothing to choose.
     shapes.retain(|shape| shape.choices.len() > 1);
     watch(options.limit)?;
-    let vendors = Vendors::load(kind, &[]);
+    let vendors = Vendors::load(kind);
     let (faster, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let from = provenance(kind, options.commit.clone());
     let failed =
@@ -86,15 +86,10 @@ pub(crate) fn timed(
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
     let lines = Mutex::new(Vec::new());
-    each_shape(
-        Place::new(ranks, true)?,
-        (&Vendors::load(kind, &[]), false),
-        &shapes,
-        &|_, timed| {
-            lines.lock().unwrap_or_else(PoisonError::into_inner).extend(timed);
-            Ok(())
-        },
-    )?;
+    each_shape(Place::new(ranks, true)?, (&Vendors::load(kind), false), &shapes, &|_, timed| {
+        lines.lock().unwrap_or_else(PoisonError::into_inner).extend(timed);
+        Ok(())
+    })?;
     Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 

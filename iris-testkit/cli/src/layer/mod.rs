@@ -28,7 +28,7 @@ use crate::job::{Job, Place, bits, gather, median_of_slowest};
 use crate::memory;
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
-use weights::{Block, PREFIX};
+use weights::Block;
 
 mod weights;
 
@@ -54,7 +54,7 @@ fn bound(dtype: DType) -> f64 {
 /// within [`bound`].
 pub(crate) fn main(
     (place, device, iterations): (Place, Device, usize),
-    (weights, prefix): (Option<PathBuf>, Option<String>),
+    weights: Option<PathBuf>,
     as_json: bool,
     trace_file: Option<&Path>,
 ) -> Result<bool> {
@@ -62,10 +62,9 @@ pub(crate) fn main(
         let of = format!("trace {}", path.display());
         return Err(usage(of, "a chart", "a JSON file, because a chart shows one operator"));
     }
-    let prefix = prefix.unwrap_or_else(|| PREFIX.into());
     // The file is read here so that errors in it are reported before a rank is started.
-    let block = Block::read(weights.as_ref(), &prefix)?;
-    let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
+    let block = Block::read(weights.as_ref())?;
+    let job = LayerJob { weights, device, iterations, trace: trace_file.is_some() };
     let room = job.room(&block, place.ranks, place.nodes)?;
     if device.backend().traits().host_memory {
         memory::fits(place.ranks, room.data)?;
@@ -142,7 +141,6 @@ fn table(rows: &[Row]) -> Table {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LayerJob {
     weights: Option<PathBuf>,
-    prefix: String,
     device: Device,
     iterations: usize,
     trace: bool,
@@ -257,7 +255,7 @@ impl Job for LayerJob {
         let options = self.device.heap(world);
         let world = &world.for_heap(&options)?;
         let ranks = Ranks::from(world);
-        let block = Block::read(self.weights.as_ref(), &self.prefix)?;
+        let block = Block::read(self.weights.as_ref())?;
         let room = self.room(&block, ranks.size, ranks.nodes())?;
         let rig = Rig::open(world, options, room)?;
         let dtypes = Self::dtypes(&block);

@@ -22,7 +22,7 @@ const EMBEDDED: &[u8] = include_bytes!("minilm-l6-layer0-ffn.safetensors");
 const MOST: u64 = 1 << 30;
 
 /// Prefix of the tensors' names in the embedded file: `ffn.input` and so on.
-pub(crate) const PREFIX: &str = "ffn";
+const PREFIX: &str = "ffn";
 
 /// Feed-forward block: output = gelu(input up^T + up_bias) down^T + down_bias. Weights are stored
 /// as (out, in).
@@ -49,20 +49,19 @@ impl Block {
     ///
     /// # Errors
     /// An unreadable file, or a missing or wrong tensor; the error names the file and the tensor.
-    pub(crate) fn read(path: Option<&PathBuf>, prefix: &str) -> Result<Block> {
+    pub(crate) fn read(path: Option<&PathBuf>) -> Result<Block> {
         let Some(path) = path else {
-            return Block::parse(EMBEDDED, prefix).context("the embedded weights");
+            return Block::parse(EMBEDDED).context("the embedded weights");
         };
-        Block::parse(&contents(path)?, prefix).with_context(|| named(path))
+        Block::parse(&contents(path)?).with_context(|| named(path))
     }
 
-    fn parse(bytes: &[u8], prefix: &str) -> Result<Block> {
+    fn parse(bytes: &[u8]) -> Result<Block> {
         let file = SafeTensors::deserialize(bytes).map_err(|error| {
             let found = format!("{} bytes that are no safetensors file ({error})", bytes.len());
             usage("the content", found, "a complete safetensors file")
         })?;
-        let prefix = prefix.trim_end_matches('.');
-        let tensor = |name: &str| Tensor::find(&file, &format!("{prefix}.{name}"));
+        let tensor = |name: &str| Tensor::find(&file, &format!("{PREFIX}.{name}"));
         let (input, up) = (tensor("input")?, tensor("up.weight")?);
         let (tokens, hidden) = input.matrix("tokens x hidden")?;
         let (inner, _) = up.matrix("inner x hidden")?;
@@ -192,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_embedded_block_is_what_it_says() {
-        let block = Block::read(None, PREFIX).unwrap();
+        let block = Block::read(None).unwrap();
         assert_eq!((block.input.rows, block.input.cols), (107, 384));
         assert_eq!((block.up.rows, block.up.cols, block.dtype), (1536, 384, DType::F16));
         assert_eq!((block.down.rows, block.down_bias.cols), (384, 384));
@@ -200,18 +199,22 @@ mod tests {
 
     #[test]
     fn faults_of_a_file_are_named() {
-        let says = |bytes: &[u8], prefix: &str| {
-            let error = Block::parse(bytes, prefix).unwrap_err();
+        let says = |bytes: &[u8]| {
+            let error = Block::parse(bytes).unwrap_err();
             assert_eq!(crate::errors::code(&error), 2);
             format!("{error:#}")
         };
-        let e = says(&EMBEDDED[..EMBEDDED.len() / 2], PREFIX);
-        assert!(e.contains("no safetensors file"), "{e}");
-        let e = says(&EMBEDDED[..4], PREFIX);
-        assert!(e.contains("4 bytes"), "{e}");
-        let e = says(EMBEDDED, "layer.7");
-        assert!(e.contains("layer.7.input is missing") && e.contains("ffn.output"), "{e}");
-
+        for cut in [0, 4, 100, EMBEDDED.len() / 2, EMBEDDED.len() - 1] {
+            let e = says(&EMBEDDED[..cut]);
+            assert!(
+                e.contains("no safetensors file") && e.contains(&format!("{cut} bytes")),
+                "{e}"
+            );
+        }
+        let whole = SafeTensors::deserialize(EMBEDDED).unwrap();
+        let others = whole.tensors().into_iter().filter(|(name, _)| name != "ffn.input");
+        let e = says(&safetensors::serialize(others, None).unwrap());
+        assert!(e.contains("ffn.input is missing") && e.contains("ffn.output"), "{e}");
         let with = |name: &str, dtype: Dtype, shape: Vec<usize>| {
             let whole = SafeTensors::deserialize(EMBEDDED).unwrap();
             let bytes = vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8];
@@ -220,13 +223,13 @@ mod tests {
             tensors.iter_mut().find(|(known, _)| known == name).unwrap().1 = odd;
             safetensors::serialize(tensors, None).unwrap()
         };
-        let e = says(&with("ffn.down.weight", Dtype::I64, vec![384, 1536]), PREFIX);
+        let e = says(&with("ffn.down.weight", Dtype::I64, vec![384, 1536]));
         assert!(e.contains("ffn.down.weight is I64: expected F32, F16 or BF16"), "{e}");
-        let e = says(&with("ffn.down.weight", Dtype::F16, vec![1536, 384]), PREFIX);
+        let e = says(&with("ffn.down.weight", Dtype::F16, vec![1536, 384]));
         assert!(e.contains("[1536, 384]: expected [384, 1536]"), "{e}");
-        let e = says(&with("ffn.up.bias", Dtype::F32, vec![1535]), PREFIX);
+        let e = says(&with("ffn.up.bias", Dtype::F32, vec![1535]));
         assert!(e.contains("ffn.up.bias is [1535]: expected [1536]"), "{e}");
-        let e = says(&with("ffn.input", Dtype::F32, vec![41088]), PREFIX);
+        let e = says(&with("ffn.input", Dtype::F32, vec![41088]));
         assert!(e.contains("two dimensions"), "{e}");
     }
 }

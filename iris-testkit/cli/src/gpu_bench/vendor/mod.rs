@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "the collective library gets addresses of the device")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -30,11 +30,10 @@ pub(crate) struct Vendors {
 }
 
 impl Vendors {
-    /// Loads both libraries. They are searched for in `folders`, then in CUDA's and Python's
-    /// packages or beside the loaded HIP runtime, then in the loader's search path.
-    pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
-        let nccl = Nccl::load(kind, folders).map_err(|error| error.to_string());
-        let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
+    /// Loads both libraries, from the places where operators find them.
+    pub(crate) fn load(kind: BackendKind) -> Vendors {
+        let nccl = Nccl::get(kind).map_err(|error| error.to_string());
+        let blas = Blas::load(dialect(kind), &[]).map_err(|error| error.to_string());
         Vendors { kind, nccl, blas: blas.map(Arc::new) }
     }
 
