@@ -58,6 +58,11 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
         add(Op::MatmulReduceScatter, [rows, columns, deep], dtype, &products);
         add(Op::AllGatherMatmul, [rows, columns, deep], dtype, &[Baseline, Unfused, CopyEngine]);
     }
+    if !host {
+        // Here the message takes longer than the product, so its rate shows.
+        add(Op::MatmulReduceScatter, [8192, columns, 512], dtype, &[CopyEngine, Epilogue]);
+        add(Op::AllGatherMatmul, [8192, 512, columns], dtype, &[CopyEngine]);
+    }
     cases
 }
 
@@ -112,4 +117,59 @@ pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     file.machine = Some(machine);
     say!("{}", file.save(ranks)?.display())?;
     Ok(rows.len() == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iris_ops::Device;
+    use serde_json::json;
+
+    /// Tests that each rate decides at least a tenth of the time of one of the cases for `ranks`.
+    /// The fit finds no value for a rate that decides none. The rate between two GPUs counts only
+    /// where no switch connects them.
+    #[track_caller]
+    fn every_rate_is_in_a_case(ranks: usize) {
+        let ranks = Ranks::new(0, ranks).on_device(Device::named("h200").unwrap());
+        let cases = cases(BackendKind::Cuda, ranks);
+        let line = |(op, options, variants): &Case| {
+            let (m, n, k, dtype) = (options.m, options.n, options.k, options.dtype.to_string());
+            let op = op.name();
+            let lines = variants.iter().map(|variant| {
+                of_line(
+                    json!({"op": op, "variant": variant, "dtype": dtype, "m": m, "n": n, "k": k, "ranks": 2, "us": 1.0}),
+                    ranks,
+                )
+            });
+            lines.map(|line| line.expect("a plan")).collect::<Vec<_>>()
+        };
+        let rows: Vec<_> = cases.iter().flat_map(line).collect();
+        let values = Machine::of(ranks.device).values();
+        let mut unseen = Vec::new();
+        for (at, name) in Machine::NAMES.iter().enumerate() {
+            let time = |factor: f64| {
+                let mut values = values.clone();
+                values[at] *= factor;
+                let machine = Machine::of_values(&values);
+                rows.iter().map(|row| row.predicted(&machine).expect("a time")).collect::<Vec<_>>()
+            };
+            let share = |(more, now): (f64, f64)| ((more / now).ln() / 0.01f64.ln_1p()).abs();
+            let largest = time(1.01).into_iter().zip(time(1.0)).map(share).fold(0.0, f64::max);
+            println!("{name}: {largest:.2}");
+            if name.ends_with("_per_us") && largest < 0.1 {
+                unseen.push(*name);
+            }
+        }
+        assert_eq!(unseen, ["peer_link_bytes_per_us"]);
+    }
+
+    #[test]
+    fn every_rate_of_two_gpus_is_in_a_case() {
+        every_rate_is_in_a_case(2);
+    }
+
+    #[test]
+    fn every_rate_of_four_gpus_is_in_a_case() {
+        every_rate_is_in_a_case(4);
+    }
 }
