@@ -111,6 +111,7 @@ mod root;
 mod segment;
 mod slice;
 pub mod stream;
+mod system;
 mod util;
 mod wire;
 mod world;

@@ -1,7 +1,8 @@
 //! Operating-system limits that error messages mention.
 
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+
+use crate::system::Limit;
 
 /// Whether an error means that the process or the system has run out of file descriptors or kernel
 /// memory.
@@ -18,8 +19,16 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
             return format!("{error}; the limit is {}: raise it with `ulimit -n`", open_files());
         }
         (Some(Errno::NFILE), _) => "; the system has too many open files: close some",
+        (Some(Errno::PERM), _) => "; a policy of the system or of the container may forbid it",
         (_, ErrorKind::PermissionDenied) => "; see who owns it, and its permissions",
-        (_, ErrorKind::OutOfMemory) => "; free memory, or open a smaller heap",
+        (_, ErrorKind::OutOfMemory) => match Limit::AddressSpace.value() {
+            None => "; free memory, or open a smaller heap",
+            Some(limit) => {
+                return format!(
+                    "{error}; the limit of this process's addresses is {limit} bytes: raise it with `ulimit -v`"
+                );
+            }
+        },
         (_, ErrorKind::StorageFull) => "; free space there",
         _ => "",
     };
@@ -28,5 +37,33 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
 
 /// This process's limit of open files, as text.
 pub(crate) fn open_files() -> String {
-    getrlimit(Resource::Nofile).current.map_or("none".into(), |limit| limit.to_string())
+    Limit::OpenFiles.value().map_or("none".into(), |limit| limit.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_by_policy_is_not_one_by_permissions() {
+        let text = |code: Errno| explain(&std::io::Error::from_raw_os_error(code.raw_os_error()));
+        assert!(text(Errno::PERM).contains("a policy of the system or of the container"));
+        assert!(text(Errno::ACCESS).contains("its permissions"));
+    }
+
+    #[test]
+    fn limits_are_those_that_the_shell_sets() {
+        let shown = |flag: &str| {
+            let shell = std::process::Command::new("/bin/sh").args(["-c", flag]).output().unwrap();
+            String::from_utf8(shell.stdout).unwrap().trim().to_owned()
+        };
+        let value = |limit: Limit| limit.value().map_or("unlimited".into(), |it| it.to_string());
+        assert_eq!(value(Limit::OpenFiles), shown("ulimit -n"));
+        let blocks = |limit: Limit, size: u64| match limit.value() {
+            Some(bytes) => (bytes / size).to_string(),
+            None => "unlimited".into(),
+        };
+        assert_eq!(blocks(Limit::AddressSpace, 1024), shown("ulimit -v"));
+        assert_eq!(blocks(Limit::FileSize, 512), shown("ulimit -f"));
+    }
 }

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::system::Limit;
 
 /// Locks a mutex even if it is poisoned, because the data under each lock of the crate is
 /// consistent between any two statements.
@@ -33,8 +34,7 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// # Errors
 /// [`Error::Invalid`] with the limit and how to raise it.
 pub fn check_file_size(name: &str, bytes: u64) -> Result<()> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-    match limit {
+    match Limit::FileSize.value() {
         Some(limit) if bytes > limit => Err(Error::invalid(
             format!("size of {name}"),
             format!("{bytes} bytes"),

@@ -9,9 +9,10 @@ mod job;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr};
+use std::process::{Child, ChildStderr, Command};
 use std::time::{Duration, Instant};
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -216,6 +217,49 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         std::fs::write(&go, "").unwrap();
         assert_eq!(result(hog), "ok gone");
         drop(job);
+    }
+}
+
+/// Tests ranks that see no id of each other's process, as in containers that share the folder in
+/// which ranks meet. Skipped where this user may make no such namespaces.
+#[test]
+fn ranks_in_namespaces_of_their_own_meet() {
+    // The wrapper ends with the process that it starts.
+    let mut wrapper = "unshare --pid --fork --kill-child".to_owned();
+    if !rustix::process::geteuid().is_root() {
+        wrapper += " --user --map-current-user";
+    }
+    let mut words = wrapper.split_whitespace();
+    let tried = Command::new(words.next().unwrap()).args(words).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        println!("skipped: `{wrapper}` is not allowed here");
+        return;
+    }
+    let job = Job::new("heap");
+    let vars = |rank| {
+        // Rank 1 is in the namespace of this test.
+        let wrapper = if rank == 1 { "" } else { wrapper.as_str() };
+        vec![
+            ("WRAPPER", wrapper.to_owned()),
+            ("PATH", env("PATH")),
+            ("MASTER_PORT", "29700".to_owned()),
+        ]
+    };
+    all_are("ok read", &job.results(job.ranks(3, vars)));
+}
+
+/// Tests a folder that exists but admits no file: no rank waits for another.
+#[test]
+fn a_folder_without_room_for_a_file_is_an_error_of_every_rank() {
+    let job = Job::limited("barrier", 1024, 3);
+    let folder = job.temp.path().join("meeting");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, Some(job.user()), None).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o500)).unwrap();
+    let place = folder.to_str().unwrap().to_owned();
+    let vars = |_| vec![("IRIS_RENDEZVOUS", place.clone())];
+    for text in job.ranks(3, vars).into_iter().map(result) {
+        contains(&text, &["error", "making a file in the folder", &place, "IRIS_RENDEZVOUS names"]);
     }
 }
 

@@ -69,7 +69,7 @@ impl Cache {
             (Some(told), ..) => PathBuf::from(told),
             (_, Some(caches), _) => PathBuf::from(caches).join("iris"),
             (.., Some(home)) => PathBuf::from(home).join(".cache/iris"),
-            _ => std::env::temp_dir().join(format!("iris-{}", user())),
+            _ => std::env::temp_dir().join(format!("iris-cache-{}", user())),
         }
     }
 

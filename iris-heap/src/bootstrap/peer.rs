@@ -11,6 +11,7 @@ use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
 use super::socket::Socket;
 use crate::error::Error;
+use crate::system::peer_of;
 
 pub(super) struct Peer {
     pub(super) socket: Socket,
@@ -28,12 +29,13 @@ pub(super) struct Peer {
 
 /// Opens a descriptor that becomes readable when the process at the other end of a connection has
 /// ended; a forked child of that process may keep the socket open longer. `None` for this process
-/// itself, and if the system provides no such descriptor.
+/// itself, for one in a PID namespace that this process cannot see, and if the system provides no
+/// such descriptor.
 pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
     if !socket.is_unix {
         return None;
     }
-    let process = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+    let process = peer_of(socket).ok()?.process?;
     let other = process != rustix::process::getpid();
     other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
 }

@@ -42,6 +42,7 @@ use super::process::{began, parent_command};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
+use crate::system::peer_of;
 use crate::util::{check_file_size, host_name, lock};
 use crate::wire::hash;
 
@@ -110,8 +111,8 @@ impl Place {
     /// Makes the folder and shows the other ranks, until the returned guard is dropped, that this
     /// process is about to meet them. Dropping the guard records the visit.
     ///
-    /// Every rank makes the folder if it is missing, so that every rank reports an error if that is
-    /// impossible.
+    /// Every rank makes the folder if it is missing, and a file in it, so that every rank reports an
+    /// error if that is impossible.
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
         self.make_folder()?;
         // Nothing is written into a folder of another user, who could have put links there.
@@ -120,10 +121,21 @@ impl Place {
             // Another process has removed the empty folder meanwhile.
             false => Err(ErrorKind::NotFound.into()),
         };
-        if let Err(error) = &presence {
-            tracing::debug!(%error, "the others cannot see whether this process lives");
-        }
-        Ok(Visit { place: self, presence: presence.ok() })
+        use ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let presence = match presence {
+            Ok(presence) => Some(presence),
+            // Rank 0 can neither listen in such a folder, nor leave a note that it cannot.
+            Err(e) => match e.kind() {
+                PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull => {
+                    return Err(self.folder_error("making a file in the folder", &e));
+                }
+                _ => {
+                    tracing::debug!(error = %e, "the others cannot see whether this process lives");
+                    None
+                }
+            },
+        };
+        Ok(Visit { place: self, presence })
     }
 
     /// Path of the file whose lock `rank` holds until it has met the others.
@@ -135,11 +147,17 @@ impl Place {
         match DirBuilder::new().mode(0o700).create(&self.folder) {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
-            Err(e) => {
-                let folder = self.folder.display();
-                Err(self.error(format!("making the folder {folder}: {e}")))
-            }
+            Err(e) => Err(self.folder_error("making the folder", &e)),
         }
+    }
+
+    /// Error of `step` in the folder, with the variables that name another folder.
+    fn folder_error(&self, step: &str, error: &std::io::Error) -> Error {
+        let variables = if self.ours { "TMPDIR or IRIS_RENDEZVOUS" } else { "IRIS_RENDEZVOUS" };
+        let folder = self.folder.display();
+        self.error(format!(
+            "{step} {folder}: {error}; expected a folder that this user can write: {variables} names another one"
+        ))
     }
 
     /// Removes the folder if this library made it and it is empty, that is, if no other job meets
@@ -412,8 +430,18 @@ impl Place {
             let is_old = || entry.metadata().ok().and_then(old).unwrap_or(false);
             let ours = path.file_stem() == self.socket.file_name();
             let of_a_rank = is("rank") || is("part");
+            // Socket of a rank 0 that was killed. `connect` to a socket in use succeeds, or fails in
+            // another way.
+            let is_dead = || {
+                let refused = |short: ShortPath| {
+                    let error = connect(short.as_path()).err();
+                    error.is_some_and(|e| e.kind() == ErrorKind::ConnectionRefused)
+                };
+                path.extension().is_none() && is_old() && self.short(&path).is_ok_and(refused)
+            };
             // A turn file in use is not old, because each attempt to take the turn truncates it.
-            if of_a_rank && ours || (of_a_rank || is("over") || is("turn")) && is_old() {
+            if of_a_rank && ours || (of_a_rank || is("over") || is("turn")) && is_old() || is_dead()
+            {
                 let _ = fs::remove_file(path);
             }
         }
@@ -651,17 +679,15 @@ fn up() -> Duration {
 
 /// Checks that the process at the other end belongs to this user.
 pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
-    let peer = rustix::net::sockopt::socket_peercred(socket)
+    let peer = peer_of(socket)
         .map_err(|e| format!("reading the user of the process at the other end: {e}"))?;
-    let user = rustix::process::geteuid();
-    if peer.uid == user {
-        return Ok(());
+    let user = rustix::process::geteuid().as_raw();
+    match peer.user == user {
+        true => Ok(()),
+        false => {
+            Err(format!("the process at the other end is of user {}, expected {user}", peer.user))
+        }
     }
-    Err(format!(
-        "the process at the other end is of user {}, expected {}",
-        peer.uid.as_raw(),
-        user.as_raw()
-    ))
 }
 
 #[cfg(test)]
@@ -700,6 +726,27 @@ mod tests {
         drop(listener);
         other.clear(None);
         assert!(!temp.path().join("iris").exists(), "nothing is left");
+    }
+
+    /// Tests that the next world removes old sockets of killed processes, and no socket that is in use
+    /// or new.
+    #[test]
+    fn old_sockets_of_killed_processes_are_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = |job: &str| Place::at(temp.path().join("iris"), true, job.into());
+        let [old, new, used] = ["old", "new", "used"].map(place);
+        drop(old.listen().unwrap());
+        drop(new.listen().unwrap());
+        let listener = used.listen().unwrap();
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+        let time = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        for place in [&old, &used] {
+            utimensat(CWD, &place.socket, &times, AtFlags::empty()).unwrap();
+        }
+        place("next").clear(None);
+        assert_eq!([&old, &new, &used].map(|place| place.socket.exists()), [false, true, true]);
+        drop(listener);
     }
 
     #[test]

@@ -80,6 +80,11 @@ impl Job {
         job
     }
 
+    /// User as whom the ranks run.
+    pub fn user(&self) -> u32 {
+        self.user.unwrap_or_else(|| rustix::process::geteuid().as_raw())
+    }
+
     pub fn rank(&self, vars: &[(&str, &str)]) -> Child {
         self.start(self.case, vars)
     }
@@ -87,10 +92,11 @@ impl Job {
     /// Starts a process of the job that runs `case`, with the environment variables `vars`.
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
-        // Limits are set by the shell. `FILE_LIMIT` counts blocks of 512 bytes.
+        // Limits are set by the shell. `FILE_LIMIT` counts blocks of 512 bytes; `WRAPPER` is a
+        // command that starts the program.
         let text = match self.limit {
             Some(limit) => format!("ulimit -n ${{LIMIT:-{limit}}} && exec \"$0\" \"$@\""),
-            None => "ulimit -f ${FILE_LIMIT:-unlimited} && exec \"$0\" \"$@\"".into(),
+            None => "ulimit -f ${FILE_LIMIT:-unlimited} && exec ${WRAPPER:-} \"$0\" \"$@\"".into(),
         };
         command
             .args(["-c", &text])

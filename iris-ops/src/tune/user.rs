@@ -213,14 +213,25 @@ fn write(
     Ok(path)
 }
 
+/// Whether there is no file at `path`, by the error of reading it. In the user's cache folder there is
+/// none, either, if this user may not enter that folder, as with the HOME of another user.
+fn has_no_file(path: &Path, error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    match error.kind() {
+        NotFound | NotADirectory => true,
+        PermissionDenied => !is_set() && fs::symlink_metadata(path).is_err(),
+        _ => false,
+    }
+}
+
 /// Reads a tuning file; returns its content and a digest of its text, or `None` if there is no
 /// file.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong = |why: String| Error::Tuning { path: path.into(), why };
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(wrong(format!("cannot be read: {error}"))),
+        Err(error) if has_no_file(path, &error) => return Ok(None),
+        Err(error) => return Err(wrong(format!("cannot be read: {error}; {REMEDY}"))),
     };
     // The version comes first, because a file of another version has other parameters.
     let other = toml::from_str(&text).ok().filter(|it: &Version| it.version != VERSION);

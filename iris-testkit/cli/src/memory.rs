@@ -1,16 +1,53 @@
 //! Check before the ranks start that the host has enough memory for them; otherwise the system
 //! would kill a process later.
 
+use std::fs::read_to_string;
+use std::path::Path;
+
 use anyhow::Result;
 
 use crate::errors::usage;
 
-/// Bytes of memory that the host can still provide; `None` if the system does not report it.
+/// Bytes of memory that the host can still provide, and of its whole memory; `None` if the system
+/// does not report it.
+pub(crate) fn of_host() -> Option<(u64, u64)> {
+    let info = read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some((field("MemAvailable:")?, field("MemTotal:")?))
+}
+
+/// Bytes of memory that the control group of this process, or one above it, can still provide, and
+/// the limit of that group; `None` if none has a limit.
+pub(crate) fn of_group() -> Option<(u64, u64)> {
+    let groups = read_to_string("/proc/self/cgroup").ok()?;
+    // Only version 2 of control groups has a line of this form.
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    smallest_of_groups(Path::new("/sys/fs/cgroup"), Path::new(path))
+}
+
+/// [`of_group`] for the group `path` in the file system of groups at `root`.
+fn smallest_of_groups(root: &Path, path: &Path) -> Option<(u64, u64)> {
+    let group = |path: &Path| {
+        let folder = root.join(path);
+        let number =
+            |file: &str| read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
+        // A group without a limit has the text `max` there, and the root group has no such file.
+        let limit = number("memory.max")?;
+        let parts = read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        let cached = parts.lines().find_map(|line| line.strip_prefix("inactive_file "));
+        let cached = cached.and_then(|bytes| bytes.parse::<u64>().ok()).unwrap_or(0);
+        let used = number("memory.current")?.saturating_sub(cached);
+        Some((limit.saturating_sub(used), limit))
+    };
+    path.ancestors().filter_map(group).min()
+}
+
+/// Bytes of memory that this process can still get; `None` if the system does not report it.
 fn available() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    kib.checked_mul(1024)
+    of_host().into_iter().chain(of_group()).map(|(free, _)| free).min()
 }
 
 /// Refuses to start `ranks` ranks if together they need more memory than is available; `bytes` is
@@ -28,6 +65,23 @@ pub(crate) fn fits(ranks: usize, bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tightest_group_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let pod = root.path().join("pod");
+        std::fs::create_dir_all(pod.join("box/inner")).unwrap();
+        let write = |file: &str, text: &str| std::fs::write(pod.join(file), text).unwrap();
+        assert_eq!(smallest_of_groups(root.path(), Path::new("pod/box")), None);
+        write("memory.max", "1000\n");
+        write("memory.current", "700\n");
+        write("memory.stat", "anon 500\ninactive_file 150\n");
+        write("box/memory.max", "max\n");
+        write("box/memory.current", "300\n");
+        assert_eq!(smallest_of_groups(root.path(), Path::new("pod/box/inner")), Some((450, 1000)));
+        write("box/memory.max", "350\n");
+        assert_eq!(smallest_of_groups(root.path(), Path::new("pod/box/inner")), Some((50, 350)));
+    }
 
     #[test]
     fn what_is_beyond_memory_is_refused() {

@@ -40,6 +40,20 @@ fn wrong_values_of_variables_are_named() {
     }
 }
 
+/// Tests that a cache folder which cannot be made, which only GPUs need, does not count against the
+/// CPU.
+#[test]
+fn a_wrong_cache_is_no_obstacle_on_the_cpu() {
+    let place = ("IRIS_CACHE", "/dev/null/cache");
+    let output = iris(&["doctor", "--no-links"], &[place]);
+    let out = text(&output.stdout);
+    assert!(out.contains("/dev/null/cache") && out.contains("CPU works"), "{out}");
+    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let run = ["run", "all-reduce", "--ranks", "2", "--m", "8", "--n", "8"];
+    let output = iris(&run, &[place]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
 /// Tests the output of the doctor: one line per check and a verdict, all of which fit a screen, and
 /// no text twice.
 #[test]

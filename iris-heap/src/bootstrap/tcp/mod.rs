@@ -193,12 +193,22 @@ impl Meeting {
         // could exceed it. This loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
-            match stream.read(&mut reply[got..])? {
-                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                count => got += count,
+            let silent = || {
+                let text = format!(
+                    "connected, but no answer within {:.1}s; another program may listen there",
+                    timeout.as_secs_f64()
+                );
+                std::io::Error::new(std::io::ErrorKind::TimedOut, text)
+            };
+            match stream.read(&mut reply[got..]) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => got += count,
+                // The socket's time limit has passed.
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(silent()),
+                Err(e) => return Err(e),
             }
             if Instant::now() >= until {
-                return Err(std::io::ErrorKind::TimedOut.into());
+                return Err(silent());
             }
         }
         if reply == REFUSAL {

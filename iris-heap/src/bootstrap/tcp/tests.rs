@@ -114,6 +114,16 @@ fn another_secret_or_job_is_refused_and_told_so() {
     });
 }
 
+/// Tests the error for a port at which another program listens that never answers.
+#[test]
+fn a_listener_that_does_not_answer_is_told() {
+    let meeting = meeting("127.0.0.1", 2);
+    let listener = TcpListener::bind(&meeting.address).unwrap();
+    let told = meeting.join(1, Duration::from_millis(500)).err().expect("an error").to_string();
+    assert!(told.contains("another program may listen there"), "{told}");
+    drop(listener);
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let meeting = meeting("127.0.0.1", 3);

@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
+use crate::memory;
 
 /// Number of file descriptors that one process of a job of 64 ranks needs, for its sockets and for
 /// the shared memory of all ranks.
@@ -117,24 +118,21 @@ fn system() -> String {
     format!("{}, {kernel}", pretty.unwrap_or("no /etc/os-release").trim_matches('"'))
 }
 
-/// Memory of the host, in which heaps of the CPU backend are allocated.
+/// Memory of the host, or of this process's control group if that can provide less. Heaps of the CPU
+/// backend are allocated in it.
 fn memory() -> Finding {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
-        Some(Bytes::kib(kib))
+    let Some(host) = memory::of_host() else {
+        return Finding::new(State::Warning, "memory", "/proc/meminfo cannot be read")
+            .remedy("mount /proc");
     };
-    match (field("MemTotal"), field("MemAvailable")) {
-        (Some(all), Some(free)) if free < Bytes::gib(1) => {
-            Finding::new(State::Warning, "memory", format!("{free} of {all} available"))
-                .remedy("heaps of 512 MiB a rank may not fit; free some")
-        }
-        (Some(all), Some(free)) => {
-            Finding::new(State::Ok, "memory", format!("{free} of {all} available"))
-        }
-        _ => Finding::new(State::Warning, "memory", "/proc/meminfo cannot be read")
-            .remedy("mount /proc"),
+    let group = memory::of_group().filter(|group| group.0 < host.0);
+    let (free, all) = group.unwrap_or(host);
+    let of = if group.is_some() { ", the limit of its control group," } else { "" };
+    let text = format!("{} of {}{of} available", Bytes::new(free), Bytes::new(all));
+    match Bytes::new(free) < Bytes::gib(1) {
+        true => Finding::new(State::Warning, "memory", text)
+            .remedy("heaps of 512 MiB a rank may not fit; free some"),
+        false => Finding::new(State::Ok, "memory", text),
     }
 }
 

@@ -1,0 +1,62 @@
+//! System calls for which rustix has no result that fits: the process at the other end of a socket
+//! may be in another PID namespace, and limits may be denied.
+
+#![allow(unsafe_code, reason = "libc's functions take pointers")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::process::Pid;
+
+/// Process at the other end of a Unix socket.
+pub(crate) struct PeerProcess {
+    /// Id of the process; `None` if it is in a PID namespace that this process cannot see, for
+    /// example in another container.
+    pub(crate) process: Option<Pid>,
+    /// Effective user of the process.
+    pub(crate) user: u32,
+}
+
+/// Returns the process that connected `socket`, or that listened where it is connected.
+pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<PeerProcess> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: `peer` has `length` bytes, and any value of them is valid.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    match failed {
+        0 => Ok(PeerProcess { process: Pid::from_raw(peer.pid), user: peer.uid }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Limit of this process that the system enforces.
+#[derive(Clone, Copy)]
+pub(crate) enum Limit {
+    OpenFiles,
+    FileSize,
+    AddressSpace,
+}
+
+impl Limit {
+    /// Value of the limit; `None` if there is no limit, or if it may not be read.
+    pub(crate) fn value(self) -> Option<u64> {
+        let which = match self {
+            Limit::OpenFiles => libc::RLIMIT_NOFILE,
+            Limit::FileSize => libc::RLIMIT_FSIZE,
+            Limit::AddressSpace => libc::RLIMIT_AS,
+        };
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is a structure of the type that the call fills.
+        let failed = unsafe { libc::getrlimit(which, &raw mut limit) };
+        (failed == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+}
