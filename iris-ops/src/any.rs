@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use iris_heap::{DType, Stream, SymmetricHeap};
 use iris_kernels::args::TileView;
-use iris_kernels::trace::TraceSpan;
 
 use crate::args::{Matrices, NormArgs};
-use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::facade::common_methods;
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
 use crate::nodes::Operator;
@@ -88,48 +87,9 @@ impl AnyOp {
         let (b, bias) = if product { (Some(b), bias) } else { (None, None) };
         Matrices { a: Some(a), b, c: Some(c), bias, norm, root: None }
     }
-
-    /// Plan from which the operator was made.
-    pub fn plan(&self) -> &Plan {
-        self.operator.plan()
-    }
-
-    /// Numbers of bytes moved, flags raised and waits begun by the operator's calls on this rank so
-    /// far. Synchronise the stream of the calls before reading these counters.
-    ///
-    /// # Errors
-    /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the
-    /// device.
-    pub fn counters(&self) -> Result<Counters> {
-        self.operator.counters()
-    }
-
-    /// Trace spans of the operator's calls so far, one list per workgroup; empty if the plan has no
-    /// `trace_spans`. Synchronise the stream of the calls before reading the spans.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    pub fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
-        self.operator.trace()
-    }
-
-    /// Checks whether enqueued calls of this heap have failed. This neither waits nor communicates.
-    ///
-    /// # Errors
-    /// The fault of a call that failed.
-    pub fn check(&self) -> Result<()> {
-        self.operator.check()
-    }
-
-    /// Frees the operator's memory. Collective; waits for the streams of the heap.
-    ///
-    /// # Errors
-    /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
-    #[track_caller]
-    pub fn free(self) -> Result<()> {
-        self.operator.free()
-    }
 }
+
+common_methods!(AnyOp);
 
 impl Operands {
     /// Operands without bias and RMSNorm. For an operator without B, `b` is ignored.

@@ -27,16 +27,30 @@ macro_rules! operator {
             ) -> $crate::OpResult<()> {
                 self.operator.run_lent(stream, || args.all(), &args.into())
             }
+
+            /// Makes the operator in a workspace that was made for this plan or a plan of the same
+            /// needs. Collective: all ranks call it. The workspace outlives the operator.
+            ///
+            /// # Errors
+            /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
+            /// is too small.
+            #[track_caller]
+            pub fn in_workspace(
+                workspace: &std::sync::Arc<$crate::Workspace>,
+                plan: &$crate::Plan,
+            ) -> $crate::OpResult<Self> {
+                let operator = $crate::nodes::Operator::within(ROW.op, workspace, plan)?;
+                Ok(Self { operator })
+            }
         }
 
+        $crate::facade::plan_and_new!($op);
         $crate::facade::common_methods!($op);
-        $crate::facade::shared_workspace!($op);
     };
 }
 
-/// Defines the methods that every operator has: `plan` of its options, `new`, `check`, `counters`,
-/// `trace`, `free`.
-macro_rules! common_methods {
+/// Defines `plan` of an operator's options, and `new`.
+macro_rules! plan_and_new {
     ($op:ident) => {
         impl Options {
             /// Makes the plan for calls up to the size that the options give, without
@@ -66,7 +80,14 @@ macro_rules! common_methods {
             ) -> $crate::OpResult<Self> {
                 Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
+        }
+    };
+}
 
+/// Defines the methods that every operator has: `plan`, `check`, `counters`, `trace`, `free`.
+macro_rules! common_methods {
+    ($op:ident) => {
+        impl $op {
             /// Plan from which the operator was made.
             pub fn plan(&self) -> &$crate::Plan {
                 self.operator.plan()
@@ -85,14 +106,14 @@ macro_rules! common_methods {
             /// rank so far. Synchronise the stream of the calls before reading these counters.
             ///
             /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks
-            /// [`Options::counted`]; errors of the device.
+            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan's options lack `counted`;
+            /// errors of the device.
             pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
 
             /// Trace spans of the operator's calls so far, one list per workgroup; empty if the
-            /// plan has no [`Options::trace_spans`]. Synchronise the stream of the calls before
+            /// plan's options have no `trace_spans`. Synchronise the stream of the calls before
             /// reading the spans.
             ///
             /// # Errors
@@ -108,29 +129,6 @@ macro_rules! common_methods {
             #[track_caller]
             pub fn free(self) -> $crate::OpResult<()> {
                 self.operator.free()
-            }
-        }
-    };
-}
-
-/// Defines the method `in_workspace`, for operators that may share one workspace with other
-/// operators.
-macro_rules! shared_workspace {
-    ($op:ident) => {
-        impl $op {
-            /// Makes the operator in a workspace that was made for this plan or a plan of the same
-            /// needs. Collective: all ranks call it. The workspace outlives the operator.
-            ///
-            /// # Errors
-            /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
-            /// is too small.
-            #[track_caller]
-            pub fn in_workspace(
-                workspace: &std::sync::Arc<$crate::Workspace>,
-                plan: &$crate::Plan,
-            ) -> $crate::OpResult<Self> {
-                let operator = $crate::nodes::Operator::within(ROW.op, workspace, plan)?;
-                Ok(Self { operator })
             }
         }
     };
@@ -232,4 +230,4 @@ macro_rules! variants {
     };
 }
 
-pub(crate) use {beside_method, common_methods, operator, shared_workspace, variants};
+pub(crate) use {beside_method, common_methods, operator, plan_and_new, variants};

@@ -5,7 +5,7 @@ use iris_heap::Stream;
 
 use crate::args::Matrices;
 use crate::error::Result;
-use crate::facade::common_methods;
+use crate::facade::{common_methods, plan_and_new};
 use crate::kind::{Op, Variant};
 use crate::nodes::Operator;
 use crate::options::options;
@@ -19,6 +19,7 @@ pub struct Barrier {
     operator: Operator,
 }
 
+plan_and_new!(Barrier);
 common_methods!(Barrier);
 
 impl Barrier {
