@@ -164,8 +164,9 @@ impl Control {
         self.set_host_abort(abort::ELSEWHERE);
     }
 
-    /// Tells every waiting kernel of this rank to stop because of the world's error `error`. From
-    /// then on [`Control::check`] returns that error.
+    /// Tells every waiting kernel of this rank to stop because of the world's error `error`.
+    /// [`Control::check`] returns that error, unless the kernels were told to stop before, or one
+    /// has left a fault that the error does not explain.
     pub(crate) fn lose(&self, error: &Error) {
         match error {
             Error::PeerLost { rank } => self.set_host_abort(abort::PEER_LOST + *rank as i32),
@@ -324,8 +325,8 @@ impl Control {
     /// returned to the program, so closing the heap does not return it again.
     ///
     /// # Errors
-    /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`],
-    /// [`Error::Fault`] or [`Error::Aborted`].
+    /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`] or another error of the world,
+    /// [`Error::Closed`], [`Error::Fault`] or [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
         self.attend();
         self.check_without_engine()

@@ -137,6 +137,8 @@ pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
 pub use stream::{Event, PendingRead, Stream};
 #[doc(hidden)]
+pub use system::Limit;
+#[doc(hidden)]
 pub use util::check_file_size;
 #[doc(hidden)]
 pub use wire::hash as fnv;

@@ -21,14 +21,12 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
         (Some(Errno::NFILE), _) => "; the system has too many open files: close some",
         (Some(Errno::PERM), _) => "; a policy of the system or of the container may forbid it",
         (_, ErrorKind::PermissionDenied) => "; see who owns it, and its permissions",
-        (_, ErrorKind::OutOfMemory) => match Limit::AddressSpace.value() {
-            None => "; free memory, or open a smaller heap",
-            Some(limit) => {
-                return format!(
-                    "{error}; the limit of this process's addresses is {limit} bytes: raise it with `ulimit -v`"
-                );
-            }
-        },
+        (_, ErrorKind::OutOfMemory) => {
+            let limit = Limit::AddressSpace.value().map_or(String::new(), |limit| {
+                format!(", or raise the limit of this process's addresses, {limit} bytes, with `ulimit -v`")
+            });
+            return format!("{error}; free memory, or open a smaller heap{limit}");
+        }
         (_, ErrorKind::StorageFull) => "; free space there",
         _ => "",
     };

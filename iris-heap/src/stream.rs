@@ -60,8 +60,9 @@ impl Stream {
     /// a line to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// The first error of enqueued work since the last `sync`, which returns each error once. Work
-    /// enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued work.
+    /// The first error of enqueued work since the last `sync`, which returns each error once; after a
+    /// fault of a call on this heap, every `sync` returns an error. Work enqueued after failed work
+    /// still runs. [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
@@ -217,13 +218,15 @@ impl<T: Element> PendingRead<T> {
     ///
     /// # Errors
     /// Errors of the device; [`Error::WaitFromWork`] if called from enqueued work;
-    /// [`Error::Invalid`] if the copy failed, whose own error [`Stream::sync`] returns.
+    /// [`Error::Invalid`] if the copy failed, whose own error [`Stream::sync`] returns; the fault of
+    /// a call on this heap, because the elements may be its results.
     pub fn wait(self) -> Result<Vec<T>> {
         check_may_wait("waiting for a copy")?;
         let waiting = self.control.begin_wait();
         self.control.attend_until(|| self.copy.event().is_done());
         self.copy.event().sync()?;
         drop(waiting);
+        self.control.check_without_engine()?;
         let bytes = self.copy.bytes().ok_or_else(|| {
             Error::invalid(
                 "copy to the host",

@@ -1,5 +1,5 @@
 //! System calls for which rustix has no result that fits: the process at the other end of a socket
-//! may be in another PID namespace, and limits may be denied.
+//! may be in another PID namespace, and a sandbox may deny reading a limit.
 
 #![allow(unsafe_code, reason = "libc's functions take pointers")]
 
@@ -39,20 +39,26 @@ pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<PeerProcess> {
 }
 
 /// Limit of this process that the system enforces.
-#[derive(Clone, Copy)]
-pub(crate) enum Limit {
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    /// Number of open files.
     OpenFiles,
+    /// Size of a file in bytes.
     FileSize,
+    /// Size of all mapped addresses in bytes.
     AddressSpace,
+    /// Locked memory in bytes.
+    LockedMemory,
 }
 
 impl Limit {
     /// Value of the limit; `None` if there is no limit, or if it may not be read.
-    pub(crate) fn value(self) -> Option<u64> {
+    pub fn value(self) -> Option<u64> {
         let which = match self {
             Limit::OpenFiles => libc::RLIMIT_NOFILE,
             Limit::FileSize => libc::RLIMIT_FSIZE,
             Limit::AddressSpace => libc::RLIMIT_AS,
+            Limit::LockedMemory => libc::RLIMIT_MEMLOCK,
         };
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: `limit` is a structure of the type that the call fills.

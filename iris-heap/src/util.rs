@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
 use crate::system::Limit;
@@ -42,6 +43,31 @@ pub fn check_file_size(name: &str, bytes: u64) -> Result<()> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Starts a thread with this name.
+///
+/// # Errors
+/// [`Error::System`].
+pub(crate) fn spawn<T: Send + 'static>(
+    name: impl Into<String>,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    let name = name.into();
+    let builder = std::thread::Builder::new().name(name.clone());
+    builder.spawn(run).map_err(|error| thread_error(&name, error))
+}
+
+/// Error of a thread that the system has not started.
+pub(crate) fn thread_error(name: &str, error: std::io::Error) -> Error {
+    let error = match error.kind() {
+        std::io::ErrorKind::WouldBlock => std::io::Error::other(format!(
+            "{error}; the system allows no more threads or memory: see `ulimit -u`, `ulimit -v`, and pids.max of the \
+             control group"
+        )),
+        _ => error,
+    };
+    Error::system(format!("starting thread {name}"), error)
 }
 
 pub(crate) fn unsupported(what: &str, why: &str) -> Error {

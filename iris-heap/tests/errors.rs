@@ -56,6 +56,25 @@ fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
     .unwrap();
 }
 
+/// Tests that after a fault every wait for results is an error, because the results are undefined.
+#[test]
+fn every_wait_after_a_fault_is_an_error() {
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let (stream, x) = (heap.stream()?, heap.zeros::<f32>(4)?);
+        let reads = [heap.read_on(&stream, x)?, heap.read_on(&stream, x)?];
+        assert!(heap.control().record_fault(&a_fault(&heap)));
+        for other in [&stream, &stream, &heap.stream()?] {
+            assert!(matches!(other.sync(), Err(Error::Fault { .. })));
+        }
+        for read in reads {
+            assert!(matches!(read.wait(), Err(Error::Fault { .. })));
+        }
+        close(&heap)
+    })
+    .unwrap();
+}
+
 fn a_fault(heap: &SymmetricHeap) -> [i32; FAULT_WORDS] {
     let op = heap.control().name_op("an_op") as i32;
     let (kind, call, tile, rank) = (iris_sync::FaultKind::NotEntered, 3, -1, 1);

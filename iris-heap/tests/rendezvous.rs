@@ -236,22 +236,23 @@ fn ranks_in_namespaces_of_their_own_meet() {
         return;
     }
     let job = Job::new("heap");
-    let vars = |rank| {
-        // Rank 1 is in the namespace of this test.
-        let wrapper = if rank == 1 { "" } else { wrapper.as_str() };
-        vec![
-            ("WRAPPER", wrapper.to_owned()),
-            ("PATH", env("PATH")),
-            ("MASTER_PORT", "29700".to_owned()),
-        ]
-    };
-    all_are("ok read", &job.results(job.ranks(3, vars)));
+    let folder = job.temp.path().join("meeting");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+    for (name, value) in [("MASTER_PORT", "29700"), ("IRIS_RENDEZVOUS", folder.to_str().unwrap())] {
+        let vars = |rank| {
+            // Rank 1 is in the namespace of this test.
+            let wrapper = if rank == 1 { "" } else { wrapper.as_str() };
+            vec![("WRAPPER", wrapper.to_owned()), ("PATH", env("PATH")), (name, value.to_owned())]
+        };
+        all_are("ok read", &job.results(job.ranks(3, vars)));
+    }
 }
 
 /// Tests a folder that exists but admits no file: no rank waits for another.
 #[test]
 fn a_folder_without_room_for_a_file_is_an_error_of_every_rank() {
-    let job = Job::limited("barrier", 1024, 3);
+    let job = Job::limited("barrier", 1024, 4);
     let folder = job.temp.path().join("meeting");
     std::fs::create_dir(&folder).unwrap();
     std::os::unix::fs::chown(&folder, Some(job.user()), None).unwrap();
@@ -259,7 +260,7 @@ fn a_folder_without_room_for_a_file_is_an_error_of_every_rank() {
     let place = folder.to_str().unwrap().to_owned();
     let vars = |_| vec![("IRIS_RENDEZVOUS", place.clone())];
     for text in job.ranks(3, vars).into_iter().map(result) {
-        contains(&text, &["error", "making a file in the folder", &place, "IRIS_RENDEZVOUS names"]);
+        contains(&text, &["error", "making a file in the folder", &place, "set IRIS_RENDEZVOUS"]);
     }
 }
 

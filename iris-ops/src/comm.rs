@@ -49,7 +49,7 @@
 //! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
 //! | `group`, `group_start`, `group_end` | missing: calls of a communicator run one after the other |
 //! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
-//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator without an abort |
+//! | `Drop` aborts | the same for a communicator that opened its world ([`Comm::from_rank`]): peers that still wait get an error. After [`Comm::from_world`] and [`Comm::in_heap`] the world goes on, and `World::abort` ends it. [`Comm::close`] ends a communicator without an abort |
 //! | returns `NcclStatus` or `NcclError` | returns `()` or [`OpError`](crate::OpError), which has `Debug` and `Display` |
 //!
 //! A `Comm` is `Send` and `Sync`, and threads may share one. All ranks must issue the calls in the
@@ -321,8 +321,8 @@ impl Comm {
         &self.heap
     }
 
-    /// Returns the fault of an enqueued call as an error, if there is one. Does not wait, and may
-    /// be called at any time. Kernels write a fault to memory of the host before they end. So after
+    /// Returns the fault of an enqueued call as an error, if there is one. Waits for no call, but
+    /// on a GPU for the copy of a word from the device, and may be called at any time. Kernels write a fault to memory of the host before they end. So after
     /// a sync of the stream, `check` sees the faults of all calls that were enqueued before the
     /// sync.
     ///
@@ -362,6 +362,16 @@ impl Comm {
 
     fn lock(&self) -> MutexGuard<'_, Option<Operators>> {
         self.operators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Comm {
+    /// Tells the peers that this rank calls no more, if the communicator opened its world and was not
+    /// closed. Operators of the program in the communicator's heap may keep heap and world alive.
+    fn drop(&mut self) {
+        if let Some(world) = self.owned.as_ref().filter(|_| self.lock().is_some()) {
+            world.abort();
+        }
     }
 }
 

@@ -15,7 +15,8 @@ use crate::label::OpLabel;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of plans and operators. `run` returns [`Error::Step`] if a step failed while it was
-/// enqueued. Every other error of `run` means that nothing was enqueued.
+/// enqueued, and [`Error::Poisoned`] after a fault on the heap. Every other error of `run` means that
+/// nothing was enqueued.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -58,7 +58,8 @@ macro_rules! plan_and_new {
             /// the plan is for the CPU.
             ///
             /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
+            /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take;
+            /// [`Tuning`](crate::OpError::Tuning) for a wrong tuning file of this machine.
             pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
@@ -93,8 +94,8 @@ macro_rules! common_methods {
                 self.operator.plan()
             }
 
-            /// Checks whether enqueued calls of this heap have failed. This neither waits nor
-            /// communicates.
+            /// Checks whether enqueued calls of this heap have failed. This does not wait for calls,
+            /// but on a GPU for the copy of a word from the device.
             ///
             /// # Errors
             /// The fault of a call that failed.

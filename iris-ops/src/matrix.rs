@@ -59,7 +59,8 @@ impl MatRef {
     ///
     /// # Safety
     /// The memory must stay mapped for the heap's device, and no other code may write it, until the
-    /// stream has finished the calls that use the matrix.
+    /// stream has finished the calls that use the matrix, and every replay of a graph that captured
+    /// them.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external<T: Element>(
         pointer: *const T,
@@ -75,8 +76,8 @@ impl MatRef {
     ///
     /// # Safety
     /// The memory must stay mapped for the heap's device until the stream has finished the calls
-    /// that use the matrix. Until then no other code may write the memory. If the matrix is an
-    /// output, no other code may read it either.
+    /// that use the matrix, and every replay of a graph that captured them. While such a call runs, no
+    /// other code may write the memory. If the matrix is an output, no other code may read it either.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external_mut<T: Element>(
         pointer: *mut T,

@@ -23,7 +23,8 @@ use crate::matrix::MatRef;
 /// `cudarc-0-19`) is made for one stream. This stream waits for earlier work on the memory, as far
 /// as cudarc knows this work. Later work on the memory that goes through cudarc, and the release of
 /// the memory, wait for the calls that use the operand. So the memory may be dropped as soon as
-/// [`run`](crate::MatmulAllReduce::run) has returned, even if an error follows.
+/// [`run`](crate::MatmulAllReduce::run) has returned, even if an error follows. Memory of a call that
+/// is captured must live as long as the graph, about which cudarc knows nothing.
 ///
 /// An operand in host memory, on the CPU, is made in a [`scope`], which waits for the calls.
 ///

@@ -34,7 +34,8 @@ use crate::split::split;
 use crate::tune::{self, GemmKind};
 
 /// Plan of an operator: the variant and tile for each size of call, and the memory that the
-/// operator needs. Making a plan is pure and does not communicate.
+/// operator needs. Making a plan does not communicate. It reads this machine's tuning file, once per
+/// process, for which a wrong file is an [`Error::Tuning`].
 ///
 /// A call uses the first [`Choice`] whose `max_size` is at least the call's number of rows (or of
 /// elements of a part). The workspace is sized for the largest choice, so one operator serves calls
@@ -340,16 +341,21 @@ impl Plan {
         if self.request.elements { self.request.n } else { self.request.m }
     }
 
-    /// Rows that `rank` owns in a call of `m` rows, for operators that split rows over the ranks.
+    /// Rows that `rank` owns in a call of `m` rows, for operators that split rows over the ranks; none
+    /// for a number that is no rank of the world.
     pub fn rows_of(&self, rank: usize, m: usize) -> Range<usize> {
-        split(m, self.ranks.size, rank)
+        match rank < self.ranks.size {
+            true => split(m, self.ranks.size, rank),
+            false => m..m,
+        }
     }
 
-    /// Rank that owns row `row` in a call of `m` rows, for operators that split rows over the
-    /// ranks.
-    pub fn owner(&self, row: usize, m: usize) -> usize {
-        let within = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-        part_of(within(m), self.size(), within(row)) as usize
+    /// Rank that owns row `row` in a call of `m` rows, for operators that split rows over the ranks;
+    /// `None` if the call has no such row.
+    pub fn owner(&self, row: usize, m: usize) -> Option<usize> {
+        let [row, m] = [row, m].map(u32::try_from);
+        let (row, m) = (row.ok()?, m.ok()?);
+        (row < m).then(|| part_of(m, self.size(), row) as usize)
     }
 
     /// Number of bytes, padding included, that the operator takes in the data segment of every

@@ -29,8 +29,11 @@ pub struct Room {
 }
 
 impl Room {
-    /// Makes a room of no memory: the heap has only the memory that the operators need. Matrices
-    /// are in the program's own memory.
+    /// Makes a room of no memory: the heap's data segment has only the memory that the operators need.
+    /// Matrices are in the program's own memory.
+    ///
+    /// With any room the segment of signals has at least 256 MiB, for operators that are made later.
+    /// `Plan::heap_options(..)?.signal_bytes(plan.signal_bytes())` makes it smaller.
     pub fn none() -> Self {
         Self { matrices: false, more: Bytes::ZERO }
     }

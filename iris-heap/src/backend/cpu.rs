@@ -25,8 +25,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::plain_access::{Access, Span};
 use crate::segment::{JointMemory, SharedMemory};
-use crate::util::unsupported;
-use crate::util::{lock, mark_worker, panic_message};
+use crate::util::{lock, mark_worker, panic_message, spawn, unsupported};
 
 impl Mapping for SharedMemory {
     fn address(&self) -> u64 {
@@ -129,11 +128,6 @@ impl CpuBackend {
         lock(&self.shared.pool.state).stop = true;
         self.shared.pool.start.notify_all();
     }
-}
-
-fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let builder = std::thread::Builder::new().name(name.clone());
-    builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
 /// Descriptions of all ranks' memory, for ranks that are processes: read from the messages that the
@@ -482,7 +476,7 @@ impl StreamBackend for CpuStream {
         }
         match self.0.shared.failure_of(self.0.number) {
             Some(error) => Err(error),
-            None => done.map(drop),
+            None => done.map(drop).and_then(|()| self.0.shared.control.check_without_engine()),
         }
     }
 

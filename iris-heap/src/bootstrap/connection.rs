@@ -18,7 +18,7 @@ use super::peer::{is_readable, process_of};
 use super::process::ProcessId;
 use super::socket::Socket;
 use crate::error::{Error, Result};
-use crate::util::lock;
+use crate::util::{lock, spawn};
 
 /// Time limit after a failed send for reading the hub's message that gives the reason.
 pub(super) const REASON: Duration = Duration::from_secs(2);
@@ -108,10 +108,7 @@ impl Connection {
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
         lock(&mail.0).groups.insert(0, Letters::default());
         let for_control = mail.clone();
-        let control = std::thread::Builder::new()
-            .name("iris-control".into())
-            .spawn(move || read(&reading, &for_control, relay, rank))
-            .map_err(|e| Error::system("starting thread iris-control", e))?;
+        let control = spawn("iris-control", move || read(&reading, &for_control, relay, rank))?;
         Ok(Arc::new(Connection {
             socket,
             relay,

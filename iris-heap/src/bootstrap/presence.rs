@@ -17,8 +17,10 @@ pub(super) struct Presence {
 impl Presence {
     pub(super) fn show(path: PathBuf) -> std::io::Result<Presence> {
         // The file gets its final name only once it is locked, because a file without a lock means
-        // that its rank has ended.
-        let part = path.with_extension(format!("part{}", std::process::id()));
+        // that its rank has ended. The name contains the rank, because processes in different PID
+        // namespaces may have the same id.
+        let rank = path.extension().unwrap_or_default().to_string_lossy();
+        let part = path.with_extension(format!("part-{rank}-{}", std::process::id()));
         let file = File::create(&part)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         fs::rename(&part, &path)?;

@@ -21,6 +21,7 @@ use super::mailbox::AGAIN;
 use super::peer::{Peer, wait};
 use super::rendezvous::{Door, Place};
 use crate::error::{Error, Result};
+use crate::util::spawn;
 
 /// Time limit for sending the last messages; it is reached only if a process is stopped.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -64,9 +65,7 @@ impl Relay {
             is_probed: false,
             ending: None,
         };
-        let thread = std::thread::Builder::new().name("iris-relay".into());
-        let thread = thread.spawn(move || relay.serve());
-        thread.map_err(|e| Error::system("starting thread iris-relay", e))
+        spawn("iris-relay", move || relay.serve())
     }
 
     fn serve(&mut self) {

@@ -153,11 +153,12 @@ impl Place {
 
     /// Error of `step` in the folder, with the variables that name another folder.
     fn folder_error(&self, step: &str, error: &std::io::Error) -> Error {
-        let variables = if self.ours { "TMPDIR or IRIS_RENDEZVOUS" } else { "IRIS_RENDEZVOUS" };
-        let folder = self.folder.display();
-        self.error(format!(
-            "{step} {folder}: {error}; expected a folder that this user can write: {variables} names another one"
-        ))
+        let variables = match self.ours {
+            true => "TMPDIR or IRIS_RENDEZVOUS",
+            false => "IRIS_RENDEZVOUS, or TMPDIR of the launcher that set it,",
+        };
+        let (folder, why) = (self.folder.display(), explain(error));
+        self.error(format!("{step} {folder}: {why}; or set {variables} to another folder"))
     }
 
     /// Removes the folder if this library made it and it is empty, that is, if no other job meets
@@ -430,14 +431,17 @@ impl Place {
             let is_old = || entry.metadata().ok().and_then(old).unwrap_or(false);
             let ours = path.file_stem() == self.socket.file_name();
             let of_a_rank = is("rank") || is("part");
-            // Socket of a rank 0 that was killed. `connect` to a socket in use succeeds, or fails in
-            // another way.
+            // Socket of a rank 0 that was killed. Other files may lie in a folder that the program
+            // has named, and a connection to them is refused, too.
             let is_dead = || {
+                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                let is_name = name.len() == 32 && name.bytes().all(|b| b.is_ascii_hexdigit());
+                let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
                 let refused = |short: ShortPath| {
                     let error = connect(short.as_path()).err();
                     error.is_some_and(|e| e.kind() == ErrorKind::ConnectionRefused)
                 };
-                path.extension().is_none() && is_old() && self.short(&path).is_ok_and(refused)
+                is_name && is_socket && is_old() && self.short(&path).is_ok_and(refused)
             };
             // A turn file in use is not old, because each attempt to take the turn truncates it.
             if of_a_rank && ours || (of_a_rank || is("over") || is("turn")) && is_old() || is_dead()
@@ -741,11 +745,18 @@ mod tests {
         use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
         let time = Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
-        for place in [&old, &used] {
-            utimensat(CWD, &place.socket, &times, AtFlags::empty()).unwrap();
+        // Files of the program, one of which has a name like those of sockets.
+        let folder = temp.path().join("iris");
+        let files =
+            ["notes", "lost-1", "0123456789abcdef0123456789abcdef"].map(|it| folder.join(it));
+        files.iter().for_each(|file| fs::write(file, "mine").unwrap());
+        let sockets = [&old, &used].map(|place| place.socket.clone());
+        for path in files.iter().chain(&sockets) {
+            utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
         }
         place("next").clear(None);
         assert_eq!([&old, &new, &used].map(|place| place.socket.exists()), [false, true, true]);
+        assert!(files.iter().all(|file| file.exists()));
         drop(listener);
     }
 
@@ -757,7 +768,7 @@ mod tests {
         // Links to a file of this user, under the names that would be written.
         let file = temp.path().join("file");
         fs::write(&file, "mine").unwrap();
-        let names = ["part".to_owned(), format!("part{}", std::process::id())];
+        let names = ["part".to_owned(), format!("part-rank0-{}", std::process::id())];
         let links = names.map(|name| place.socket.with_extension(name));
         links.iter().for_each(|link| std::os::unix::fs::symlink(&file, link).unwrap());
         let refused = [

@@ -20,7 +20,7 @@ use super::rendezvous::{Door, Place};
 use super::socket::Socket;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
-use crate::util::lock;
+use crate::util::{lock, spawn};
 
 /// Membership of one rank in a group of processes.
 pub(crate) struct Processes {
@@ -63,8 +63,7 @@ impl Processes {
                         Hub::run(place, door, own, size, deadline);
                     }
                 };
-                let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
-                Ok((mine, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
+                Ok((mine, spawn("iris-hub", run)?))
             });
             match started {
                 Ok((mine, hub)) => (mine.into(), Some(hub)),

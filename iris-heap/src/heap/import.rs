@@ -78,8 +78,8 @@ impl SymmetricHeap {
         if !self.world.same_process() {
             return Err(unsupported(
                 "import of memory by address",
-                "the ranks are processes, which cannot map each other's private memory: give a \
-                 memfd to import_descriptor",
+                "the ranks are processes, which cannot map each other's private memory: give the \
+                 memory's descriptor to import_descriptor",
             ));
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
@@ -99,7 +99,9 @@ impl SymmetricHeap {
 
     /// Registers `len` elements of the memory behind a descriptor on each rank as a symmetric
     /// slice: collective. On the CPU the descriptor must be a memfd of at least that size, rounded up
-    /// to whole pages, with the seal `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
+    /// to whole pages, with the seal `F_SEAL_SHRINK`; on a GPU one that the driver exports for the
+    /// memory (`cuMemExportToShareableHandle`). Memory of `cuMemAlloc` and of pools, such as
+    /// cudarc's, has none. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is

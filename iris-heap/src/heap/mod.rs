@@ -637,7 +637,8 @@ impl SymmetricHeap {
         &self.memory.control
     }
 
-    /// Checks that no failure has happened so far, on this rank or on a peer that reported it.
+    /// Checks that no failure has happened so far, on this rank or on a peer that reported it. Waits
+    /// for no call, but on a GPU for the copy of a word from the device.
     ///
     /// # Errors
     /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Order`], [`Error::GaveUp`],
@@ -746,7 +747,10 @@ impl SymmetricHeap {
     /// [`Error::Unsupported`] on the CPU, whose kernels are host code; [`Error::Invalid`] for other
     /// images; [`Error::Device`].
     pub fn load(&self, image: &[u8]) -> Result<Module> {
-        Ok(Module::new(self.gpu()?.load(image)?, &self.memory.control))
+        let gpu = self
+            .gpu()
+            .map_err(|_| unsupported("compiled kernels", "kernels of this device are host code"))?;
+        Ok(Module::new(gpu.load(image)?, &self.memory.control))
     }
 
     /// Id of the heap, the same on all ranks.

@@ -40,6 +40,9 @@ impl SymmetricHeap {
     /// Locks the heap for enqueueing the launches of one call, so that launches of two calls do not
     /// interleave. The device stays current on the thread while the guard lives, so each launch,
     /// copy and event needs one driver call less.
+    ///
+    /// Operators take this lock in `run`: a thread that holds the guard and calls `run` waits for
+    /// itself.
     pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
         Issuing { heap: self, _current: self.backend.current(), _guard: guard }

@@ -14,6 +14,7 @@ use crate::bootstrap::process::list_processes;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
+use crate::util::spawn;
 use crate::world::World;
 
 /// Interval between two comparisons of the ranks' boards.
@@ -79,10 +80,8 @@ impl Watch {
         let (rank, allowed) = (world.rank(), world.settings().entry_deadline());
         let (stopped, control) = (stop.clone(), control.clone());
         control.set_processes((0..world.size()).map(|rank| world.process(rank)).collect());
-        let name = format!("iris-{rank}-watch");
-        let builder = thread::Builder::new().name(name.clone());
-        let handle = builder.spawn(move || watch(rank, allowed, &control, &stopped));
-        let handle = handle.map_err(|e| Error::system(format!("starting thread {name}"), e))?;
+        let run = move || watch(rank, allowed, &control, &stopped);
+        let handle = spawn(format!("iris-{rank}-watch"), run)?;
         Ok(Watch { stop, thread: handle.thread().clone() })
     }
 }

@@ -124,7 +124,10 @@ impl World {
     /// than `WORLD_SIZE`.
     ///
     /// A process may make several worlds, one after another, if all ranks make them in the same
-    /// order.
+    /// order: each process counts its worlds, those that could not be formed too, and the ranks meet
+    /// by that count. So a process that is started anew does not meet those that go on. Ranks that
+    /// replace a lost one pass a new [`UniqueId`](crate::UniqueId) to [`World::from_unique_id`], or
+    /// all processes start anew.
     ///
     /// After a hundredth of the deadline, by default 7.2 s, a warning names the ranks that have not
     /// arrived. It goes to `tracing`, or to stderr if the program has set up no subscriber.

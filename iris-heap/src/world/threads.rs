@@ -10,7 +10,7 @@ use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
 use crate::error::{Error, Result};
 use crate::root::Distance;
-use crate::util::panic_message;
+use crate::util::{panic_message, thread_error};
 
 /// Error of a rank, with its place among the errors of all ranks: the distance from the root cause,
 /// then the number of ranks that had failed before it.
@@ -154,7 +154,7 @@ impl World {
                 let thread: std::thread::ScopedJoinHandle<'_, _> = match thread {
                     Ok(thread) => thread,
                     Err(e) => {
-                        return Err(Error::system(format!("starting thread {name}"), e).into());
+                        return Err(thread_error(&name, e).into());
                     }
                 };
                 let outcome: std::thread::Result<_> = thread.join();

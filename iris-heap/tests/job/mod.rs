@@ -60,12 +60,12 @@ impl Job {
     }
 
     /// Makes a job with a limit of open files. If this process is root, its ranks run as an ordinary
-    /// user: number `user`, 0 to 3, of four users of this process. Runs of the tests at the same time
+    /// user: number `user`, 0 to 4, of five users of this process. Runs of the tests at the same time
     /// have different users, because descriptors in transit are limited per user.
     pub fn limited(case: &'static str, limit: u32, user: u32) -> Job {
         let mut job = Job::new(case);
         job.limit = Some(limit);
-        let user = 30_000 + std::process::id() % 8000 * 4 + user;
+        let user = 30_000 + std::process::id() % 7000 * 5 + user;
         if rustix::process::geteuid().is_root() {
             // The program is copied, because its folder may be closed to other users. A separate
             // process makes the copy. If this process made it, a child that another thread forks at
@@ -93,7 +93,7 @@ impl Job {
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
         // Limits are set by the shell. `FILE_LIMIT` counts blocks of 512 bytes; `WRAPPER` is a
-        // command that starts the program.
+        // command that starts the program, in jobs without a limit of open files.
         let text = match self.limit {
             Some(limit) => format!("ulimit -n ${{LIMIT:-{limit}}} && exec \"$0\" \"$@\""),
             None => "ulimit -f ${FILE_LIMIT:-unlimited} && exec ${WRAPPER:-} \"$0\" \"$@\"".into(),

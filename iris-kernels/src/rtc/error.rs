@@ -93,7 +93,7 @@ pub enum Error {
         what: String,
     },
     /// The cache folder cannot be used.
-    #[error("cache of kernels {}: {why}: correct that, or name another folder by IRIS_CACHE", path.display())]
+    #[error("cache of kernels {}: {why}: correct that, or name another folder (IRIS_CACHE, or --out of `iris kernels`)", path.display())]
     Cache {
         /// Path of the folder or file.
         path: PathBuf,

@@ -283,7 +283,7 @@ impl Comm {
             launched.map_err(|error| match error {
                 // In a capture no peer has seen anything: only the graph is to be discarded.
                 Error::Step { recovery: Recovery::Discard, .. } => error,
-                error if begun.get() => give_up(&self.heap, error),
+                error if begun.get() => give_up(message.op, &self.heap, error),
                 error => error,
             })?;
         }

@@ -57,7 +57,7 @@ impl Composite {
         let mut begun = false;
         self.enqueue(stream, &call, &mut lane, &mut begun).map_err(|error| {
             if begun {
-                return give_up(heap, error);
+                return give_up(op, heap, error);
             }
             lane.call -= 1;
             error
@@ -98,19 +98,20 @@ impl Composite {
 }
 
 /// Tells all ranks, those of other nodes too, that this rank will not complete a call of which they
-/// may have seen a part: it ends their waits. Returns the error of the call, which says so.
-pub(crate) fn give_up(heap: &SymmetricHeap, error: Error) -> Error {
+/// may have seen a part: it ends their waits. Returns `error` as the error of a step, which says so.
+pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, error: Error) -> Error {
     // The error of the call is returned, whether the others can be told or not.
     let _ = heap.poison(abort::INCOMPLETE);
     if let Some(across) = heap.across() {
         across.abort();
     }
-    match error {
-        Error::Step { op, step, cause, recovery: Recovery::Retry } => {
-            Error::Step { op, step, cause, recovery: Recovery::Close }
-        }
-        error => error,
-    }
+    let (op, step, cause) = match error {
+        Error::Step { op, step, cause, recovery: Recovery::Retry } => (op, step, cause),
+        Error::Heap { op, cause } => (op, "after the first one".into(), cause),
+        Error::Step { .. } | Error::Poisoned { .. } => return error,
+        error => (op.into(), "after the first one".into(), iris_heap::Error::other(error).into()),
+    };
+    Error::Step { op, step, cause, recovery: Recovery::Close }
 }
 
 impl Calling<'_> {

@@ -349,6 +349,20 @@ fn observing_a_call_does_not_change_the_choice() {
     }
 }
 
+#[test]
+fn rows_belong_to_ranks_of_the_world() {
+    let plan = all_reduce::Options::rows(16, 8).plan(Ranks::new(0, 4)).unwrap();
+    for m in [1, 3, 4, 13, 16] {
+        for row in 0..m {
+            let owner = plan.owner(row, m).unwrap();
+            assert!(owner < 4 && plan.rows_of(owner, m).contains(&row), "{row} of {m}");
+        }
+        assert_eq!((plan.owner(m, m), plan.owner(usize::MAX, m)), (None, None));
+        assert_eq!([4, 5, usize::MAX].map(|rank| plan.rows_of(rank, m).len()), [0; 3]);
+    }
+    assert_eq!(plan.owner(0, 0), None);
+}
+
 /// Tests that a rank's N and K influence the choice only if the caller asserts (by `even`) that all
 /// ranks have the same N and K.
 #[test]

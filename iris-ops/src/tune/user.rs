@@ -213,13 +213,16 @@ fn write(
     Ok(path)
 }
 
-/// Whether there is no file at `path`, by the error of reading it. In the user's cache folder there is
-/// none, either, if this user may not enter that folder, as with the HOME of another user.
+/// Whether there is no file at `path`, by the error of reading it. A folder by default that this user
+/// may not enter, such as one in the HOME of another user, counts as empty.
 fn has_no_file(path: &Path, error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     match error.kind() {
         NotFound | NotADirectory => true,
-        PermissionDenied => !is_set() && fs::symlink_metadata(path).is_err(),
+        PermissionDenied => {
+            let is_default = !is_set() && std::env::var_os("IRIS_CACHE").is_none();
+            is_default && fs::symlink_metadata(path).is_err()
+        }
         _ => false,
     }
 }

@@ -67,6 +67,33 @@ fn a_rank_that_drops_its_communicator_is_named() {
     assert!(told.contains("tp (all_reduce of"), "{told}");
 }
 
+/// Tests a communicator that is dropped while an operator of the program keeps its heap: the world
+/// that the communicator opened ends nevertheless.
+#[test]
+fn a_dropped_communicator_ends_its_world_though_its_heap_is_used() {
+    let id = Id::new().unwrap();
+    let ended = Barrier::new(2);
+    let rank = &|rank: usize| -> Result<Option<String>> {
+        let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
+        let heap = comm.heap().clone();
+        if rank == 1 {
+            drop(comm);
+            ended.wait();
+            drop(heap);
+            return Ok(None);
+        }
+        let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
+        ended.wait();
+        Ok(Some(error.to_string()))
+    };
+    let told = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        all.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect::<Vec<_>>()
+    });
+    let told = told[0].as_deref().unwrap();
+    assert!(told.contains("rank 1 is lost"), "{told}");
+}
+
 /// Tests that a communicator can be dropped while one of its calls waits for the peer. The call
 /// must end, and the peer's next call must name the rank that is gone.
 #[test]

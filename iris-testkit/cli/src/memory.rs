@@ -8,8 +8,7 @@ use anyhow::Result;
 
 use crate::errors::usage;
 
-/// Bytes of memory that the host can still provide, and of its whole memory; `None` if the system
-/// does not report it.
+/// Available and total memory of the host in bytes; `None` if the system does not report it.
 pub(crate) fn of_host() -> Option<(u64, u64)> {
     let info = read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| {
@@ -19,11 +18,11 @@ pub(crate) fn of_host() -> Option<(u64, u64)> {
     Some((field("MemAvailable:")?, field("MemTotal:")?))
 }
 
-/// Bytes of memory that the control group of this process, or one above it, can still provide, and
-/// the limit of that group; `None` if none has a limit.
+/// Available memory in bytes of the control group of this process, or of one above it, and the limit of
+/// that group; `None` if none has a limit, and for version 1 of control groups.
 pub(crate) fn of_group() -> Option<(u64, u64)> {
     let groups = read_to_string("/proc/self/cgroup").ok()?;
-    // Only version 2 of control groups has a line of this form.
+    // Only version 2 has a line of this form.
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     smallest_of_groups(Path::new("/sys/fs/cgroup"), Path::new(path))
 }
@@ -37,9 +36,13 @@ fn smallest_of_groups(root: &Path, path: &Path) -> Option<(u64, u64)> {
         // A group without a limit has the text `max` there, and the root group has no such file.
         let limit = number("memory.max")?;
         let parts = read_to_string(folder.join("memory.stat")).unwrap_or_default();
-        let cached = parts.lines().find_map(|line| line.strip_prefix("inactive_file "));
-        let cached = cached.and_then(|bytes| bytes.parse::<u64>().ok()).unwrap_or(0);
-        let used = number("memory.current")?.saturating_sub(cached);
+        // The system gives up these parts of the memory in use for new allocations.
+        let reclaimable = parts.lines().filter_map(|line| {
+            let (name, bytes) = line.split_once(' ')?;
+            let is_one = ["inactive_file", "active_file", "slab_reclaimable"].contains(&name);
+            bytes.parse::<u64>().ok().filter(|_| is_one)
+        });
+        let used = number("memory.current")?.saturating_sub(reclaimable.sum());
         Some((limit.saturating_sub(used), limit))
     };
     path.ancestors().filter_map(group).min()
@@ -75,7 +78,7 @@ mod tests {
         assert_eq!(smallest_of_groups(root.path(), Path::new("pod/box")), None);
         write("memory.max", "1000\n");
         write("memory.current", "700\n");
-        write("memory.stat", "anon 500\ninactive_file 150\n");
+        write("memory.stat", "anon 500\ninactive_file 100\nactive_file 30\nslab_reclaimable 20\n");
         write("box/memory.max", "max\n");
         write("box/memory.current", "300\n");
         assert_eq!(smallest_of_groups(root.path(), Path::new("pod/box/inner")), Some((450, 1000)));

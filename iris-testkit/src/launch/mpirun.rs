@@ -15,14 +15,14 @@ use crate::port;
 /// failed.
 ///
 /// # Errors
-/// Loopback has no free port.
+/// An error of the system for a port at 127.0.0.1.
 pub fn mpirun(
     program: &Path,
     arguments: &[impl AsRef<OsStr>],
     (nodes, per_node): (usize, usize),
     limit: Duration,
 ) -> Result<Command> {
-    let port = port::free("127.0.0.1").context("loopback has no free port")?;
+    let port = port::free("127.0.0.1").context("opening a port at 127.0.0.1")?;
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.

@@ -29,7 +29,7 @@ use super::relay::Relay;
 use super::rendezvous::{self, Place};
 use super::unix::{Processes, failed, grace};
 use crate::error::{Error, Result};
-use crate::util::lock;
+use crate::util::{lock, spawn};
 use door::Door;
 use seal::{Keys, REFUSAL, REPLY, Terms};
 
@@ -193,22 +193,26 @@ impl Meeting {
         // could exceed it. This loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
-            let silent = || {
-                let text = format!(
-                    "connected, but no answer within {:.1}s; another program may listen there",
-                    timeout.as_secs_f64()
-                );
-                std::io::Error::new(std::io::ErrorKind::TimedOut, text)
+            let silent = |got: usize| match got {
+                // Just before the deadline even the right program has no time to answer.
+                0 if timeout >= ATTEMPT / 10 => {
+                    let text = format!(
+                        "connected, but no answer within {:.1}s; another program may listen there",
+                        timeout.as_secs_f64()
+                    );
+                    std::io::Error::new(std::io::ErrorKind::TimedOut, text)
+                }
+                _ => std::io::ErrorKind::TimedOut.into(),
             };
             match stream.read(&mut reply[got..]) {
                 Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => got += count,
                 // The socket's time limit has passed.
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(silent()),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(silent(got)),
                 Err(e) => return Err(e),
             }
             if Instant::now() >= until {
-                return Err(silent());
+                return Err(silent(got));
             }
         }
         if reply == REFUSAL {
@@ -303,8 +307,7 @@ impl Meeting {
                     Hub::carry(links);
                 }
             };
-            let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
-            Ok((hub, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
+            Ok((hub, spawn("iris-hub", run)?))
         };
         match start() {
             Ok((hub, thread)) => Ok(Way::Relay { door, hub: Box::new(hub), thread: Some(thread) }),

@@ -119,7 +119,7 @@ fn another_secret_or_job_is_refused_and_told_so() {
 fn a_listener_that_does_not_answer_is_told() {
     let meeting = meeting("127.0.0.1", 2);
     let listener = TcpListener::bind(&meeting.address).unwrap();
-    let told = meeting.join(1, Duration::from_millis(500)).err().expect("an error").to_string();
+    let told = meeting.join(1, Duration::from_millis(1500)).err().expect("an error").to_string();
     assert!(told.contains("another program may listen there"), "{told}");
     drop(listener);
 }

@@ -56,7 +56,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
                 path: "/cache".into(),
                 why: "others may write it, expected its owner alone".into(),
             },
-            ["cache of kernels /cache", "expected its owner alone", "another folder by IRIS_CACHE"],
+            ["cache of kernels /cache", "expected its owner alone", "another folder (IRIS_CACHE"],
         ),
     ]
 }

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
-use iris_heap::{BackendKind, Bytes, World, env};
+use iris_heap::{BackendKind, Bytes, Limit, World, env};
 use iris_kernels::cache::{Cache, carried_folder};
 use iris_ops::{AllReduce, CollectiveArgs, MatRef, Plan, Ranks, Room, TuningFile, all_reduce};
 use rustix::fs::statvfs;
-use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
@@ -127,11 +126,11 @@ fn memory() -> Finding {
     };
     let group = memory::of_group().filter(|group| group.0 < host.0);
     let (free, all) = group.unwrap_or(host);
-    let of = if group.is_some() { ", the limit of its control group," } else { "" };
+    let of = if group.is_some() { ", the limit of this process's control group," } else { "" };
     let text = format!("{} of {}{of} available", Bytes::new(free), Bytes::new(all));
     match Bytes::new(free) < Bytes::gib(1) {
         true => Finding::new(State::Warning, "memory", text)
-            .remedy("heaps of 512 MiB a rank may not fit; free some"),
+            .remedy("heaps of 512 MiB a rank may not fit; free some, or raise the limit"),
         false => Finding::new(State::Ok, "memory", text),
     }
 }
@@ -156,7 +155,7 @@ fn shared_memory() -> Finding {
 }
 
 fn descriptors() -> Finding {
-    let limit = getrlimit(Resource::Nofile).current;
+    let limit = Limit::OpenFiles.value();
     let text = limit.map_or("unlimited".into(), |limit| limit.to_string());
     match limit {
         Some(limit) if limit < DESCRIPTORS => {
@@ -169,7 +168,7 @@ fn descriptors() -> Finding {
 
 /// Limit of the memory that this user may lock; GPU drivers lock memory that they pin.
 pub(super) fn locked_memory() -> Finding {
-    let limit = getrlimit(Resource::Memlock).current.map(Bytes::new);
+    let limit = Limit::LockedMemory.value().map(Bytes::new);
     match limit {
         Some(limit) if limit < Bytes::mib(64) => {
             Finding::new(State::Warning, "memlock", format!("at most {limit}"))

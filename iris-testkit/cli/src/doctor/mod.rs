@@ -109,7 +109,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         verdicts.push(verdict);
     }
     // An error about the host, such as a wrong variable, stops programs on all backends, and a wrong
-    // tuning file those on its backend. Kernels of the CPU are not compiled at run time.
+    // tuning file those on its backend. Kernels of the CPU are not compiled at run
+    // time, so a wrong cache does not stop the CPU backend.
     for (at, verdict) in verdicts.iter_mut().enumerate().filter(|(_, verdict)| verdict.works()) {
         let is_cpu = verdict.backend == BackendKind::Cpu.name();
         let of_host = sections[0].findings.iter().filter(|it| !(is_cpu && it.what == "cache"));

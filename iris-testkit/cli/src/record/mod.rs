@@ -24,7 +24,8 @@ const SHOWN: &str = "h200.jsonl";
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Record, as `iris bench --record` writes it for GPUs [default: the one that
-    /// docs/performance.md shows, bench/record/h200.jsonl of the workspace].
+    /// docs/performance.md shows, bench/record/h200.jsonl of the workspace, and of it the last
+    /// commit].
     file: Option<PathBuf>,
     /// Use only lines of commits that begin with this text.
     #[arg(long, value_name = "COMMIT")]
@@ -200,7 +201,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     if options.regret || options.fit.is_some() {
         return regret::print(&file, options.fit.as_deref()).map(|()| true);
     }
-    let lines = only(read(&file)?);
+    let mut lines = only(read(&file)?);
+    if options.file.is_none() && options.commit.is_none() {
+        newest(&mut lines);
+    }
     if lines.is_empty() {
         let file = file.display();
         let commit = options.commit.as_deref().map(|it| format!(" of {it}")).unwrap_or_default();
@@ -308,6 +312,12 @@ pub(crate) fn table(automatic: &[Line]) -> String {
     text
 }
 
+/// Leaves only the lines of the last line's commit.
+fn newest(lines: &mut Vec<Line>) {
+    let newest = lines.last().map(|line| line.commit.clone());
+    lines.retain(|line| Some(&line.commit) == newest.as_ref());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,14 +410,13 @@ mod tests {
         assert_eq!(replaced("a\n", &marks, "new\n"), None);
     }
 
-    /// Tests that docs/performance.md has the table of the newest commit of the record. After a change
-    /// of the record, run `iris record --commit COMMIT --write docs/performance.md`.
+    /// Tests that docs/performance.md has the table of the record's last commit. After a change of the
+    /// record, run `iris record --write docs/performance.md`.
     #[test]
     fn the_readmes_table_is_that_of_the_record() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut lines = read(&kept(SHOWN)).unwrap();
-        let newest = lines.last().map(|line| line.commit.clone());
-        lines.retain(|line| Some(&line.commit) == newest.as_ref());
+        newest(&mut lines);
         let page = std::fs::read_to_string(root.join("docs/performance.md")).unwrap();
         let table = table(&automatic(&lines));
         let [begin, end] = marks("record");

@@ -59,7 +59,8 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
         add(Op::AllGatherMatmul, [rows, columns, deep], dtype, &[Baseline, Unfused, CopyEngine]);
     }
     if !host {
-        // Here the message takes longer than the product, so its rate shows.
+        // Cases whose message takes longer than their product, so that the rates of copy engines and
+        // stores decide the time.
         add(Op::MatmulReduceScatter, [8192, columns, 512], dtype, &[CopyEngine, Epilogue]);
         add(Op::AllGatherMatmul, [8192, 512, columns], dtype, &[CopyEngine]);
     }
@@ -137,7 +138,7 @@ mod tests {
             let op = op.name();
             let lines = variants.iter().map(|variant| {
                 of_line(
-                    json!({"op": op, "variant": variant, "dtype": dtype, "m": m, "n": n, "k": k, "ranks": 2, "us": 1.0}),
+                    json!({"op": op, "variant": variant, "dtype": dtype, "m": m, "n": n, "k": k, "ranks": ranks.size, "us": 1.0}),
                     ranks,
                 )
             });
