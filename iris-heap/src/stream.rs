@@ -60,9 +60,10 @@ impl Stream {
     /// a line to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// The first error of enqueued work since the last `sync`, which returns each error once; after a
-    /// fault of a call on this heap, every `sync` returns an error. Work enqueued after failed work
-    /// still runs. [`Error::WaitFromWork`] if called from enqueued work.
+    /// The first error of enqueued work since the last `sync`, which returns each error once. After a
+    /// fault of a call on this heap, or an abort, every `sync` returns an error, because results are
+    /// undefined. Work enqueued after failed work still runs. [`Error::WaitFromWork`] if called from
+    /// enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();

@@ -321,10 +321,10 @@ impl Comm {
         &self.heap
     }
 
-    /// Returns the fault of an enqueued call as an error, if there is one. Waits for no call, but
-    /// on a GPU for the copy of a word from the device, and may be called at any time. Kernels write a fault to memory of the host before they end. So after
-    /// a sync of the stream, `check` sees the faults of all calls that were enqueued before the
-    /// sync.
+    /// Returns the fault of an enqueued call as an error, if there is one. May be called at any time,
+    /// and waits for no call, but on a GPU for the copy of a word from the device. Kernels write a
+    /// fault to memory of the host before they end. So after a sync of the stream, `check` sees the
+    /// faults of all calls that were enqueued before the sync.
     ///
     /// # Errors
     /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and

@@ -58,9 +58,9 @@ impl MatRef {
     #[doc = include_str!("external.md")]
     ///
     /// # Safety
-    /// The memory must stay mapped for the heap's device, and no other code may write it, until the
-    /// stream has finished the calls that use the matrix, and every replay of a graph that captured
-    /// them.
+    /// The memory must stay mapped for the heap's device until the stream has finished the calls
+    /// that use the matrix, and every replay of a graph that captured them. While such a call is
+    /// enqueued or runs, no other code may write the memory.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external<T: Element>(
         pointer: *const T,
@@ -76,8 +76,9 @@ impl MatRef {
     ///
     /// # Safety
     /// The memory must stay mapped for the heap's device until the stream has finished the calls
-    /// that use the matrix, and every replay of a graph that captured them. While such a call runs, no
-    /// other code may write the memory. If the matrix is an output, no other code may read it either.
+    /// that use the matrix, and every replay of a graph that captured them. While such a call is
+    /// enqueued or runs, no other code may write the memory. If the matrix is an output, no other code
+    /// may read it either.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external_mut<T: Element>(
         pointer: *mut T,
