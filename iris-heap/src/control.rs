@@ -340,6 +340,13 @@ impl Control {
         })
     }
 
+    /// Returns the error of [`Control::check`] if a kernel has left a fault, so that results are
+    /// undefined. An abort that no kernel has met, such as the loss of a peer after the last call,
+    /// harms no result.
+    pub(crate) fn check_fault(&self) -> Result<()> {
+        self.fault().map_or(Ok(()), |_| self.check_without_engine())
+    }
+
     /// Records that `error` is returned to the program.
     pub(crate) fn note_returned(&self, error: &Error) {
         if matches!(error, Error::Fault { .. } | Error::NodeSilent { .. } | Error::Order { .. }) {

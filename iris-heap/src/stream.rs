@@ -61,9 +61,9 @@ impl Stream {
     ///
     /// # Errors
     /// The first error of enqueued work since the last `sync`, which returns each error once. After a
-    /// fault of a call on this heap, or an abort, every `sync` returns an error, because results are
-    /// undefined. Work enqueued after failed work still runs. [`Error::WaitFromWork`] if called from
-    /// enqueued work.
+    /// fault of a call on this heap every `sync` returns an error, because results are undefined.
+    /// Work enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued
+    /// work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
@@ -227,7 +227,7 @@ impl<T: Element> PendingRead<T> {
         self.control.attend_until(|| self.copy.event().is_done());
         self.copy.event().sync()?;
         drop(waiting);
-        self.control.check_without_engine()?;
+        self.control.check_fault()?;
         let bytes = self.copy.bytes().ok_or_else(|| {
             Error::invalid(
                 "copy to the host",

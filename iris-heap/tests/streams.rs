@@ -231,8 +231,7 @@ fn a_destructor_that_panics_ends_no_stream() {
             Ok(())
         };
         stream.launch_cpu("after", 2, Arc::new(count)).unwrap();
-        // The stream has ended no work, but the heap's results are undefined since the panic.
-        assert!(matches!(stream.sync(), Err(Error::Aborted { .. })));
+        stream.sync().unwrap();
         assert_eq!(ran.load(Ordering::Relaxed), 2);
         heap.close().unwrap();
     });
