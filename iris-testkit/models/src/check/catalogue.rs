@@ -176,10 +176,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[3, 1]);
         add(name, 2, rows, Engine::Random(runs));
     }
-    for (nodes, calls) in [(2, 3), (3, 1)] {
-        let right = nodes::composition(nodes, calls, Handover::Right);
-        add("nodes, composition", nodes, right, Engine::Search);
-    }
+    add("nodes, composition", 2, nodes::composition(2, 3, Handover::Right), Engine::Search);
     add("nodes, composition", 3, nodes::composition(3, 3, Handover::Right), Engine::Random(runs));
     for room in [Room::Left, Room::InTurn] {
         add("nodes, residency", 4, nodes::residency(room), Engine::Search);
