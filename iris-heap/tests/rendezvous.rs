@@ -258,7 +258,7 @@ fn a_folder_without_room_for_a_file_is_an_error_of_every_rank() {
     std::os::unix::fs::chown(&folder, Some(job.user()), None).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o500)).unwrap();
     let place = folder.to_str().unwrap().to_owned();
-    let vars = |_| vec![("IRIS_RENDEZVOUS", place.clone())];
+    let vars = |_| vec![("IRIS_RENDEZVOUS", place.clone()), ("IRIS_DEADLINE", "0.05".to_owned())];
     for text in job.ranks(3, vars).into_iter().map(result) {
         contains(&text, &["error", "making a file in the folder", &place, "set IRIS_RENDEZVOUS"]);
     }

@@ -140,6 +140,14 @@ impl Cache {
         })
     }
 
+    /// Stores `code` as [`Cache::put`] does. A failure is only logged, because a full disk must not
+    /// fail a call whose compilation has succeeded.
+    pub(crate) fn keep(&self, key: &Key, code: &[u8]) {
+        if let Err(error) = self.put(key, code) {
+            tracing::warn!(%error, "a compilation is not kept");
+        }
+    }
+
     /// Marks an entry as used now.
     fn touch(&self, key: &Key) {
         // The time only decides which entries are removed first.

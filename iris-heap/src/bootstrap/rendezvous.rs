@@ -703,6 +703,14 @@ mod tests {
         Instant::now() + Duration::from_millis(50)
     }
 
+    /// Sets the time of a file's last change to a second after 1970.
+    fn make_old(path: &Path) {
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+        let time = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
+    }
+
     #[test]
     fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let temp = tempfile::tempdir().unwrap();
@@ -713,10 +721,7 @@ mod tests {
         let lost = place.connect(1, 2, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0 }), "{lost}");
         // A socket of an earlier run does not concern this run.
-        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
-        let time = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let times = Timestamps { last_access: time, last_modification: time };
-        utimensat(CWD, &place.socket, &times, AtFlags::empty()).unwrap();
+        make_old(&place.socket);
         assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
         let listener = place.listen().unwrap();
         assert!(place.connect(1, 2, soon()).is_ok());
@@ -742,18 +747,12 @@ mod tests {
         drop(old.listen().unwrap());
         drop(new.listen().unwrap());
         let listener = used.listen().unwrap();
-        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
-        let time = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let times = Timestamps { last_access: time, last_modification: time };
         // Files of the program, one of which has a name like those of sockets.
         let folder = temp.path().join("iris");
         let files =
             ["notes", "lost-1", "0123456789abcdef0123456789abcdef"].map(|it| folder.join(it));
         files.iter().for_each(|file| fs::write(file, "mine").unwrap());
-        let sockets = [&old, &used].map(|place| place.socket.clone());
-        for path in files.iter().chain(&sockets) {
-            utimensat(CWD, path, &times, AtFlags::empty()).unwrap();
-        }
+        files.iter().chain([&old.socket, &used.socket]).for_each(|path| make_old(path));
         place("next").clear(None);
         assert_eq!([&old, &new, &used].map(|place| place.socket.exists()), [false, true, true]);
         assert!(files.iter().all(|file| file.exists()));

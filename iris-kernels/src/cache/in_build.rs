@@ -33,10 +33,7 @@ pub fn in_build<E>(key: &Key, compile: impl FnOnce() -> Result<Vec<u8>, E>) -> R
         return Ok(code);
     }
     let code = compile()?;
-    // A full disk must not fail a check whose compilation has succeeded.
-    if let Err(error) = cache.put(key, &code) {
-        tracing::warn!(%error, "a compilation is not kept");
-    }
+    cache.keep(key, &code);
     Ok(code)
 }
 

@@ -342,10 +342,7 @@ pub fn compile(
     tracing::info!(source = source.name, arch, options = ?options.words(), %folder, "compiling a kernel that is not cached");
     let what = format!("{} for {arch}", source.name);
     let code = progress::compiling(&what, || compiler.compile(source, options, arch))?;
-    // A full disk must not fail a call whose kernel has been compiled.
-    if let Err(error) = cache.put(&key, &code) {
-        tracing::warn!(%error, "a compiled kernel is not kept, so each process compiles it again");
-    }
+    cache.keep(&key, &code);
     Ok(code)
 }
 
