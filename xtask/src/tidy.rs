@@ -8,6 +8,7 @@ mod comments;
 mod kernels;
 mod layers;
 mod links;
+mod locks;
 mod sizes;
 mod tree;
 mod twins;
@@ -63,6 +64,7 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 /// All rules that tidy checks, by name.
 const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
+    ("locks", locks::check),
     ("circles", circles::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),

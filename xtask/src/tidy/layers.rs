@@ -62,7 +62,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         };
         let shared = workspace.and_then(|it| table(it, "dependencies"));
         let words = words(tree, member, &members);
-        for Dependency { kind, key, package: name } in dependencies(&manifest, shared) {
+        for Dependency { kind, key, package: name, .. } in dependencies(&manifest, shared) {
             if let Some(message) = refused(package, may, kind, &name) {
                 findings.push(Finding::new(&path, 0, message));
             }
@@ -104,38 +104,40 @@ fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String>
 }
 
 /// Dependency that a manifest lists.
-struct Dependency {
+pub(super) struct Dependency {
     /// Name of the manifest's table that lists the dependency.
-    kind: &'static str,
+    pub(super) kind: &'static str,
     /// Name by which the sources refer to the package.
     key: String,
-    package: String,
+    pub(super) package: String,
+    pub(super) optional: bool,
 }
 
 /// All dependencies that a manifest lists, including target-specific ones.
-fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<Dependency> {
+pub(super) fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<Dependency> {
     let targets = table(manifest, "target").into_iter().flat_map(Table::values);
     let tables = targets.filter_map(Value::as_table).chain([manifest]);
     let mut found = Vec::new();
     for place in tables {
         for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
             for (key, value) in table(place, kind).into_iter().flatten() {
+                let optional = value.get("optional").and_then(Value::as_bool) == Some(true);
                 let inherited = value.get("workspace").and_then(Value::as_bool) == Some(true);
                 let value = if inherited { shared.and_then(|it| it.get(key)) } else { Some(value) };
                 let package = value.and_then(|it| it.get("package")).and_then(Value::as_str);
                 let package = package.unwrap_or(key).to_owned();
-                found.push(Dependency { kind, key: key.clone(), package });
+                found.push(Dependency { kind, key: key.clone(), package, optional });
             }
         }
     }
     found
 }
 
-fn parse(path: &str, text: &str) -> Result<Table, Finding> {
+pub(super) fn parse(path: &str, text: &str) -> Result<Table, Finding> {
     text.parse().map_err(|error| Finding::new(path, 0, format!("not TOML: {error}")))
 }
 
-fn table<'a>(table: &'a Table, key: &str) -> Option<&'a Table> {
+pub(super) fn table<'a>(table: &'a Table, key: &str) -> Option<&'a Table> {
     table.get(key).and_then(Value::as_table)
 }
 
