@@ -340,11 +340,18 @@ impl Control {
         })
     }
 
-    /// Returns the error of [`Control::check`] if a kernel has left a fault, so that results are
-    /// undefined. An abort that no kernel has met, such as the loss of a peer after the last call,
-    /// harms no result.
-    pub(crate) fn check_fault(&self) -> Result<()> {
-        self.fault().map_or(Ok(()), |_| self.check_without_engine())
+    /// Returns the error of [`Control::check`] if results may be undefined, without a poll of the
+    /// engine. They are defined if a peer was lost, or the heap closed, after the last call: a
+    /// kernel that is stopped in its call leaves a fault. An exchange of an engine leaves none.
+    pub(crate) fn check_results(&self) -> Result<()> {
+        let code = self.host_abort();
+        let ended =
+            [0, abort::CLOSED, abort::HUB_LOST].contains(&code) || lost_rank(code).is_some();
+        let failed = self.fault().is_some() || self.elsewhere.get().is_some();
+        if ended && !failed && self.engine().is_none() {
+            return Ok(());
+        }
+        self.check_without_engine()
     }
 
     /// Records that `error` is returned to the program.

@@ -61,9 +61,10 @@ impl Stream {
     ///
     /// # Errors
     /// The first error of enqueued work since the last `sync`, which returns each error once. After a
-    /// fault of a call on this heap every `sync` returns an error, because results are undefined.
-    /// Work enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued
-    /// work.
+    /// fault of a call on this heap, or an abort other than the loss of a peer, every `sync` returns
+    /// an error, because results may be undefined. The loss of a peer is an error if a call has
+    /// waited for it; [`SymmetricHeap::check`](crate::SymmetricHeap::check) returns any loss. Work
+    /// enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
@@ -220,14 +221,15 @@ impl<T: Element> PendingRead<T> {
     /// # Errors
     /// Errors of the device; [`Error::WaitFromWork`] if called from enqueued work;
     /// [`Error::Invalid`] if the copy failed, whose own error [`Stream::sync`] returns; the fault of
-    /// a call on this heap, because the elements may be its results.
+    /// a call on this heap, or an abort other than the loss of a peer, because the elements may be
+    /// undefined.
     pub fn wait(self) -> Result<Vec<T>> {
         check_may_wait("waiting for a copy")?;
         let waiting = self.control.begin_wait();
         self.control.attend_until(|| self.copy.event().is_done());
         self.copy.event().sync()?;
         drop(waiting);
-        self.control.check_fault()?;
+        self.control.check_results()?;
         let bytes = self.copy.bytes().ok_or_else(|| {
             Error::invalid(
                 "copy to the host",

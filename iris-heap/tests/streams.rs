@@ -231,7 +231,8 @@ fn a_destructor_that_panics_ends_no_stream() {
             Ok(())
         };
         stream.launch_cpu("after", 2, Arc::new(count)).unwrap();
-        stream.sync().unwrap();
+        // The stream still runs work, but results may be undefined since the panic.
+        assert!(matches!(stream.sync(), Err(Error::Aborted { .. })));
         assert_eq!(ran.load(Ordering::Relaxed), 2);
         heap.close().unwrap();
     });

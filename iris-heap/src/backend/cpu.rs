@@ -476,7 +476,7 @@ impl StreamBackend for CpuStream {
         }
         match self.0.shared.failure_of(self.0.number) {
             Some(error) => Err(error),
-            None => done.map(drop).and_then(|()| self.0.shared.control.check_fault()),
+            None => done.map(drop).and_then(|()| self.0.shared.control.check_results()),
         }
     }
 

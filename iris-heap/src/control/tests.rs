@@ -26,6 +26,30 @@ fn the_first_reason_and_the_first_fault_stay() {
     assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));
 }
 
+/// Tests that what was complete before a peer was lost or the heap closed stays usable.
+#[test]
+fn only_what_may_leave_results_undefined_is_an_error_of_a_wait() {
+    let outcome = |code: i32| {
+        let c = Control::default();
+        c.set_host_abort(code);
+        c.check_results()
+    };
+    for code in [0, abort::CLOSED, abort::HUB_LOST, abort::PEER_LOST + 2] {
+        assert!(outcome(code).is_ok(), "{code}");
+    }
+    for code in [abort::USER, abort::PANICKED, abort::INCOMPLETE, i32::MIN] {
+        assert!(matches!(outcome(code), Err(Error::Aborted { .. })), "{code}");
+    }
+    let c = Control::default();
+    c.set_host_abort(abort::PEER_LOST + 2);
+    assert!(c.record_fault(&[FaultKind::PeerLost as i32; FAULT_WORDS]));
+    assert!(c.check_results().is_err());
+    let c = Control::default();
+    c.set_host_abort(abort::PEER_LOST + 2);
+    c.fail_elsewhere(Error::Closed { what: "a test" });
+    assert!(c.check_results().is_err());
+}
+
 #[test]
 fn a_lost_peer_explains_waits_for_it_and_no_difference() {
     let outcome = |kind: FaultKind, rank: i32| {

@@ -226,6 +226,18 @@ mod tests {
         Ok(())
     }
 
+    /// Tests that waits return a loss that has no fault, because it may have ended an exchange.
+    #[test]
+    fn waits_beside_an_engine_return_a_loss() -> Result<()> {
+        let (heap, _engine) = heap_with_engine()?;
+        let (stream, x) = (heap.stream()?, heap.zeros::<f32>(4)?);
+        let read = heap.read_on(&stream, x)?;
+        heap.control().set_host_abort(abort::PEER_LOST);
+        assert!(matches!(read.wait(), Err(Error::PeerLost { rank: 0 })));
+        assert!(matches!(stream.sync(), Err(Error::PeerLost { rank: 0 })));
+        Ok(())
+    }
+
     #[test]
     fn a_launch_that_panics_does_not_keep_the_engine() -> Result<()> {
         let (heap, engine) = heap_with_engine()?;

@@ -2,7 +2,7 @@
 //! every run.
 
 use anyhow::Result;
-use iris_heap::{BackendKind, World};
+use iris_heap::{BackendKind, World, abi::abort};
 use iris_kernels::{args::OpArgs, rtc, source};
 use iris_ops::{Device, Op};
 
@@ -174,6 +174,22 @@ fn captures_are_kept(machine: &Machine) {
     });
 }
 
+/// Tests that a peer that is lost after the last call does not make a `sync` fail, and that another
+/// abort does.
+fn a_loss_after_the_last_call_harms_no_result(machine: &Machine) {
+    const CASE: &str = "all_reduce two_shot 8192x0 bf16 plain";
+    for (code, harms) in [(abort::PEER_LOST + 1, false), (abort::USER, true)] {
+        on_two(machine, CASE, |calls, _| {
+            let (heap, stream) = (calls.heap(), calls.heap().stream()?);
+            calls.run(&calls.planned().calls[0], 16, &stream)?;
+            heap.control().set_host_abort(code);
+            assert_eq!(stream.sync().is_err(), harms, "{code}");
+            assert!(heap.check().is_err(), "{code}");
+            Ok(())
+        });
+    }
+}
+
 /// Tests that exactly the call fails that a test asks to fail, once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
@@ -234,6 +250,7 @@ pub(crate) fn run(machine: &Machine) {
         parameters_lie_as_the_host_has_them(machine);
         a_call_is_logged_step_by_step(machine);
         captures_are_kept(machine);
+        a_loss_after_the_last_call_harms_no_result(machine);
         a_call_fails_on_request(machine);
     }
     logs_are_the_same_in_every_run(machine);

@@ -489,7 +489,8 @@ impl StreamBackend for GpuStream {
         let done = queue.finish();
         // The fault record explains more than the driver's error that the fault may have caused, so
         // it is returned first.
-        queue.shared.control.check()?;
+        queue.shared.control.attend();
+        queue.shared.control.check_results()?;
         done
     }
 
