@@ -55,8 +55,9 @@
 //! shell provide no common identity, set `IRIS_RENDEZVOUS` to a private folder of the job.
 //! [`env::VARIABLES`] lists all variables.
 //!
-//! On every rank, close the heaps, then split worlds, then the world. Dropping one of them without
-//! closing waits for no rank, and the peers are told that the rank is lost.
+//! On every rank, close the heaps, then split worlds, then the world. A drop waits for no rank. If a
+//! world is dropped without close, the rank is lost to its peers; if only a heap is, peers learn that
+//! the rank issues no further call of it.
 //!
 //! # Debugging
 //!
@@ -69,8 +70,8 @@
 //!   in a test; a larger factor suits debuggers.
 //! - [`Error::Order`]: the ranks issue the operators of a heap in different orders, or one skipped
 //!   a call and issued another; the message has the first call that differs. It is found within
-//!   seconds. A rank that skips a call and issues none after it is found at a deadline
-//!   ([`Error::Fault`]).
+//!   seconds. A rank that skips a call, issues none after it and does not close the heap is found
+//!   at a deadline ([`Error::Fault`]).
 //! - [`Error::PeerLost`]: a process or thread ended; look for its own error. Kernels on other ranks
 //!   that wait for it are told to leave ([`Control::host_abort`]).
 //! - Spans and warnings go to `tracing`. A rank that has waited for some seconds, in a collective

@@ -9,7 +9,8 @@ use crate::schedule::{Collective, Items};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// Matrix product of this rank alone, without communication.
+    /// Kernel of one rank without communication: the product, or for a collective the copy of its
+    /// input.
     Local,
     /// All-reduce in which every rank reduces every tile.
     OneShot,

@@ -478,7 +478,7 @@ impl Items {
 ///
 /// The first round computes tiles that peers own, beginning with the next rank's tiles. Each later
 /// round computes further tiles of the peers, and then this rank's own tiles of the previous round;
-/// by then the peers have stored their partials of these tiles. The own tiles of the last round
+/// by then the peers have had time to store their partials of these tiles. The own tiles of the last round
 /// come last.
 ///
 /// The waits of different ranks form no cycle, whatever `span` each rank has. All workgroups run at

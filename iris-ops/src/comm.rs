@@ -128,8 +128,8 @@ summands!(f32, half::f16, half::bf16);
 /// A call with more bytes than [`Options::max_bytes`] is split into several launches, and one
 /// without elements has none.
 ///
-/// Ranks compare the launches of their calls, and different ones are an error that names both. What
-/// has equal launches is not noticed: one long call and several shorter ones that fill the same
+/// Ranks compare launches, not calls; launches that differ are an error that names both. Calls that
+/// differ but have equal launches are not detected: one long call and several shorter ones that fill the same
 /// launches; types of different size with as many bytes; lengths of one-byte types that need equally
 /// many words of four bytes; and two ranks that both take themselves for the root of a broadcast.
 pub struct Comm {

@@ -131,8 +131,9 @@ named! {
         UnfusedLl = "unfused_ll",
         /// Whole-matrix GEMM, and then the sum over ranks by the protocol of `two_shot_ll`.
         UnfusedTwoShotLl = "unfused_two_shot_ll",
-        /// Copies by the device's driver push parts of the message, and each part is multiplied
-        /// when it has arrived. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies by
+        /// Copies by the device's driver move the message in parts that overlap the GEMMs: parts of A
+        /// arrive before they are multiplied, or parts of the product leave while the next part is
+        /// multiplied. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies by
         /// kernels, which take compute units from the product. It always does so if rows have gaps,
         /// and for contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",

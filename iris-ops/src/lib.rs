@@ -69,7 +69,7 @@
 //! on whatever streams: on the CPU launches run one at a time, and on a GPU a stream waits for an
 //! event recorded after the previous call.
 //!
-//! **Debugging.** Every wait has a deadline. After a timeout, `stream.sync()` and `op.check()`
+//! **Debugging.** Every wait within a node has a deadline. After a timeout, `stream.sync()` and `op.check()`
 //! return a fault that names the op, the call, the tile, the awaited rank, and the value seen and
 //! expected. After a fault every further call fails at once; close the heap and its world and open
 //! new ones.

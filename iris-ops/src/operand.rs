@@ -47,7 +47,7 @@ use crate::matrix::MatRef;
 /// );
 /// op.run(&args, &ours)?; // enqueues
 /// drop(args);
-/// drop(x); // is given back behind the call
+/// drop(x); // freed after the call has ended
 /// # Ok(())
 /// # }
 /// ```

@@ -302,7 +302,7 @@ impl Request {
             }
             if !ranks.device.backend.traits().host_threads
                 && self.row.multiplies()
-                && !self.form().is_some_and(Form::is_unfused)
+                && !self.form().is_some_and(Form::has_whole_gemm)
                 && TileSize::fitting(m as u32, n as u32).is_none()
             {
                 let TileSize { m: most_m, n: most_n } = TileSize::ALL[0];

@@ -248,7 +248,7 @@ impl Plan {
             _ => request.output_dtype(),
         };
         let held_up = request.injected.is_by_messages();
-        if held_up && (!form.is_unfused() || self.alone()) {
+        if held_up && (!form.has_whole_gemm() || self.alone()) {
             return None;
         }
         let signalled = form.stores.then_some([tile.m as u32, tile.n as u32]);

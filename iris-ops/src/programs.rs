@@ -133,8 +133,8 @@ const SHARDS: Item = or(Work::Copies(Transfer::Shards), &[PUSH_SHARDS]);
 /// All-gather of A by copies that overlap the product. This rank's own rows are multiplied while
 /// the other ranks' rows are sent. The other ranks' rows are multiplied in one of three ways: in
 /// one GEMM that itself waits for each part, in two GEMMs after all rows have arrived, or in one
-/// GEMM per part when the part has arrived. If A is split by columns, the product starts when all
-/// of A has arrived, because each element of C needs all columns.
+/// GEMM per part when the part has arrived. If A is split by columns, the first way starts with this
+/// rank's columns; without it the product starts when all of A has arrived.
 pub(crate) const GATHER_COPIED: &[Alternative] = &[
     when(
         &[When::Gated],
@@ -245,7 +245,7 @@ const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, Operands::Of(Transfer
 
 /// All-reduce that starts like [`SCATTER_COPIED`], and then copies each part of the sums to all
 /// ranks. A part that this rank owns is multiplied only after the next part has been sent to the
-/// peers, so that the peers' partial products have arrived by then. The copies of the sums overlap
+/// peers, so that the peers' partial products have had time to arrive. The copies of the sums overlap
 /// later parts.
 pub(crate) const SUM_COPIED: &[Alternative] = &[
     when(
@@ -318,8 +318,8 @@ pub(crate) const SCATTER_STORED: &[Alternative] = &[
 ];
 
 /// All-reduce in one GEMM that works like [`SCATTER_STORED`]; its epilogue also stores each tile of
-/// the sums to all ranks. All parts have arrived when the GEMM ends, so a single step copies them
-/// to C.
+/// the sums to all ranks. After the GEMM a gate for each peer waits for all of the peer's sums, so a
+/// single step copies them to C.
 pub(crate) const SUM_STORED: &[Alternative] = &[
     when(
         &[When::Stores],

@@ -250,9 +250,9 @@ impl Form {
         Form { gemm, ..self }
     }
 
-    /// Whether the product is a separate GEMM before or after the message, instead of being fused
-    /// with it.
-    pub(crate) fn is_unfused(&self) -> bool {
+    /// Whether the variant multiplies by a whole-matrix GEMM instead of tile by tile in the
+    /// operator's own kernel.
+    pub(crate) fn has_whole_gemm(&self) -> bool {
         matches!(self.gemm, GemmStage::Partial | GemmStage::Rows | GemmStage::Gathered)
     }
 

@@ -15,8 +15,8 @@ use crate::needs::{Area, Extent};
 use crate::plan::Plan;
 use crate::plan::composed;
 
-/// Memory and words that several operators of a heap can share, so that not each needs its own. The
-/// workspace is as large as the operator that needs most.
+/// Memory and words that several operators of a heap can share, so that each need not have its own.
+/// The size of the workspace is the largest that any of the operators needs.
 ///
 /// Calls of the sharing operators are numbered together, like calls of one operator. All ranks
 /// issue them in the same order, and they run one after the other, on whatever streams. So the

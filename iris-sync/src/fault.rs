@@ -18,7 +18,7 @@ pub enum FaultKind {
     Mismatch = 3,
     /// A peer gave up; the fault record of that peer has the reason.
     PeerGaveUp = 4,
-    /// The process of a peer has ended.
+    /// A peer is lost: its process or thread has ended, or it has dropped its world without close.
     PeerLost = 5,
     /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,

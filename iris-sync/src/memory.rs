@@ -1,6 +1,7 @@
 use crate::{Call, Fault};
 
-/// Word of 32 bits in symmetric memory: any rank may load it, one rank writes it.
+/// Word of 32 bits in symmetric memory: any rank may load it, and one rank writes it, except lock
+/// words (compare-and-exchange) and abort words (set by any rank).
 ///
 /// Every operation on such a word has system scope; there is no conversion to or from [`DevWord`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

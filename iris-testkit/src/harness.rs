@@ -141,7 +141,7 @@ pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
     };
     let version = started(Command::new(&name).arg("--version").output())?;
     let mut preprocess = Command::new(&name);
-    // An option may be without effect here, of which the compiler would warn.
+    // An option may have no effect here, about which the compiler would warn.
     preprocess.args(command.get_args()).args(["-E", "-P", "-Wno-error"]);
     if let Some(folder) = command.get_current_dir() {
         preprocess.current_dir(folder);

@@ -62,7 +62,7 @@ fn run_rank(fault: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the fault on the rank that is to make it.
+/// Injects the fault if this rank is the one that fails.
 fn make(fault: &str, rank: usize) -> Result<()> {
     match (fault, rank) {
         ("killed", 3) => launch::kill_myself(),

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: everything that CI runs.
+//! `cargo xtask test`: the tests and checks that CI runs, except `cargo xtask beside` and the candle
+//! example.
 
 use std::path::Path;
 

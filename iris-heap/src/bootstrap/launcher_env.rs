@@ -49,8 +49,8 @@ impl FromStr for UniqueId {
     }
 }
 
-/// Position of a rank: index of its host, number of the rank on that host, and number of ranks on
-/// that host.
+/// Position of a rank: index of its node, number of the rank within the node, and number of ranks
+/// of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) node: usize,

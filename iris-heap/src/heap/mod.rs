@@ -839,7 +839,8 @@ impl Drop for SymmetricHeap {
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            // The message has debug level, because the peers return the loss as an error.
+            // The message has debug level, because a peer that waits for a further call of this rank
+            // returns an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
             // Each operator keeps its heap, so none is left that could issue a further call.
             self.memory.control.publish_end(Some(Ended::Heap));

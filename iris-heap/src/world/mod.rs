@@ -296,17 +296,18 @@ impl World {
         &self.nodes.hosts
     }
 
-    /// Number of the node (host) on which this rank runs.
+    /// Index of the node of this rank. A node is a host, or a part of one (`IRIS_NODE`,
+    /// [`World::for_heap`]).
     pub fn node(&self) -> usize {
         self.nodes.place.node
     }
 
-    /// This rank's number among the ranks of its host.
+    /// Number of this rank within its node.
     pub fn local_rank(&self) -> usize {
         self.nodes.place.local_rank
     }
 
-    /// Number of ranks on this host.
+    /// Number of ranks of this node.
     pub fn local_size(&self) -> usize {
         self.nodes.place.local_size
     }

@@ -228,8 +228,8 @@ impl Compiler {
         }
     }
 
-    /// Text that stands for everything but the source that determines the compiled code: the
-    /// compiler's file with its size and time, and all options. For keys of caches.
+    /// Text of everything except the source on which the compiled code depends: the compiler's file
+    /// with its size and time, and all options. For keys of caches.
     pub fn command(&self, options: &Options, arch: &str) -> String {
         let path = self.path();
         let file = path.metadata().map(|it| (it.len(), it.modified().ok())).ok();

@@ -1,8 +1,9 @@
-//! GEMMs of vendors' libraries, for products without fused communication.
+//! Vendors' libraries, loaded at run time: GEMMs (cuBLASLt, hipBLASLt) for products without fused
+//! communication, and collectives (NCCL, RCCL) for steps between nodes.
 //!
 //! **Problem.** A vendor's GEMM is tuned for every shape and is the baseline for this crate's
-//! kernels. If the library is installed, it should compute every product that is not fused with
-//! communication.
+//! kernels. If the library is installed, it can compute each product that is not fused with
+//! communication, unless a built-in GEMM was measured to be faster for the shape.
 //!
 //! **Solution.** The library is loaded when it is first needed, and its functions are called by
 //! name: [`Blas`]. When a product is prepared, the library's heuristic chooses an algorithm that
@@ -42,7 +43,7 @@ pub use nccl::{
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 
-/// Error of a vendor's GEMM library.
+/// Error of a vendor's library.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -52,7 +53,7 @@ pub enum Error {
         crate::rtc::error::places(looked)
     )]
     NotFound {
-        /// Name of the GEMM library.
+        /// Name of the library.
         what: &'static str,
         /// Places that were searched, in order, each with the reason why the library there was not
         /// used.

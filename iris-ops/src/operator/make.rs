@@ -107,7 +107,7 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
     let (op, request) = (plan.op(), plan.request());
     // An unfused variant runs a GEMM and then the kernels of the collective. So it needs the
     // kernels that the collective has without a product.
-    let unfused = choice.form.is_unfused() && !plan.alone();
+    let unfused = choice.form.has_whole_gemm() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
         product: plan.row().multiplies() && !unfused,

@@ -50,8 +50,9 @@ variants! { ROW;
     /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime do;
     /// see [`Variant::CopyEngine`](crate::Variant::CopyEngine)). This rank's own rows are
     /// multiplied first, and each part of the peers' rows when it has arrived. If A is split by
-    /// columns, the product starts when all of A has arrived. The GEMMs are those of `Unfused`. A
-    /// may be in any memory. The option `tile` is a tile of A; its rows are the rows of a part.
+    /// columns, one GEMM on sm_90 starts with this rank's columns and waits for each part; elsewhere
+    /// the product starts when all of A has arrived. The GEMMs are those of `Unfused`. A may be in any
+    /// memory. The option `tile` is a tile of A; its rows are the rows of a part.
     CopyEngine,
 }
 

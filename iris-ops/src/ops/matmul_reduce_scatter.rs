@@ -45,7 +45,8 @@ variants! { ROW;
     /// its epilogue stores them to their owners. It multiplies this rank's own rows last, and adds
     /// the peers' partial products to them in f32, in ascending order of ranks. A plan that names
     /// this variant for another GPU is refused. On the CPU, on a single rank, and for operands that
-    /// this GEMM does not support, calls run as `Unfused`.
+    /// this GEMM does not support, calls run as a GEMM and then copies by
+    /// workgroups.
     Epilogue,
 }
 

@@ -71,7 +71,7 @@ impl Plan {
     /// Whether the operator's kernels multiply tiles in calls of `choice`; otherwise they only move
     /// a message or add it up.
     fn is_product(&self, choice: &Choice) -> bool {
-        self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
+        self.row().multiplies() && (!choice.form.has_whole_gemm() || self.alone())
     }
 
     /// Number of workgroups, out of `groups`, that only send, while the others receive and add; 0

@@ -22,7 +22,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
         for form in row(op).forms {
             // An unfused variant launches the kernels of the operator's collective, which is
             // `row.message`.
-            let (name, unfused) = (op.name(), form.is_unfused());
+            let (name, unfused) = (op.name(), form.has_whole_gemm());
             let message = row(op).message.name();
             let plain = OpBuild {
                 op: if unfused { message } else { name },

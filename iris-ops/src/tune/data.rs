@@ -53,8 +53,8 @@ impl Eq for Tuning {}
 pub(crate) struct Launches {
     /// Maximum number of workgroups of a message. It is set if fewer workgroups than
     /// multiprocessors saturate the links. It is odd: owners alternate from tile to tile, and an
-    /// odd number gives every workgroup tiles of all owners. `None` for one workgroup per
-    /// multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131
+    /// odd number gives every workgroup tiles of all owners. `None` for the largest odd
+    /// number of at most one workgroup per multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131
     /// workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
     /// Maximum number of workgroups of a broadcast by relays; `None` for as many as of any message.

@@ -31,7 +31,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // In an unfused variant, the tiles are those of the message. With one rank, there is no
     // message.
-    let product = row.multiplies() && (!form.is_unfused() || ranks.size == 1);
+    let product = row.multiplies() && (!form.has_whole_gemm() || ranks.size == 1);
     if let Some(tile) = table::tile(ranks, request, form.variant)
         && is_as_measured(ranks, request, form)
     {

@@ -101,7 +101,7 @@ impl Relays {
 }
 
 /// Broadcast: the root sends each tile to one relay. When the tile has arrived, the relay forwards
-/// it to all other ranks.
+/// it to the remaining ranks.
 pub fn relay<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     relays: &Relays,

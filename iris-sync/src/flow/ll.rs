@@ -19,8 +19,8 @@ pub trait Exchange {
 pub trait LlTiles<I: Item = Pair> {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> I::Data;
-    /// Begin item `item`: store this rank's own contribution at its destination, before the
-    /// contributions of the peers.
+    /// Begin item `item`. A move stores this rank's own data at its destination. A sum clears its
+    /// accumulator; this rank's data is added at its place in the order of ranks.
     fn begin(&mut self, item: u32);
     /// Take the data of `item` from `source`. Called in ascending order of sources.
     fn take(&mut self, source: u32, item: u32, data: I::Data);

@@ -12,6 +12,7 @@
 //! | [`pull`], [`staged`] | all-gather then product |
 //! | [`zero`], [`add`], [`convert`] with [`barrier()`] between | all-reduce by lock or atomic |
 //! | [`exchange`], [`exchange_rows`], [`exchange_tile`] | small messages, by the LL protocol (data and flag in one word) |
+//! | [`two_shot_ll`] | small all-reduce or broadcast in two hops, by the LL protocol |
 //! | [`open`], [`copies`] beside [`gate`] or [`Arrivals`], [`close`] | all-gather by a copy engine, then product |
 //! | [`open`], [`Departures`] with [`Arrivals`], [`close`] | product whose epilogue stores tiles at their owners, which add them |
 //! | [`gather`] then [`barrier()`] then [`local`] | all-gather, barrier, product |

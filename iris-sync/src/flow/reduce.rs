@@ -125,10 +125,10 @@ fn add_up<M: Memory + ?Sized>(
 /// Two-shot all-reduce: each tile has an owner. All ranks push their partial results to the owner,
 /// which reduces them and sends the result to all ranks.
 ///
-/// The first `senders` workgroups push tiles that other ranks own, and the rest reduce. If
-/// `senders` is 0 or not less than the number of workgroups, every workgroup does both. A pushing
-/// workgroup waits only for credits, until peers have entered the previous call, so the waits form
-/// no cycle.
+/// The first `senders` workgroups push tiles that other ranks own, and then wait for the results of
+/// these tiles; the rest reduce. If `senders` is 0 or not less than the number of workgroups, every
+/// workgroup does both. Before its last push a sender waits for credits only, until peers have
+/// entered the previous call, so the waits form no cycle.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -159,8 +159,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Order of the items: first the tiles that this rank owns, then the tiles that the peers
-        // own, round-robin.
+        // Numbers of the items, not the order of the work: first the tiles that this rank owns, then
+        // the tiles that the peers own, round-robin.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {

@@ -103,7 +103,7 @@ fn wide_word(thread: ThreadId, op: &Op, access: Access) -> SymWord {
     let (Some(place @ Place::Wide { rank, index }), Some(order), Some(scope)) =
         (op.place(), op.order(), op.scope())
     else {
-        other(format!("{op:?} is no access to a word that carries its data"));
+        other(format!("{op:?} is no access to an LL word"));
     };
     count(Some(access), scope);
     if scope != Scope::System {

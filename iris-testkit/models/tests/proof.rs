@@ -1,4 +1,4 @@
-//! Tests of the proof of the slot rule and the device barrier. `cargo xtask check-protocols` also
+//! Tests of the proof of the six protocol rules. `cargo xtask check-protocols` also
 //! switches off each clause of all rules in turn.
 
 use iris_models::proof::barrier::barrier;

@@ -84,7 +84,7 @@ Shared find(const void* handle) {
     return found == live.end() ? nullptr : found->second;
 }
 
-/// Goes on with the call in progress, and returns the state of the communicator.
+/// Advances the call in progress, and returns the state of the communicator.
 int state_of(Communicator& of) {
     std::lock_guard guard(of.own);
     if (of.progress && of.error == SUCCESS) {

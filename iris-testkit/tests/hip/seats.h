@@ -130,9 +130,9 @@ struct Communicator {
     /// Held by the collective that runs.
     std::mutex running;
     u64 calls = 0;
-    /// Guards what follows.
+    /// Guards the fields below.
     std::mutex own;
-    /// Goes on with the call in progress, and returns whether the library has taken it.
+    /// Advances the call in progress, and returns whether the library has accepted it.
     std::function<bool()> progress;
     u64 answers = 0;
     bool closed = false;

@@ -76,9 +76,9 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
 }
 
 /// Reduction of each tile at its owner. The first `senders` workgroups push tiles that other ranks
-/// own, and the other workgroups reduce. If `senders` is 0 or not less than the number of
-/// workgroups, every workgroup does both. A pushing workgroup waits only for credits (free slots at
-/// peers), so the waits form no cycle.
+/// own, and then, in an all-reduce, wait for the results of these tiles; the other workgroups reduce.
+/// If `senders` is 0 or not less than the number of workgroups, every workgroup does both. Before
+/// its last push a sender waits for credits only (free slots at peers), so the waits form no cycle.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u32 senders, Body& body,
                                   bool to_all) {

@@ -24,7 +24,7 @@ pub(crate) fn run(
     kernel: Kernel,
     args: &OpArgs,
 ) -> Result<(), Stop> {
-    let items = kernel.items(args).expect("a kernel of words that carry their data");
+    let items = kernel.items(args).expect("a kernel of the LL protocol");
     let Items { collective, per_item, .. } = items;
     let reduces = collective.reduces();
     let dtype = if reduces { args.wire } else { args.c.dtype };
