@@ -129,9 +129,9 @@ summands!(f32, half::f16, half::bf16);
 /// without elements has none.
 ///
 /// Ranks compare launches, not calls; launches that differ are an error that names both. Calls that
-/// differ but have equal launches are not detected: one long call and several shorter ones that fill the same
-/// launches; types of different size with as many bytes; lengths of one-byte types that need equally
-/// many words of four bytes; and two ranks that both take themselves for the root of a broadcast.
+/// differ but have equal launches are not detected: one long call and several shorter ones that fill
+/// the same launches; types of different size with as many bytes; lengths of one-byte types that
+/// need equally many words of four bytes; and two ranks that both act as the root of a broadcast.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.
@@ -339,18 +339,29 @@ impl Comm {
     /// # Errors
     /// [`Error::Comm`] if the communicator is already closed, if a rank is lost, or if a call of
     /// this rank has failed and no earlier function has reported the failure. Local resources are
-    /// released even then, so another communicator can be opened with another [`Id`].
+    /// released even then, so another communicator can be opened with another [`Id`]. The
+    /// communicator stays open only if it opened its heap and a rank closes it while its stream is
+    /// captured.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
-        let operators = self.lock().take();
-        let operators = operators
-            .ok_or_else(|| Error::comm(iris_heap::Error::Closed { what: "the communicator" }))?;
+        use iris_heap::Error::{Closed, PeerFailed, Unsupported};
+        let mut open = self.lock();
+        if open.is_none() {
+            return Err(Error::comm(Closed { what: "the communicator" }));
+        }
         let freed = if self.owns_heap {
-            drop(operators);
-            self.heap.close().map_err(Error::comm)
+            match self.heap.close() {
+                // The heap is open on all ranks.
+                Err(error @ (Unsupported { .. } | PeerFailed { .. })) => {
+                    return Err(Error::comm(error));
+                }
+                closed => closed.map_err(Error::comm),
+            }
         } else {
-            operators.free(&self.heap)
+            open.take().map_or(Ok(()), |operators| operators.free(&self.heap))
         };
+        drop(open.take());
+        drop(open);
         // The world is closed even if the heap cannot be closed, so that nothing stays open after a
         // rank is lost.
         let closed = match &self.owned {
@@ -394,14 +405,16 @@ impl Operators {
         self.all.iter().filter(move |operator| operator.plan().op() == op)
     }
 
-    /// Frees the operators, which returns their memory to the heap. Collective: all ranks call it.
+    /// Frees the operators, which returns their memory to the heap; goes on after an error and
+    /// returns the first one. Collective: all ranks call it.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
+        let mut outcome = Ok(());
         for operator in self.all {
-            operator.free()?;
+            outcome = outcome.and(operator.free());
         }
-        self.workspace.free()?;
-        heap.free_many(&self.stage).map_err(Error::comm)
+        outcome = outcome.and(self.workspace.free().map_err(Error::from));
+        outcome.and(heap.free_many(&self.stage).map_err(Error::comm))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Functions of the heap that operators need in addition to memory.
 
+use std::cell::Cell;
 use std::sync::MutexGuard;
 
 use super::SymmetricHeap;
@@ -14,6 +15,8 @@ use crate::util::lock;
 #[must_use]
 pub struct Issuing<'a> {
     heap: &'a SymmetricHeap,
+    /// Stream and number of the announced call, which the stream learns when the guard is dropped.
+    announced: Cell<Option<(Stream, u64)>>,
     /// Keeps the device current on this thread.
     _current: Option<Current<'a>>,
     _guard: MutexGuard<'a, ()>,
@@ -45,12 +48,16 @@ impl SymmetricHeap {
     /// itself.
     pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
-        Issuing { heap: self, _current: self.backend.current(), _guard: guard }
+        let announced = Cell::default();
+        Issuing { heap: self, announced, _current: self.backend.current(), _guard: guard }
     }
 }
 
 impl Drop for Issuing<'_> {
     fn drop(&mut self) {
+        if let Some((stream, call)) = self.announced.take() {
+            stream.note_issued(call);
+        }
         self.heap.backend.end_call();
     }
 }
@@ -68,7 +75,7 @@ impl Issuing<'_> {
             Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
             Some(boards) => {
                 boards.issue(op)?;
-                stream.note_issued(boards.issued()?);
+                self.announced.set(Some((stream.clone(), boards.issued()?)));
                 Ok(())
             }
         }
@@ -86,7 +93,10 @@ impl Issuing<'_> {
     /// Errors of [`Issuing::announce`].
     pub fn retract(&self, stream: &Stream) -> Result<()> {
         match self.heap.memory.control.boards() {
-            Some(boards) if !stream.backend().is_captured()? => boards.retract(),
+            Some(boards) if !stream.backend().is_captured()? => {
+                self.announced.take();
+                boards.retract()
+            }
             _ => Ok(()),
         }
     }

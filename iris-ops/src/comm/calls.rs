@@ -5,7 +5,6 @@ use std::cell::Cell;
 use bytemuck::Pod;
 use half::f16;
 use iris_heap::{DType, Element};
-use iris_kernels::Recovery;
 
 use super::memory::{Bytes, Lent, Source, Target};
 use super::{Comm, Operators, ReduceOp, Summand};
@@ -280,11 +279,9 @@ impl Comm {
         let begun = Cell::new(false);
         for from in (0..message.part).step_by(most as usize) {
             let launched = launch(from, most.min(message.part - from), &begun);
-            launched.map_err(|error| match error {
-                // In a capture no peer has seen anything: only the graph is to be discarded.
-                Error::Step { recovery: Recovery::Discard, .. } => error,
-                error if begun.get() => give_up(message.op, &self.heap, error),
-                error => error,
+            launched.map_err(|error| match begun.get() {
+                true => give_up(message.op, &self.heap, &self.stream.ours, error),
+                false => error,
             })?;
         }
         Ok(())

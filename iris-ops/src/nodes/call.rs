@@ -57,7 +57,7 @@ impl Composite {
         let mut begun = false;
         self.enqueue(stream, &call, &mut lane, &mut begun).map_err(|error| {
             if begun {
-                return give_up(op, heap, error);
+                return give_up(op, heap, stream, error);
             }
             lane.call -= 1;
             error
@@ -97,21 +97,33 @@ impl Composite {
     }
 }
 
-/// Tells all ranks, those of other nodes too, that this rank will not complete a call of which they
-/// may have seen a part: it ends their waits. Returns `error` as the error of a step, which says so.
-pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, error: Error) -> Error {
+/// Ends a call that this rank will not complete, and of which a part was enqueued on `stream`. Tells
+/// all ranks, those of other nodes too, which may wait in the call. In a capture no peer has seen
+/// anything, so only the graph is discarded. Returns `error` as the error of a step, which says what
+/// the caller must do.
+pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, stream: &Stream, error: Error) -> Error {
+    if matches!(error, Error::Step { recovery: Recovery::Discard, .. })
+        || heap.issue().discard_capture(stream).unwrap_or(false)
+    {
+        return of_step(op, error, Recovery::Discard);
+    }
     // The error of the call is returned, whether the others can be told or not.
     let _ = heap.poison(abort::INCOMPLETE);
     if let Some(across) = heap.across() {
         across.abort();
     }
+    of_step(op, error, Recovery::Close)
+}
+
+/// Error of a call of which a part was enqueued, with what the caller must do.
+fn of_step(op: Op, error: Error, recovery: Recovery) -> Error {
     let (op, step, cause) = match error {
         Error::Step { op, step, cause, recovery: Recovery::Retry } => (op, step, cause),
         Error::Heap { op, cause } => (op, "after the first one".into(), cause),
         Error::Step { .. } | Error::Poisoned { .. } => return error,
         error => (op.into(), "after the first one".into(), iris_heap::Error::other(error).into()),
     };
-    Error::Step { op, step, cause, recovery: Recovery::Close }
+    Error::Step { op, step, cause, recovery }
 }
 
 impl Calling<'_> {

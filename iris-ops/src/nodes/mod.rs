@@ -105,7 +105,7 @@ impl Operator {
         // The operands are notified even if the call failed, because some of its steps may already
         // be enqueued and use the operands' memory.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
-        outcome.and_then(|()| told.map_err(|error| call::give_up(op, heap, error)))
+        outcome.and_then(|()| told.map_err(|error| call::give_up(op, heap, stream, error)))
     }
 
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {

@@ -47,7 +47,8 @@ pub struct TuningFile {
 }
 
 /// Advice about a tuning file that cannot be used.
-const REMEDY: &str = "`iris tune` replaces it, and IRIS_TUNING=off does without";
+const REMEDY: &str = "`iris tune` replaces it; without IRIS_TUNING each device and number of ranks has a file of its own, \
+                      and IRIS_TUNING=off uses none";
 
 /// Version of a tuning file, without the other fields.
 #[derive(Deserialize)]
@@ -59,7 +60,8 @@ impl TuningFile {
     /// Reads the file for these ranks; returns an empty one if there is no file.
     ///
     /// # Errors
-    /// [`Error::Tuning`] if the file cannot be read or was measured on another device or driver.
+    /// [`Error::Tuning`] if the file cannot be read or was measured on another device or driver, or
+    /// with another number of ranks.
     pub fn of(ranks: Ranks) -> Result<TuningFile> {
         let path = path(ranks);
         match path.as_deref().map(read).transpose()?.flatten() {
@@ -131,16 +133,17 @@ impl TuningFile {
     }
 
     fn checked(self, ranks: Ranks, path: Option<&Path>) -> Result<Self> {
-        let expected = (device(ranks.device), ranks.device.driver);
-        if (&self.device, self.driver) == (&expected.0, expected.1) {
+        let expected = of_ranks(ranks);
+        let found = (self.device.clone(), self.driver, self.world);
+        if found == expected {
             return Ok(self);
         }
+        let text = |(device, driver, world): (String, u32, usize)| {
+            format!("{world} ranks on {device} with driver {driver}")
+        };
         Err(Error::Tuning {
             path: path.unwrap_or(Path::new("")).into(),
-            why: format!(
-                "is of {} with driver {}: expected {} with driver {}; {REMEDY}",
-                self.device, self.driver, expected.0, expected.1
-            ),
+            why: format!("is of {}: expected {}; {REMEDY}", text(found), text(expected)),
         })
     }
 }
@@ -152,6 +155,11 @@ fn device(device: Device) -> String {
         0 => format!("{} with {} cores", device.name, cores()),
         _ => device.name.into(),
     }
+}
+
+/// Device, driver and number of ranks for which a tuning file of these ranks holds.
+fn of_ranks(ranks: Ranks) -> (String, u32, usize) {
+    (device(ranks.device), ranks.device.driver, ranks.size)
 }
 
 /// Whether the environment variable `IRIS_TUNING` is set and not empty.
@@ -250,9 +258,10 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
 /// Returns the ranks with their tuning data: from this machine's file if there is one, otherwise
 /// the built-in data.
 pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
-    /// Tuning data of each file by the file's path, read once per process. The data is never freed,
-    /// because plans refer to it.
-    static FILES: Mutex<Option<HashMap<PathBuf, Option<&'static Tuning>>>> = Mutex::new(None);
+    /// Tuning data of each file by the file's path and the ranks, read once per process. The data
+    /// is never freed, because plans refer to it.
+    static FILES: Mutex<Option<HashMap<Key, Option<&'static Tuning>>>> = Mutex::new(None);
+    type Key = (PathBuf, (String, u32, usize));
     if ranks.tuning.is_some() {
         return Ok(ranks);
     }
@@ -260,22 +269,24 @@ pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
     let Some(path) = path(ranks) else { return Ok(ranks.with(built_in)) };
     let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let files = files.get_or_insert_default();
-    let known = match files.get(&path) {
+    let key = (path, of_ranks(ranks));
+    let path = &key.0;
+    let known = match files.get(&key) {
         Some(known) => *known,
         None => {
-            let found = read(&path)?;
+            let found = read(path)?;
             if found.is_none() && is_set() {
                 let why = "is not there: expected a file of `iris tune`, or IRIS_TUNING=off".into();
-                return Err(Error::Tuning { path, why });
+                return Err(Error::Tuning { path: path.clone(), why });
             }
             let found = found.map(|(file, digest)| {
-                let file = file.checked(ranks, Some(&path))?;
+                let file = file.checked(ranks, Some(path))?;
                 let of = format!("{} ({digest:016x})", path.display());
                 let tuning = built_in.with_file(of, file.machine, file.row);
                 Ok::<_, Error>(&*Box::leak(Box::new(tuning)))
             });
             let found = found.transpose()?;
-            files.insert(path, found);
+            files.insert(key, found);
             found
         }
     };

@@ -624,6 +624,12 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let file = Path::new(out.lines().last().unwrap());
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_ne!(planned(file.to_str().unwrap()), built_in);
+    // A file that IRIS_TUNING names is for its number of ranks only.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    let three = ["plan", "all-reduce", "--ranks", "3", "--device", "cpu"];
+    let told = command.args(three).env("IRIS_TUNING", file).output().unwrap();
+    let error = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.code() == Some(2) && error.contains("expected 3 ranks on "), "{error}");
     // The file has rows for the user's own shapes, which take precedence over the built-in rows.
     let cases = folder.path().join("cases.toml");
     let shapes = "[[row]]\nop = \"all_reduce\"\ndtype = \"f32\"\nshapes = [[107, 384, 0]]\n";

@@ -4,6 +4,7 @@
 use anyhow::Result;
 use iris_heap::{BackendKind, World, abi::abort};
 use iris_kernels::{args::OpArgs, rtc, source};
+use iris_ops::comm::{Comm, Options};
 use iris_ops::{Device, Op};
 
 use crate::calls::{Calls, Captured, heap};
@@ -190,6 +191,29 @@ fn a_loss_after_the_last_call_harms_no_result(machine: &Machine) {
     }
 }
 
+/// Tests that a communicator whose close is refused in a capture stays open on all ranks.
+fn a_communicator_is_not_closed_in_a_capture(machine: &Machine) {
+    World::run_threads(2, |world| -> Result<()> {
+        let standin = Standin::get(machine.backend());
+        standin.rank(world.rank());
+        let options = Options::new().max_bytes(4096);
+        let comm = Comm::from_world(machine.backend(), &world, &options)?;
+        let captured = world.rank() == 0;
+        if captured {
+            standin.begin_capture(comm.stream().raw_handle());
+        }
+        let error = format!("{:#}", comm.close().unwrap_err());
+        assert!(error.contains(if captured { "captured" } else { "rank 0" }), "{error}");
+        if captured {
+            assert_eq!(standin.end_capture(comm.stream().raw_handle()), Ok(()));
+        }
+        comm.barrier()?;
+        comm.close()?;
+        Ok(world.close()?)
+    })
+    .unwrap();
+}
+
 /// Tests that exactly the call fails that a test asks to fail, once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
@@ -251,6 +275,7 @@ pub(crate) fn run(machine: &Machine) {
         a_call_is_logged_step_by_step(machine);
         captures_are_kept(machine);
         a_loss_after_the_last_call_harms_no_result(machine);
+        a_communicator_is_not_closed_in_a_capture(machine);
         a_call_fails_on_request(machine);
     }
     logs_are_the_same_in_every_run(machine);

@@ -318,8 +318,10 @@ numbers! {
     NOT_PERMITTED = 800, CUresult::CUDA_ERROR_NOT_PERMITTED;
     /// Result code: the device does not support the operation.
     NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
-    /// Result code: the event was recorded in a stream capture.
-    CAPTURED = 907, CUresult::CUDA_ERROR_CAPTURED_EVENT;
+    /// Lowest result code of an error about stream captures.
+    FIRST_OF_CAPTURES = 900, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    /// Highest result code of an error about stream captures.
+    LAST_OF_CAPTURES = 908, CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     /// Launch attribute: the kernel may begin before the previous kernel on the stream has ended.
     EARLY = 6, CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     /// Device attribute: number of multiprocessors.
@@ -409,6 +411,12 @@ pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     }
 }
 
+/// Whether the work before a query with this result has ended, normally or by a device error. An
+/// error about captures says nothing about it.
+pub(super) fn has_ended(code: u32) -> bool {
+    code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
+}
+
 /// Converts a status code like [`check`]; the error also names the object `what` that the call
 /// concerned.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
@@ -452,6 +460,14 @@ fn name_of(code: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_error_ends_work_and_a_capture_does_not() {
+        let ended = [SUCCESS, 700, 719].map(has_ended);
+        assert_eq!(ended, [true; 3]);
+        let unknown = [NOT_READY, FIRST_OF_CAPTURES, 907, LAST_OF_CAPTURES].map(has_ended);
+        assert_eq!(unknown, [false; 4]);
+    }
 
     #[test]
     fn a_missing_driver_is_an_error_that_says_where_it_was_looked_for() {

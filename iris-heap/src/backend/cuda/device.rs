@@ -325,7 +325,7 @@ impl Driver for Device {
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the stream is alive, by the contract of this function.
-        unsafe { (self.api().cuStreamQuery)(stream) == api::SUCCESS }
+        api::has_ended(unsafe { (self.api().cuStreamQuery)(stream) })
     }
 
     fn create_event(&self) -> Result<RawEvent> {
@@ -340,10 +340,7 @@ impl Driver for Device {
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
-        let code = unsafe { (self.api().cuEventQuery)(event) };
-        // A device error ends all work on the device, so the event is done. A captured event is not
-        // done, because its work has not begun.
-        ![api::NOT_READY, api::CAPTURED].contains(&code)
+        api::has_ended(unsafe { (self.api().cuEventQuery)(event) })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {

@@ -183,8 +183,8 @@ pub(crate) trait Driver: Send + Sync {
     /// [`Driver`]).
     unsafe fn sync_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Whether all work enqueued on a stream has ended; false if that is unknown. Does not affect
-    /// graph captures (see [`Driver`]).
+    /// Whether all work enqueued on a stream has ended, normally or by a device error. False if the
+    /// stream is captured or the state is unknown. Does not affect graph captures (see [`Driver`]).
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool;
 
     /// Makes an event without timing. Does not affect graph captures (see [`Driver`]).

@@ -211,8 +211,10 @@ numbers! {
         ALREADY_ENABLED = 704, hipError_t::hipErrorPeerAccessAlreadyEnabled;
         /// Result code: the device or the release does not support the operation.
         NOT_SUPPORTED = 801, hipError_t::hipErrorNotSupported;
-        /// Result code: the event was recorded in a stream capture.
-        CAPTURED = 907, hipError_t::hipErrorCapturedEvent;
+        /// Lowest result code of an error about stream captures.
+        FIRST_OF_CAPTURES = 900, hipError_t::hipErrorStreamCaptureUnsupported;
+        /// Highest result code of an error about stream captures.
+        LAST_OF_CAPTURES = 908, hipError_t::hipErrorStreamCaptureWrongThread;
         /// Device attribute: number of compute units.
         MULTIPROCESSORS = 63, hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount;
         /// Device attribute: bytes of LDS that a workgroup can have.
@@ -301,6 +303,12 @@ pub(crate) fn check(api: &str, code: u32) -> Result<()> {
         SUCCESS => Ok(()),
         _ => Err(Error::Device { api: api.into(), code, name: name_of(code) }),
     }
+}
+
+/// Whether the work before a query with this result has ended, normally or by a device error. An
+/// error about captures says nothing about it.
+pub(super) fn has_ended(code: u32) -> bool {
+    code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
 }
 
 /// Converts a status code like [`check`]; the error also names the object `what` that the call

@@ -435,11 +435,11 @@ impl Driver for Device {
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the stream is alive, by the contract of this function.
-        let code = unsafe { (self.api().hipStreamQuery)(stream) };
-        if code == api::NOT_READY {
+        let ended = api::has_ended(unsafe { (self.api().hipStreamQuery)(stream) });
+        if !ended {
             self.forget_error();
         }
-        code == api::SUCCESS
+        ended
     }
 
     fn create_event(&self) -> Result<RawEvent> {
@@ -457,14 +457,11 @@ impl Driver for Device {
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
-        let code = unsafe { (self.api().hipEventQuery)(event) };
-        // A device error ends all work on the device, so the event is done. A captured event is not
-        // done, because its work has not begun.
-        let unfinished = [api::NOT_READY, api::CAPTURED].contains(&code);
-        if unfinished {
+        let ended = api::has_ended(unsafe { (self.api().hipEventQuery)(event) });
+        if !ended {
             self.forget_error();
         }
-        !unfinished
+        ended
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
