@@ -449,9 +449,13 @@ pub(crate) trait Backend: Send + Sync {
     /// returned once.
     fn take_unreported(&self) -> Option<Error>;
 
-    /// Ends the heap's streams and threads, all of whose work has finished. Later enqueueing fails
-    /// with [`Error::Closed`].
+    /// Ends the heap's streams and threads, all of whose work has finished, and unmaps memory that
+    /// other processes must not free before. Later enqueueing fails with [`Error::Closed`].
     fn shutdown(&self);
+
+    /// Unmaps the remaining memory, after all ranks have called [`Backend::shutdown`]. Memory of the
+    /// CPU is unmapped when the last mapping is dropped.
+    fn unmap(&self) {}
 
     /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;

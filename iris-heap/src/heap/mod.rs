@@ -553,6 +553,14 @@ impl SymmetricHeap {
         };
         lock(&self.watch).take();
         self.backend.shutdown();
+        // Before this barrier every process has closed the memory of others that it had opened.
+        let finished = match finished {
+            Ok(()) if self.backend.waits_for_device() && !self.world.same_process() => {
+                self.world.barrier()
+            }
+            finished => finished,
+        };
+        self.backend.unmap();
         let settled = match finished {
             Ok(()) => self.settle(true),
             Err(error) => Err(error),

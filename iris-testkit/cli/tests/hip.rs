@@ -206,6 +206,9 @@ fn ranks_that_are_processes_share_memory_by_handles() {
     // the first device again.
     assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
     assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
+    // No rank frees memory before all processes that opened it have closed it.
+    let closed = calls.rfind("hipIpcCloseMemHandle").unwrap();
+    assert!(calls.find("hipFree").is_some_and(|freed| closed < freed), "{calls}");
     right(Fake::of(7), "barrier --ranks 2", &[]);
 }
 

@@ -111,6 +111,10 @@ impl Region for CudaRegion {
         }
     }
 
+    fn is_opened(&self) -> bool {
+        matches!(self.kind, Kind::Legacy)
+    }
+
     fn descriptor(&self) -> Result<Option<OwnedFd>> {
         match &self.kind {
             Kind::Virtual { handle, descriptor: None } => self.export(*handle).map(Some),
@@ -310,7 +314,10 @@ impl Drop for CudaRegion {
                 warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(*handle) }));
             }
             Kind::Plain => {
-                // SAFETY: `plain` allocated the memory, and no user is left.
+                // SAFETY: this process allocated the memory, and every user of its addresses holds
+                // the region, so no user is left here. After a close no process has it open; after a
+                // drop without close one may, for which the vendor promises nothing
+                // (docs/limits.md).
                 warn(check("cuMemFree", unsafe { (driver.cuMemFree_v2)(self.address) }));
             }
             Kind::Legacy => {

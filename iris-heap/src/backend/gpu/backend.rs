@@ -411,15 +411,22 @@ impl Backend for Gpu {
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.shared.forget_order();
-        let kept = self.shared.has_unknown_end();
-        if kept {
+        if self.shared.has_unknown_end() {
             tracing::warn!("a stream of a heap may still run: its device memory is not freed");
+            for mapping in self.live_mappings() {
+                mapping.leak();
+            }
         }
         for mapping in self.live_mappings() {
-            match kept {
-                true => mapping.leak(),
-                false => mapping.release(),
+            if mapping.region().is_ok_and(|region| region.is_opened()) {
+                mapping.release();
             }
+        }
+    }
+
+    fn unmap(&self) {
+        for mapping in self.live_mappings() {
+            mapping.release();
         }
     }
 

@@ -26,6 +26,10 @@ pub(crate) trait Region: Send + Sync {
     /// of the device.
     fn handle(&self) -> Result<Vec<u8>>;
 
+    /// Whether the memory belongs to another process and was opened by its handle. The owner must
+    /// not free it before.
+    fn is_opened(&self) -> bool;
+
     /// Opens a new descriptor by which other processes map the memory; `None` if the memory is
     /// shared by a handle.
     fn descriptor(&self) -> Result<Option<OwnedFd>>;

@@ -203,6 +203,10 @@ impl Region for HipRegion {
         Ok(handle.0.to_vec())
     }
 
+    fn is_opened(&self) -> bool {
+        self.kind == Kind::Opened
+    }
+
     fn descriptor(&self) -> Result<Option<OwnedFd>> {
         Ok(None)
     }
@@ -225,8 +229,10 @@ impl Drop for HipRegion {
         let api = self.device.api();
         match self.kind {
             Kind::Own => {
-                // SAFETY: `take` allocated the memory, and every user of its addresses holds the
-                // region, so no user is left.
+                // SAFETY: this process allocated the memory, and every user of its addresses holds
+                // the region, so no user is left here. After a close no process has it open; after a
+                // drop without close one may, for which the vendor promises nothing
+                // (docs/limits.md).
                 warn(check("hipFree", unsafe { (api.hipFree)(self.address) }));
             }
             Kind::Opened => {
