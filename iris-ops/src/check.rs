@@ -9,7 +9,7 @@ use crate::kind::Op;
 use crate::matrix::MatRef;
 use crate::options::Request;
 use crate::plan::Plan;
-use crate::spec::{Part, Row};
+use crate::spec::{Form, Part, Row};
 
 /// Call whose matrices were checked: they have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +167,24 @@ pub(crate) fn places(plan: &Plan, heap: &SymmetricHeap, matrices: &Matrices) -> 
         }
     }
     Ok(places)
+}
+
+/// Offset of A in the heap, for a form in which peers read A in place.
+pub(crate) fn pulled(plan: &Plan, form: &Form, a: Option<&MatRef>) -> Result<u64> {
+    let place = a.filter(|a| !a.is_transposed()).and_then(MatRef::sym_offset);
+    place.ok_or_else(|| {
+        let others = plan.row().forms.iter().filter(|form| !form.pulls);
+        let names: Vec<_> = others.map(|form| form.variant.name()).collect();
+        Error::Invalid {
+            op: plan.op().into(),
+            what: format!("A of variant {}", form.variant),
+            value: "external or transposed".into(),
+            expected: format!(
+                "a row-major A in the symmetric heap, because peers read it in place; any A with variant {}",
+                names.join(", ")
+            ),
+        }
+    })
 }
 
 /// Names that error messages give to the input and the output.

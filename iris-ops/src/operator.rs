@@ -153,7 +153,7 @@ impl Operator {
     /// is changed in place because it is large. Returns an error if an earlier call has left a
     /// fault in the heap.
     fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
-        let (op, row) = (self.plan.op(), self.plan.row());
+        let op = self.plan.op();
         check::no_fault(op, &self.heap)?;
         let places = check::places(&self.plan, &self.heap, &call.matrices)?;
         (args.a, args.b, args.c, args.bias) = (places.a, places.b, places.c, places.bias);
@@ -163,21 +163,7 @@ impl Operator {
         args.dedicated_workgroups = sizes.dedicated;
         let form = self.plan.at(call.size(&self.plan)).form;
         if form.pulls && !self.plan.alone() {
-            let a = call.matrices.a.filter(|a| !a.is_transposed());
-            let place = a.and_then(|a| a.sym_offset());
-            args.pulled = place.ok_or_else(|| {
-                let others = row.forms.iter().filter(|form| !form.pulls);
-                let names: Vec<_> = others.map(|form| form.variant.name()).collect();
-                Error::Invalid {
-                    op: op.into(),
-                    what: format!("A of variant {}", form.variant),
-                    value: "external or transposed".into(),
-                    expected: format!(
-                        "a row-major A in the symmetric heap, because peers read it in place; any A with variant {}",
-                        names.join(", ")
-                    ),
-                }
-            })?;
+            args.pulled = check::pulled(&self.plan, form, call.matrices.a.as_ref())?;
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }
         self.complete_record(&mut args.record, call, (args.pulled, args.pulled_ld));

@@ -20,6 +20,9 @@ use crate::spec::{Form, Memory, Norm, Row};
 /// Maximum number of rows, and maximum number of columns, of a tile.
 pub(crate) const WIDEST: usize = 65536;
 
+/// Largest M, N and K, and largest number of elements of a message.
+pub(crate) const MOST_ELEMENTS: usize = i32::MAX as usize / 2;
+
 /// Shape of a tile, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TileShape {
@@ -275,8 +278,7 @@ impl Request {
                 expected: expected.into(),
             })
         };
-        let limit = i32::MAX as usize / 2;
-        let most = format!("at most {limit}");
+        let most = format!("at most {MOST_ELEMENTS}");
         if ranks.size == 0 || ranks.size / ranks.nodes() > iris_heap::MAX_RANKS {
             return invalid("size of the world", &ranks.size, "from 1 to 64 on each node");
         }
@@ -285,7 +287,7 @@ impl Request {
         }
         let n = if self.elements { "count" } else { "n" };
         for (name, value) in [("m", self.m), (n, self.n), ("k", self.k)] {
-            if value > limit {
+            if value > MOST_ELEMENTS {
                 return invalid(name, &value, &most);
             }
         }
@@ -312,12 +314,12 @@ impl Request {
         }
         self.check_norm()?;
         if let Some(columns) = self.staged.columns_per_flag
-            && (columns == 0 || columns > limit)
+            && (columns == 0 || columns > MOST_ELEMENTS)
         {
-            return invalid("columns_per_flag", &columns, &format!("from 1 to {limit}"));
+            return invalid("columns_per_flag", &columns, &format!("from 1 to {MOST_ELEMENTS}"));
         }
         if let Some(fetchers) = self.staged.fetchers
-            && fetchers > limit
+            && fetchers > MOST_ELEMENTS
         {
             return invalid("fetchers", &fetchers, &most);
         }

@@ -220,17 +220,17 @@ impl Plan {
 
 /// Options of a heap with memory for these plans, which must all be for this rank of the world.
 fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions> {
-    let (rank, size) = (world.rank(), world.size());
-    let planned = |plan: &Plan| (plan.ranks().rank, plan.ranks().size);
-    if let Some(other) = plans.iter().find(|plan| planned(plan) != (rank, size)) {
-        let (planned_rank, planned_size) = planned(other);
-        return Err(Error::OtherWorld {
-            op: other.op().into(),
-            planned_rank,
-            planned_size,
-            rank,
-            size,
-        });
+    for plan in plans {
+        let planned = (plan.ranks().rank, plan.ranks().size);
+        // An operator without communication has a plan for the rank's node.
+        let (rank, size) = match plan.row().is_local() {
+            true => (world.local_rank(), world.local_size()),
+            false => (world.rank(), world.size()),
+        };
+        if planned != (rank, size) {
+            let (op, (planned_rank, planned_size)) = (plan.op().into(), planned);
+            return Err(Error::OtherWorld { op, planned_rank, planned_size, rank, size });
+        }
     }
     Plan::heap_options(plans, room)
 }

@@ -10,8 +10,8 @@ use common::nodes::{TYPES, each, run_cases, shape_cases};
 use common::{Change, changed, sampled, taken};
 use iris_heap::{DType, HeapOptions, MAX_RANKS, Network, Secret, SymmetricHeap, UniqueId, World};
 use iris_ops::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
-    ReduceScatter,
+    AllGather, AllGatherMatmul, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue,
+    MatRef, Matmul, MatmulAllReduce, MatmulArgs, Plan, Ranks, ReduceScatter, Shard,
 };
 use iris_testkit::port;
 use iris_testkit::rig::Room;
@@ -313,4 +313,78 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
             Ok(())
         });
     }
+}
+
+/// Tests that one heap is opened for the plans of a model over several nodes: a product without
+/// communication beside operators of all ranks, and columns that the ranks do not divide alike.
+#[test]
+fn a_heap_is_opened_for_plans_with_a_local_product() {
+    World::run_nodes(2, 2, |world| -> anyhow::Result<()> {
+        let (m, n, k) = (5, 6, 7);
+        let up = iris_ops::matmul::Options::new(m, n, k).plan(&world)?;
+        let down = iris_ops::matmul_all_reduce::Options::new(m, n, k).plan(&world)?;
+        let options = iris_ops::all_gather_matmul::Options::new(m, n, k);
+        let columns = options.shard(Shard::Columns).even(true).plan(&world)?;
+        let plans = [&down, &up, &columns];
+        let heap = Plan::open_heap(&world, &plans, iris_ops::Room::matrices())?;
+        let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);
+        let gathered = AllGatherMatmul::new(&heap, &columns)?;
+        let (a, b) = (heap.ones::<f32>(m * k)?, heap.ones::<f32>(k * n)?);
+        let own = iris_ops::split(k, world.size(), world.rank()).len();
+        let part = heap.ones::<f32>(m * k.div_ceil(world.size()))?.slice(..m * own)?;
+        let stream = heap.stream()?;
+        let [x, y, z] = [(); 3].map(|()| heap.zeros::<f32>(m * n));
+        let (x, y, z) = (x?, y?, z?);
+        let args = |a, c| MatmulArgs::new(a, MatRef::sym(b, k, n), MatRef::sym(c, m, n));
+        up.run(&args(MatRef::sym(a, m, k), x), &stream)?;
+        down.run(&args(MatRef::sym(a, m, k), y), &stream)?;
+        gathered.run(&args(MatRef::sym(part, m, own), z), &stream)?;
+        stream.sync()?;
+        for (c, sum) in [(x, k), (y, k * world.size()), (z, k)] {
+            anyhow::ensure!(heap.read(c)? == vec![sum as f32; m * n], "a sum is not {sum}");
+        }
+        heap.close()?;
+        Ok(world.close()?)
+    })
+    .unwrap();
+}
+
+/// Tests that an A that peers cannot read in place is refused before a step between nodes, by an
+/// error with the operator's name, and that the next call is right.
+#[test]
+fn a_transposed_matrix_is_refused_before_anything_is_sent() {
+    on_nodes((2, 2), |world, heap| {
+        let (m, n, k) = (8, 3, 4);
+        let options = iris_ops::all_gather_matmul::Options::new(m, n, k).name("up");
+        let op = AllGatherMatmul::new(
+            &heap,
+            &options.variant(iris_ops::all_gather_matmul::Variant::Pull).plan(&heap)?,
+        )?;
+        let own = m / world.size();
+        let (a, b) = (heap.ones::<f32>(own * k)?, heap.ones::<f32>(k * n)?);
+        let (c, stream) = (heap.zeros::<f32>(m * n)?, heap.stream()?);
+        let args = |a| MatmulArgs::new(a, MatRef::sym(b, k, n), MatRef::sym(c, m, n));
+        let turned = MatRef::sym(a, k, own).transposed();
+        let error = op.run(&args(turned), &stream).unwrap_err().to_string();
+        assert!(
+            error.starts_with("up (all_gather_matmul") && error.contains("row-major"),
+            "{error}"
+        );
+        op.run(&args(MatRef::sym(a, own, k)), &stream)?;
+        stream.sync()?;
+        assert_eq!(heap.read(c)?, vec![k as f32; m * n]);
+        Ok(())
+    });
+}
+
+/// Tests the largest messages of elements: they are padded to a multiple of the ranks of a node.
+#[test]
+fn the_largest_count_is_a_multiple_of_the_ranks_of_a_node() {
+    const MOST: usize = i32::MAX as usize / 2;
+    let ranks = Ranks::new(0, 4).on_nodes(2);
+    let plan = |count| iris_ops::all_reduce::Options::new(count).dtype(DType::BF16).plan(ranks);
+    let error = plan(MOST).unwrap_err().to_string();
+    assert!(error.contains(&format!("at most {}", MOST - 1)), "{error}");
+    let error = plan(MOST - 1).unwrap_err().to_string();
+    assert!(error.contains("bytes of a step"), "{error}");
 }

@@ -160,7 +160,11 @@ impl SymmetricHeap {
                 let launching = self.memory.control.launching();
                 let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
                 drop(launching);
-                let across = nodes.across.close();
+                let across = match nodes.across.close() {
+                    // A call that this rank gave up has ended the world, and has returned the error.
+                    Err(Error::Closed { .. }) => Ok(()),
+                    closed => closed,
+                };
                 let local = self.world.close();
                 // After a call that differs a world stays open, and peers would go on waiting in it.
                 for (world, closed) in [(&nodes.across, &across), (&self.world, &local)] {

@@ -25,9 +25,10 @@ pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 /// `u8`. Data of such types passes through the communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
-/// Largest value that [`Options::max_bytes`] accepts: a launch has at most 2^30 - 1 elements, of two
-/// bytes and more.
-const MOST_BYTES: u64 = 2 * (i32::MAX as u64 / 2);
+/// Largest value that [`Options::max_bytes`] accepts. A launch has at most 2^30 - 1 elements, of two
+/// bytes and more; over several nodes their number is rounded up to a multiple of the ranks of a
+/// node, of which there are at most 64.
+const MOST_BYTES: u64 = 2 * (i32::MAX as u64 / 2 / 64 * 64);
 
 /// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;

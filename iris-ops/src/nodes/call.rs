@@ -45,10 +45,19 @@ type Arrivals = Vec<(Event, (usize, usize))>;
 impl Composite {
     /// Checks the matrices of a call and enqueues its parts.
     pub(super) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        self.issue(stream, matrices).map_err(|error| error.labelled(&self.label))
+    }
+
+    fn issue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
         // The parts of the call look up memory again, but then other parts have been enqueued.
         check::places(&self.plan, heap, &call.matrices)?;
+        let main = self.parts[&Role::Main].plan();
+        let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
+        if let Some(form) = pulls.filter(|_| !main.alone()) {
+            check::pulled(main, form, call.matrices.a.as_ref())?;
+        }
         heap.check_stream(op.name(), stream).in_op(op)?;
         check::no_fault(op, heap)?;
         let Some(mut lane) = heap.lane() else {

@@ -17,6 +17,7 @@ pub(crate) use call::give_up;
 pub use forecast::Forecast;
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{RawSlice, Stream, SymmetricHeap, World};
@@ -49,6 +50,8 @@ pub(crate) enum Operator {
 pub(crate) struct Composite {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
+    /// Text by which errors name the operator.
+    label: Arc<str>,
     parts: BTreeMap<Role, operator::Operator>,
     areas: BTreeMap<Area, RawSlice>,
     /// Whether the areas belong to a workspace. If so, the workspace frees them.
@@ -172,6 +175,23 @@ impl Composite {
         plan: &Plan,
         workspace: Option<&Arc<Workspace>>,
     ) -> Result<Self> {
+        let label = plan.request().label(Some(Location::caller()));
+        // This code uses no closure, because a collective call reports the source location of its
+        // caller.
+        match Self::labelled(op, heap, plan, &label, workspace) {
+            Ok(operator) => Ok(operator),
+            Err(error) => Err(error.labelled(&label)),
+        }
+    }
+
+    #[track_caller]
+    fn labelled(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        label: &Arc<str>,
+        workspace: Option<&Arc<Workspace>>,
+    ) -> Result<Self> {
         let world = heap.whole_world();
         let checked = check(op, heap, plan);
         let mut items = plan.fingerprint_of_all();
@@ -203,6 +223,7 @@ impl Composite {
         Ok(Self {
             heap,
             plan,
+            label: label.clone(),
             parts,
             areas,
             shares_areas: workspace.is_some(),

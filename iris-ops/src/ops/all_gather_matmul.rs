@@ -18,7 +18,8 @@ operator! {
     /// A rank passes the rows `split(m, size, rank)` of A, or with
     /// [`Shard::Columns`](crate::Shard::Columns) the columns `split(k, size, rank)`. In the
     /// variants `pull` and `staged`, peers read A in place. A must then have the same offset on all
-    /// ranks, and be contiguous or have the same leading dimension on all ranks. The call ends on
+    /// ranks, and be contiguous on all, or have one leading dimension on all, which must be larger
+    /// than the number of columns of the widest shard. The call ends on
     /// the stream only after all peers have read A.
     AllGatherMatmul(MatmulArgs)
 }

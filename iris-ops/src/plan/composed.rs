@@ -20,7 +20,7 @@ use super::Plan;
 use crate::error::{Error, InOp, Result};
 use crate::kind::{Op, Variant};
 use crate::nodes::exchange::{Kind, Sent, shift_steps};
-use crate::options::{Epilogue, Request, Shard, TileShape};
+use crate::options::{Epilogue, MOST_ELEMENTS, Request, Shard, TileShape};
 use crate::programs::LOCAL;
 use crate::ranks::Ranks;
 use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
@@ -461,7 +461,9 @@ impl Maker<'_> {
                 // Ranks have different numbers of columns of A, but must use tiles of the same
                 // shape.
                 let tile = TileShape { m: rows.clamp(1, 64), n: own.clamp(1, 256) };
-                self.part(Role::Copy, &COPY, (rows, columns, 0), |r| r.tile = Some(tile))?;
+                self.part(Role::Copy, &COPY, (rows, columns, 0), |r| {
+                    (r.tile, r.even) = (Some(tile), false);
+                })?;
                 self.area(Area::Send, blocks * slot_bytes(own, rows, dtype));
                 self.area(Area::Receive, blocks * slots(own, rows, dtype));
                 self.area(Area::Whole, slot_bytes(k, rows, dtype));
@@ -545,7 +547,13 @@ impl Maker<'_> {
 
     /// Refuses options that no part supports; the error names the option.
     fn check(&self) -> Result<()> {
-        let Request { beside, trace_spans, ref members, .. } = *self.request;
+        let Request { beside, trace_spans, ref members, n, elements, .. } = *self.request;
+        // Messages of elements are padded to a multiple of the ranks of a node.
+        let local = self.ranks.size / self.ranks.nodes();
+        let most = MOST_ELEMENTS / local.max(1) * local;
+        if elements && n > most {
+            return Err(self.refused("count", &n, &format!("at most {most}")));
+        }
         if !self.ranks.size.is_multiple_of(self.ranks.nodes()) {
             let expected = format!("a multiple of {} nodes", self.ranks.nodes());
             return Err(self.refused("number of ranks", &self.ranks.size, &expected));

@@ -216,9 +216,6 @@ impl Region for FakeRegion {
     fn handle(&self) -> Result<Vec<u8>> {
         Ok(self.handle.clone())
     }
-    fn is_opened(&self) -> bool {
-        false
-    }
     fn descriptor(&self) -> Result<Option<OwnedFd>> {
         Ok(None)
     }

@@ -28,7 +28,9 @@ pub(crate) trait Region: Send + Sync {
 
     /// Whether the memory belongs to another process and was opened by its handle. The owner must
     /// not free it before.
-    fn is_opened(&self) -> bool;
+    fn is_opened(&self) -> bool {
+        false
+    }
 
     /// Opens a new descriptor by which other processes map the memory; `None` if the memory is
     /// shared by a handle.
