@@ -100,7 +100,7 @@ pub enum ReduceOp {
 }
 
 /// Element types that a communicator can sum: f32, f16 and bf16. Sums are accumulated in f32 and
-/// rounded once to the element type.
+/// rounded once to the element type; over several nodes the sum of each node is rounded, too.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be summed over ranks",
     label = "sums are of f32, f16 and bf16",

@@ -69,7 +69,7 @@ pub enum Error {
     /// The element type of a matrix differs from the type in the plan.
     #[error(
         "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
-         Options::dtype (of C: Options::output)"
+         Options::dtype (C of a product: Options::output)"
     )]
     Dtype {
         /// Operator of the call.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -120,9 +120,24 @@ impl Connection {
         }))
     }
 
-    /// Sends a frame. While the system has no room for the frame, retries until the time `until`.
+    /// Sends a frame. While the system has no room for the frame, or another thread waits for that,
+    /// retries until the time `until`.
     pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = loop {
+            match self.outbox.try_lock() {
+                Ok(outbox) => break outbox,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let what = format!("message to rank {}", self.relay);
+                    let problem =
+                        "an earlier message is not sent yet, because its process reads none";
+                    return Err(Error::Wire { what, problem: problem.into() });
+                }
+            }
+        };
         outbox.push(frame.pack());
         loop {
             // The timeout is never zero, because zero would mean no timeout.
@@ -325,5 +340,26 @@ impl Letters {
         }
         self.lost.get_or_insert_with(|| error.clone());
         if self.has_left { Vec::new() } else { std::mem::take(&mut self.watchers) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Tests that a frame does not wait beyond its own time for a frame of another thread.
+    #[test]
+    fn a_frame_behind_one_that_is_stuck_is_given_up_in_time() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let connection = Connection::start(&ours.into(), 0, 1).unwrap();
+        let stuck = lock(&connection.outbox);
+        let frame = Frame::Leave { group: 0, clean: false };
+        let error = connection.send(frame, Instant::now() + Duration::from_millis(20));
+        assert!(matches!(error, Err(Error::Wire { .. })), "{error:?}");
+        drop(stuck);
+        let frame = Frame::Leave { group: 0, clean: false };
+        connection.send(frame, Instant::now() + REASON).unwrap();
     }
 }

@@ -227,7 +227,7 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
     };
     World::run_threads(2, of_f32).unwrap();
     let (two, many) = (Ranks::new(0, 2), Ranks::new(0, 1024).on_nodes(128));
-    let most = i32::MAX as u64 - 1;
+    let most = (1 << 31) - 128;
     for (ranks, bytes) in [(two, 4096), (two, most), (many, 65536)] {
         small().max_bytes(bytes).footprint(ranks).unwrap();
     }

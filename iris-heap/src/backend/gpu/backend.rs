@@ -341,12 +341,13 @@ impl Backend for Gpu {
     }
 
     fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {
-        let to = as_gpu(to)?.at(offset, data.len() as u64)?;
+        // The region stays mapped during the copy, even if another thread closes the heap meanwhile.
+        let (to, _region) = mapped(to, offset, data.len() as u64)?;
         self.copies.write(to, data)
     }
 
     fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()> {
-        let from = as_gpu(from)?.at(offset, data.len() as u64)?;
+        let (from, _region) = mapped(from, offset, data.len() as u64)?;
         self.copies.read(from, data)
     }
 
@@ -354,7 +355,7 @@ impl Backend for Gpu {
         // The memory is cleared by copies. The driver's fill is a kernel, for which waiting kernels
         // of other ranks may leave no free multiprocessor.
         const CHUNK: u64 = 1 << 20;
-        let to = as_gpu(to)?.at(offset, bytes)?;
+        let (to, _region) = mapped(to, offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
         let mut done = 0;
         while done < bytes {
@@ -437,6 +438,12 @@ impl Backend for Gpu {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Device address of `bytes` bytes from `offset` on, and the region, which keeps them mapped.
+fn mapped(memory: &dyn Mapping, offset: u64, bytes: u64) -> Result<(u64, Arc<dyn Region>)> {
+    let memory = as_gpu(memory)?;
+    Ok((memory.at(offset, bytes)?, memory.region()?))
 }
 
 impl Drop for Gpu {
