@@ -40,8 +40,8 @@ impl Problem {
         self.time(machine, program, tile).filter(|us| us.is_finite())
     }
 
-    /// Lower limit in microseconds for any program of the call. It is the longer of two times: that
-    /// of the product alone, and that of sending the bytes that a rank must send.
+    /// Expected lower limit in microseconds for any program of the call, from fitted rates: the longer
+    /// of the time of the product alone and that of sending the bytes that a rank must send.
     pub(crate) fn limit(&self, machine: &Machine) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;
