@@ -369,8 +369,8 @@ pub struct Items {
     pub per_item: u32,
 }
 
-/// Number of packs (three vectors of 16 bytes each) of a message of `items` items of eight bytes. The
-/// vectors of [`PACK_LANES`] packs are interleaved.
+/// Number of packs (three vectors of 16 bytes each) of a message of `items` items of eight bytes.
+/// The vectors of [`PACK_LANES`] packs are interleaved.
 pub fn packs(items: u32) -> u32 {
     let vectors = items.div_ceil(2);
     let block = 3 * PACK_LANES;
@@ -478,14 +478,14 @@ impl Items {
 ///
 /// The first round computes tiles that peers own, beginning with the next rank's tiles. Each later
 /// round computes further tiles of the peers, and then this rank's own tiles of the previous round;
-/// by then the peers have had time to store their partials of these tiles. The own tiles of the last round
-/// come last.
+/// by then the peers have had time to store their partials of these tiles. The own tiles of the
+/// last round come last.
 ///
 /// The waits of different ranks form no cycle, whatever `span` each rank has. All workgroups run at
 /// once, each takes tiles in this order, and stores a tile at the latest during the product of its
-/// next tile, before it waits there. The order has tile j of a peer after own tiles of smaller index
-/// only, and own tile j after the tiles j of all peers. So tile j for a peer is stored after waits
-/// for own tiles of smaller index at most, and induction over j ends all waits.
+/// next tile, before it waits there. The order has tile j of a peer after own tiles of smaller
+/// index only, and own tile j after the tiles j of all peers. So tile j for a peer is stored after
+/// waits for own tiles of smaller index at most, and induction over j ends all waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

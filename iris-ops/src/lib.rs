@@ -69,10 +69,10 @@
 //! on whatever streams: on the CPU launches run one at a time, and on a GPU a stream waits for an
 //! event recorded after the previous call.
 //!
-//! **Debugging.** Every wait within a node has a deadline. After a timeout, `stream.sync()` and `op.check()`
-//! return a fault that names the op, the call, the tile, the awaited rank, and the value seen and
-//! expected. After a fault every further call fails at once; close the heap and its world and open
-//! new ones.
+//! **Debugging.** Every wait within a node has a deadline. After a timeout, `stream.sync()` and
+//! `op.check()` return a fault that names the op, the call, the tile, the awaited rank, and the
+//! value seen and expected. After a fault every further call fails at once; close the heap and its
+//! world and open new ones.
 //!
 //! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and users'
 //! kernels. It has a section for each error that a user can meet.

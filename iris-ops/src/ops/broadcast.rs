@@ -37,8 +37,9 @@ variants! { ROW;
     TwoShot,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB.
     Ll,
-    /// The message is cut into one part for each rank. The root sends its own part to all ranks, and
-    /// each other part to its rank, which passes it on; by the LL protocol. For messages that are too large for `Ll`, with more than two ranks.
+    /// The message is cut into one part for each rank. The root sends its own part to all ranks,
+    /// and each other part to its rank, which passes it on; by the LL protocol. For messages that
+    /// are too large for `Ll`, with more than two ranks.
     TwoShotLl,
 }
 

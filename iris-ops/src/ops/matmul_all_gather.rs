@@ -37,8 +37,8 @@ variants! { ROW;
     /// part to all ranks while the next part is multiplied. The option `tile` sets the number of
     /// rows of a part.
     CopyEngine,
-    /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; only on NVIDIA's sm_90. A
-    /// plan that names this variant for another GPU is refused. On the CPU, on a single rank, and
+    /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; only on NVIDIA's sm_90.
+    /// A plan that names this variant for another GPU is refused. On the CPU, on a single rank, and
     /// for operands that this GEMM does not support, calls run as a GEMM and then copies by
     /// workgroups.
     Epilogue,

@@ -53,9 +53,9 @@ impl Eq for Tuning {}
 pub(crate) struct Launches {
     /// Maximum number of workgroups of a message. It is set if fewer workgroups than
     /// multiprocessors saturate the links. It is odd: owners alternate from tile to tile, and an
-    /// odd number gives every workgroup tiles of all owners. `None` for the largest odd
-    /// number of at most one workgroup per multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131
-    /// workgroups, 289 with 65; 2026-11-22).
+    /// odd number gives every workgroup tiles of all owners. `None` for the largest odd number of
+    /// at most one workgroup per multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2
+    /// x H200: 241 us with 131 workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
     /// Maximum number of workgroups of a broadcast by relays; `None` for as many as of any message.
     pub(super) relay_groups: Option<u32>,
@@ -65,8 +65,8 @@ pub(crate) struct Launches {
     /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
     /// threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_words: Vec<(usize, u32)>,
-    /// Number of items that a rank sends to another from which a message by the LL protocol consists
-    /// of packs; `None` for never.
+    /// Number of items that a rank sends to another from which a message by the LL protocol
+    /// consists of packs; `None` for never.
     pub(super) packs_from: Option<u32>,
     /// Threads of a workgroup of a message that consists of packs: pairs of maximum number of packs
     /// and threads, as in `threads_of_words`.
@@ -222,8 +222,8 @@ impl Tuning {
         self.ran(device, world).any(|ran| ran.gemms.contains(&kind))
     }
 
-    /// Number of items from which messages by the LL protocol consist of packs; `None` if they never
-    /// do, because such messages have not run with this number of ranks on such a device.
+    /// Number of items from which messages by the LL protocol consist of packs; `None` if they
+    /// never do, because such messages have not run with this number of ranks on such a device.
     pub(crate) fn packs_from(&self, device: Device, world: usize) -> Option<u32> {
         let ran = self.ran(device, world).any(|ran| ran.packs);
         self.launches.packs_from.filter(|_| ran)
