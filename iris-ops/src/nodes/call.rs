@@ -91,8 +91,7 @@ impl Composite {
             stream.wait(last).in_op(op)?;
         }
         let n = if self.plan.row().common.n { call.n } else { 0 };
-        let [bias, residual] = call.matrices.options();
-        let plan = self.digest ^ u64::from(bias) ^ u64::from(residual) << 1;
+        let plan = CallRecord::plan_of(self.digest, call.matrices.options());
         let (m, n) = (call.m as u64, n as u64);
         let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
         let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));

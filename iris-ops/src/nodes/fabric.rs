@@ -224,10 +224,16 @@ pub(crate) enum StepError {
 impl CallRecord {
     /// Names of the record's fields in error messages.
     pub(super) const NAMES: [&'static str; 6] =
-        ["operator", "number of the call", "number of the step", "M", "N", Self::HASH];
+        ["operator", "number of the call", "number of the step", "M", "N", Self::PLAN];
 
-    /// Name of the last field.
-    const HASH: &'static str = "hash of the plan and of which optional matrices there are";
+    /// Name of the last field: see [`CallRecord::plan_of`].
+    const PLAN: &'static str = "optional matrices";
+
+    /// Value of the last field: the hash of a plan, on which all ranks have agreed, and in the lowest
+    /// two bits whether the call has a bias and whether it has a residual.
+    pub(super) fn plan_of(hash: u64, [bias, residual]: [bool; 2]) -> u64 {
+        hash & !3 | u64::from(bias) | u64::from(residual) << 1
+    }
 
     /// Values of the record's fields, each with its name for error messages.
     pub(super) fn fields(&self) -> [(&'static str, u64); 6] {
@@ -240,7 +246,11 @@ impl CallRecord {
     pub(super) fn show(what: &str, value: u64) -> String {
         match what {
             "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
-            Self::HASH => format!("{value:016x}"),
+            Self::PLAN => {
+                let of =
+                    ["no bias and no residual", "a bias", "a residual", "a bias and a residual"];
+                format!("{} (plan {:x})", of[(value & 3) as usize], value >> 2)
+            }
             _ => value.to_string(),
         }
     }
