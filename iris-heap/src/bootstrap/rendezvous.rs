@@ -348,7 +348,7 @@ impl Place {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {
                 Ok(Tried::Absent)
             }
-            Err(e) => Err(self.error(format!("connecting: {e}"))),
+            Err(e) => Err(self.error(format!("connecting: {}", explain(&e)))),
         }
     }
 
