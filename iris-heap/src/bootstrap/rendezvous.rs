@@ -197,7 +197,7 @@ impl Place {
         match self.bind(0) {
             Ok(Some(door)) => Ok(door),
             Ok(None) => Err(self.error(
-                "another process listens there: is the rank 0 given to two processes, or the same \
+                "another process listens there: is the rank 0 given to two processes, or the same id or \
                  MASTER_PORT to two jobs?",
             )),
             Err(error) => {
