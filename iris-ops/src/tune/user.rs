@@ -11,6 +11,7 @@
 //! **Limits.** A device that was made from a name, not from a driver or a heap, uses built-in data.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -68,6 +69,23 @@ impl TuningFile {
             Some((file, _)) => file.checked(ranks, path.as_deref()),
             None => Ok(Self::empty(ranks)),
         }
+    }
+
+    /// Reads the file at `path`, for whatever device and number of ranks; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Tuning`] if the file cannot be read.
+    pub fn at(path: &Path) -> Result<Option<TuningFile>> {
+        Ok(read(path)?.map(|(file, _)| file))
+    }
+
+    /// Whether the measurements hold for these ranks: for their device, driver and number.
+    pub fn holds_for(&self, ranks: Ranks) -> bool {
+        self.measured_on() == of_ranks(ranks)
+    }
+
+    fn measured_on(&self) -> Measured {
+        Measured { world: self.world, device: self.device.clone(), driver: self.driver }
     }
 
     /// Makes a file for these ranks that contains no measurements.
@@ -133,17 +151,12 @@ impl TuningFile {
     }
 
     fn checked(self, ranks: Ranks, path: Option<&Path>) -> Result<Self> {
-        let expected = of_ranks(ranks);
-        let found = (self.device.clone(), self.driver, self.world);
-        if found == expected {
+        if self.holds_for(ranks) {
             return Ok(self);
         }
-        let text = |(device, driver, world): (String, u32, usize)| {
-            format!("{world} ranks on {device} with driver {driver}")
-        };
         Err(Error::Tuning {
             path: path.unwrap_or(Path::new("")).into(),
-            why: format!("is of {}: expected {}; {REMEDY}", text(found), text(expected)),
+            why: format!("is of {self}: expected {}; {REMEDY}", of_ranks(ranks)),
         })
     }
 }
@@ -157,9 +170,34 @@ fn device(device: Device) -> String {
     }
 }
 
-/// Device, driver and number of ranks for which a tuning file of these ranks holds.
-fn of_ranks(ranks: Ranks) -> (String, u32, usize) {
-    (device(ranks.device), ranks.device.driver, ranks.size)
+/// Ranks, device and driver for which a tuning file holds.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Measured {
+    world: usize,
+    device: String,
+    driver: u32,
+}
+
+fn of_ranks(ranks: Ranks) -> Measured {
+    let device = device(ranks.device);
+    Measured { world: ranks.size, device, driver: ranks.device.driver }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ranks on {}", self.world, self.device)?;
+        match self.driver {
+            0 => Ok(()),
+            driver => write!(f, " with driver {driver}"),
+        }
+    }
+}
+
+impl fmt::Display for TuningFile {
+    /// Formats what the file holds for: `4 ranks on NVIDIA H200 with driver 13000`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.measured_on().fmt(f)
+    }
 }
 
 /// Whether the environment variable `IRIS_TUNING` is set and not empty.
@@ -261,7 +299,7 @@ pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
     /// Tuning data of each file by the file's path and the ranks, read once per process. The data
     /// is never freed, because plans refer to it.
     static FILES: Mutex<Option<HashMap<Key, Option<&'static Tuning>>>> = Mutex::new(None);
-    type Key = (PathBuf, (String, u32, usize));
+    type Key = (PathBuf, Measured);
     if ranks.tuning.is_some() {
         return Ok(ranks);
     }

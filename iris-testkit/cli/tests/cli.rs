@@ -630,6 +630,15 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let told = command.args(three).env("IRIS_TUNING", file).output().unwrap();
     let error = String::from_utf8_lossy(&told.stderr);
     assert!(told.status.code() == Some(2) && error.contains("expected 3 ranks on "), "{error}");
+    let text = std::fs::read_to_string(file).unwrap();
+    let other = folder.path().join("other.toml");
+    std::fs::write(&other, text.replace("world = 2", "world = 3")).unwrap();
+    for (file, told) in [(file, "measured for 2 ranks"), (&*other, "a file for 3 ranks on ")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+        let doctor = command.args(["doctor", "--no-links"]).env("IRIS_TUNING", file).output();
+        let out = String::from_utf8_lossy(&doctor.unwrap().stdout).into_owned();
+        assert!(out.contains(told) && !out.contains("ERROR tuning"), "{out}");
+    }
     // The file has rows for the user's own shapes, which take precedence over the built-in rows.
     let cases = folder.path().join("cases.toml");
     let shapes = "[[row]]\nop = \"all_reduce\"\ndtype = \"f32\"\nshapes = [[107, 384, 0]]\n";

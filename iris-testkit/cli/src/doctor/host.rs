@@ -88,9 +88,17 @@ pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
             Finding::new(State::None, "tuning", format!("none for {} ranks", ranks.size))
                 .remedy(format!("`iris tune --backend {kind}` measures this machine"))
         }
-        Some(_) => match TuningFile::of(ranks) {
-            Ok(_) => {
+        Some(path) => match TuningFile::at(&path) {
+            Ok(Some(file)) if file.holds_for(ranks) => {
                 Finding::new(State::Ok, "tuning", format!("measured for {} ranks", ranks.size))
+            }
+            Ok(file) => {
+                let of = file.map_or("no file".into(), |file| format!("a file for {file}"));
+                Finding::new(
+                    State::None,
+                    "tuning",
+                    format!("{of}, none for {} ranks here", ranks.size),
+                )
             }
             Err(error) => Finding::new(State::Error, "tuning", error)
                 .remedy("measure again with `iris tune`, or set IRIS_TUNING=off"),
