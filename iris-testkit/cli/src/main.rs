@@ -60,7 +60,7 @@ enum Task {
     /// Print the chosen variants for calls of an operator, their steps and predicted times; needs
     /// no GPU.
     ///
-    /// Columns: `limit` is a lower bound of the time, the longer of the product alone and of the
+    /// Columns: `limit` is an expected lower bound, the longer of the product alone and of the
     /// transfer alone; `because` tells whether a variant was asked for, measured or predicted to be
     /// the fastest; `run` tells whether it has passed the tests on such a device with as many
     /// ranks. Times are predictions.
