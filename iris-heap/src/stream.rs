@@ -64,7 +64,9 @@ impl Stream {
     /// fault of a call on this heap, or an abort other than the loss of a peer, every `sync` returns
     /// an error, because results may be undefined. The loss of a peer is an error if a call has
     /// waited for it; [`SymmetricHeap::check`](crate::SymmetricHeap::check) returns any loss. Work
-    /// enqueued after failed work still runs. [`Error::WaitFromWork`] if called from enqueued work.
+    /// enqueued after failed work still runs. [`Error::Closed`] if the heap was closed, and also then
+    /// only after all work that was accepted before. [`Error::WaitFromWork`] if called from enqueued
+    /// work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();

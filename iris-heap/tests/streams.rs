@@ -173,6 +173,45 @@ fn a_heap_closes_while_work_asks_it_for_streams() {
     });
 }
 
+/// Tests that a sync waits for all accepted work although another thread closes the heap: a caller
+/// that lends memory to the work takes it back after the sync, whatever the sync returns.
+#[test]
+fn a_sync_waits_for_work_of_a_heap_that_closes() {
+    bounded(|| {
+        for _ in 0..20 {
+            let [heap] = heaps();
+            let stream = heap.stream().unwrap();
+            let ran = Arc::new(AtomicU32::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| heap.close().unwrap());
+                // At most eight jobs wait, so that the closing thread reaches every step of its
+                // close while there is work.
+                let mut accepted = 0;
+                loop {
+                    let count = ran.clone();
+                    let slow = move || {
+                        std::thread::sleep(Duration::from_millis(1));
+                        count.fetch_add(1, Ordering::Relaxed);
+                        Ok(())
+                    };
+                    match stream.call_cpu("slow", slow) {
+                        Ok(()) => accepted += 1,
+                        Err(error) => {
+                            break assert!(matches!(error, Error::Closed { .. }), "{error}");
+                        }
+                    }
+                    while accepted - ran.load(Ordering::Relaxed) > 8 {
+                        std::thread::yield_now();
+                    }
+                }
+                let outcome = stream.sync();
+                assert_eq!(ran.load(Ordering::Relaxed), accepted, "jobs run, jobs accepted");
+                assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
+            });
+        }
+    });
+}
+
 /// Tests that two threads can wait for all streams while streams are made and dropped.
 #[test]
 fn several_threads_wait_for_all_streams() {

@@ -289,9 +289,10 @@ impl Backend for CpuBackend {
         workers.retain(|w| !w.thread.is_finished());
         self.shared.forget_failures(|stream| workers.iter().any(|w| w.number == stream));
         let number = self.names.fetch_add(1, Ordering::Relaxed);
-        let jobs = Arc::<Jobs>::default();
-        let queue = Arc::new(Queue { number, shared: self.shared.clone(), jobs: jobs.clone() });
-        let (shared, ended) = (self.shared.clone(), CpuEvent::default());
+        let (jobs, ended) = (Arc::<Jobs>::default(), CpuEvent::default());
+        let shared = self.shared.clone();
+        let queue = Queue { number, shared, jobs: jobs.clone(), ended: ended.clone() };
+        let (queue, shared) = (Arc::new(queue), self.shared.clone());
         let name = format!("iris-{}-stream-{number}", self.rank);
         let end = ended.clone();
         let thread = spawn(name, move || {
@@ -304,16 +305,24 @@ impl Backend for CpuBackend {
     }
 
     fn finish(&self) {
-        let end = |worker: &Worker| match worker.stream.upgrade() {
-            // `record` fails only if the queue is closed, which happens only after `shutdown` has
-            // waited for the queue.
-            Some(queue) => queue.record().ok(),
-            // The stream's queue is gone, so no work can be added, and the end of its worker thread
-            // is awaited instead.
-            None => Some(worker.ended.clone()),
+        let end = |worker: &Worker| match worker.stream.upgrade().map(|queue| queue.record()) {
+            Some(Ok(event)) => Some(event),
+            // No work can be added, because the queue is closed or gone. So the end of its worker
+            // thread is awaited instead.
+            None | Some(Err(Error::Closed { .. })) => Some(worker.ended.clone()),
+            // A forked child has no worker threads.
+            Some(Err(_)) => None,
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
         ends.iter().for_each(CpuEvent::wait);
+    }
+
+    fn refuse_work(&self) {
+        let workers = lock(&self.workers);
+        // Set under the lock, so that no stream is made after its queue would have been closed.
+        self.closed.store(true, Ordering::Relaxed);
+        let queues = workers.iter().filter_map(|worker| worker.stream.upgrade());
+        queues.for_each(|queue| queue.jobs.close());
     }
 
     fn take_unreported(&self) -> Option<Error> {
@@ -325,14 +334,8 @@ impl Backend for CpuBackend {
     }
 
     fn shutdown(&self) {
-        self.closed.store(true, Ordering::Relaxed);
         let workers = std::mem::take(&mut *lock(&self.workers));
-        for worker in workers {
-            if let Some(queue) = worker.stream.upgrade() {
-                queue.jobs.close();
-            }
-            join(worker.thread);
-        }
+        workers.into_iter().for_each(|worker| join(worker.thread));
         self.end_pool();
         let pool = std::mem::take(&mut *lock(&self.pool));
         pool.into_iter().for_each(join);
@@ -381,6 +384,8 @@ struct Queue {
     number: u64,
     shared: Arc<Shared>,
     jobs: Arc<Jobs>,
+    /// Event that is set when the worker thread has finished all work of the queue.
+    ended: CpuEvent,
 }
 
 /// Enqueued work of a stream that has not begun. The queue keeps its capacity, so a program that
@@ -471,8 +476,12 @@ impl StreamBackend for CpuStream {
 
     fn sync(&self) -> Result<()> {
         let done = self.0.record();
-        if let Ok(event) = &done {
-            event.wait();
+        match &done {
+            Ok(event) => event.wait(),
+            // The worker thread goes on with the work that was accepted before the queue was closed.
+            Err(Error::Closed { .. }) => self.0.ended.wait(),
+            // A forked child has no worker thread.
+            Err(_) => {}
         }
         match self.0.shared.failure_of(self.0.number) {
             Some(error) => Err(error),

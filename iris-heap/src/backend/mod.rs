@@ -437,9 +437,9 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// Starts closing the heap: later enqueueing fails with [`Error::Closed`], and calls that are
-    /// enqueueing on other threads have finished when this function returns. Called before
-    /// [`Backend::finish`] if memory will be released although streams may hold it.
-    fn refuse_work(&self) {}
+    /// enqueueing on other threads have finished when this function returns. Called before the last
+    /// [`Backend::finish`], so that no work follows the work that it waits for.
+    fn refuse_work(&self);
 
     /// Waits until all streams have finished their enqueued work, except streams that are being
     /// captured (see [`Backend::check_no_capture`]). Errors stay with their streams.
