@@ -24,6 +24,7 @@ fn rank_program() {
         "stopped" => stopped(),
         "connections" => connections(),
         "fails" => fails(),
+        "meets" => meets(),
         other => panic!("no case {other}"),
     });
 }
@@ -159,6 +160,11 @@ fn fails() -> Result<String, Error> {
     std::fs::write(told.join(world.rank().to_string()), "").unwrap();
     wait_for("all errors", || (files(&told).len() == world.size() - 1).then_some(()));
     Ok(format!("victim {victim}: {error}; across: {across}"))
+}
+
+/// Case in which ranks only meet.
+fn meets() -> Result<String, Error> {
+    World::from_env()?.close().map(|()| "met".into())
 }
 
 /// Environment variables that torchrun sets for a rank on two nodes of two ranks; `IRIS_NODE`
@@ -398,4 +404,36 @@ fn a_stopped_process_is_absent_with_and_without_the_relay() {
     std::thread::scope(|scope| {
         ["relay", "other"].map(|role| scope.spawn(move || check(role))).map(drop)
     });
+}
+
+/// Tests the loss of a rank after the world has met and before its node has. Rank 3 looks for its
+/// node in another folder, so ranks 1 and 2 wait there for it.
+#[test]
+fn a_rank_lost_while_its_node_meets_is_named_by_its_number_in_the_world() {
+    let (job, port) = (Job::new("meets"), free_port());
+    let [folder, other] = ["one", "other"].map(|name| job.temp.path().join(name));
+    let vars = |rank: usize| {
+        let folder = if rank == 3 { &other } else { &folder };
+        let mut vars = torchrun_on(rank, 1, port);
+        vars.retain(|(name, _)| *name != "IRIS_NODE" && *name != "IRIS_DEADLINE");
+        vars.push(("IRIS_NODE", rank.min(1).to_string()));
+        vars.push(("IRIS_RENDEZVOUS", folder.display().to_string()));
+        vars
+    };
+    let mut ranks = job.ranks(4, vars);
+    // The files of ranks that wait at one place have one name, and end with the ranks' numbers: 1 and
+    // 2 while the world meets, 0 and 1 on the node.
+    wait_for("the node's meeting", || {
+        let first =
+            files(&folder).into_iter().find(|file| file.with_extension("rank1").exists())?;
+        first.with_extension("rank0").exists().then_some(())
+    });
+    ranks[2].kill().unwrap();
+    let mut waiting = ranks.pop().unwrap();
+    ranks.truncate(2);
+    for text in ranks.into_iter().map(result) {
+        contains(&text, &["error rank 2 on host", "(node 1) is lost"]);
+    }
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
 }

@@ -5,11 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::frames::{error_of_bytes, error_to_bytes};
 use super::rendezvous::Place;
 use super::threads::Threads;
 use super::unix::Processes;
 use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::error::{Error, Result};
+use crate::root::Distance;
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
 
@@ -39,19 +41,28 @@ impl Nodes {
         }
         let hosts = Hosts::of(&ranks);
         hosts.check_order()?;
-        let local = Nodes::meet_locally(&hosts, all.rank(), job, timeout);
-        // Every rank learns whether any rank failed to connect to the ranks of its node.
-        let mine = local.as_ref().err().map_or(String::new(), Error::to_string);
-        let told = all.allgather(mine.as_bytes(), step);
-        let local = local?;
-        for (rank, message) in told?.iter().enumerate() {
-            if !message.is_empty() {
-                let message = String::from_utf8_lossy(message).into_owned();
-                let what = "meeting the ranks of its node".into();
-                return Err(Error::PeerFailed { rank, what, message });
+        let rank = all.rank();
+        let local = Nodes::meet_locally(&hosts, rank, job, timeout)
+            .map_err(|error| in_world(error, &hosts.ranks(hosts.node(rank))));
+        // Every rank learns why any rank failed to connect to the ranks of its node.
+        let mine = local.as_ref().err().map(|error| told(rank, error));
+        let mine = mine.map_or(Vec::new(), |error| error_to_bytes(&error));
+        let error = match all.allgather(&mine, step) {
+            Ok(told) => {
+                let errors = told.iter().filter(|bytes| !bytes.is_empty());
+                root(errors.map(|bytes| error_of_bytes(bytes)).collect::<Result<_>>()?)
             }
+            // The world knows first which rank is lost; others of its node may have ended since.
+            Err(error) => Some(error),
+        };
+        match (local, error) {
+            (Ok(local), None) => {
+                Ok((Nodes { all: Arc::new(all), local, hosts: hosts.clone() }, hosts))
+            }
+            (Err(own), _) if Distance::of(&own) == Distance::Root => Err(own),
+            (Err(own), error) => Err(hosts.describe(error.unwrap_or(own))),
+            (Ok(_), Some(error)) => Err(hosts.describe(error)),
         }
-        Ok((Nodes { all: Arc::new(all), local, hosts: hosts.clone() }, hosts))
     }
 
     fn meet_locally(
@@ -68,6 +79,46 @@ impl Nodes {
         let (rank, size) = (place.local_rank, place.local_size);
         Ok(Arc::new(Processes::rendezvous(meeting, rank, size, timeout)?))
     }
+}
+
+/// Step in which the ranks of a node meet, as errors name it.
+const MEETING: &str = "meeting the ranks of its node";
+
+/// Converts an error of the meeting of a node, which names ranks by their numbers on the node, to
+/// one with the numbers of the world; `ranks` are the node's ranks.
+fn in_world(error: Error, ranks: &[usize]) -> Error {
+    let number = |rank: usize| ranks.get(rank).copied().unwrap_or(rank);
+    match error {
+        Error::PeerLost { rank } => Error::PeerLost { rank: number(rank) },
+        Error::PeerFailed { rank, what, message } => {
+            Error::PeerFailed { rank: number(rank), what, message }
+        }
+        Error::Absent { ranks, waited, .. } => {
+            let ranks = ranks.into_iter().map(number).collect();
+            Error::Absent { ranks, what: MEETING.into(), waited }
+        }
+        error => error,
+    }
+}
+
+/// Error that `rank`, whose meeting on its node failed with `error`, tells all ranks.
+fn told(rank: usize, error: &Error) -> Error {
+    match Distance::of(error) {
+        Distance::Root => {
+            Error::PeerFailed { rank, what: MEETING.into(), message: error.to_string() }
+        }
+        _ => error.clone(),
+    }
+}
+
+/// Root among the errors that ranks have told: a rank's own failure, else a loss, else an absence.
+/// A rank that failed keeps others waiting, and is absent or lost for them.
+fn root(errors: Vec<Error>) -> Option<Error> {
+    errors.into_iter().min_by_key(|error| match error {
+        Error::PeerFailed { .. } => 0,
+        Error::PeerLost { .. } => 1,
+        _ => 2,
+    })
 }
 
 impl Bootstrap for Nodes {
@@ -135,5 +186,26 @@ impl Bootstrap for Nodes {
     fn leave(&self, clean: bool) {
         self.local.leave(clean);
         self.all.leave(clean);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_that_failed_is_named_by_its_number_in_the_world() {
+        let ranks = [4, 5, 6];
+        let absent =
+            Error::Absent { ranks: vec![1], what: "rank 0".into(), waited: Duration::ZERO };
+        let own = Error::invalid("mode", 755, "700");
+        let errors = [(4, Error::PeerLost { rank: 2 }), (5, own), (6, absent)];
+        let all = errors.map(|(rank, error)| told(rank, &in_world(error, &ranks)));
+        let text = root(all.to_vec()).unwrap().to_string();
+        assert!(text.starts_with("rank 5 failed in") && text.contains("mode is 755"), "{text}");
+        let text = root(vec![all[2].clone(), all[0].clone()]).unwrap().to_string();
+        assert!(text.starts_with("rank 6 is lost"), "{text}");
+        let text = all[2].to_string();
+        assert!(text.contains("for rank 5,") && !text.contains("rank 0"), "{text}");
     }
 }
