@@ -247,8 +247,8 @@ impl Drop for Connection {
 fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usize) {
     let (mail, changed) = mail;
     let mut inbox = Inbox::default();
-    // Rank that is lost when the stream ends.
-    let mut lost = relay;
+    // Rank that is lost when the stream ends, and the reason, if one is told.
+    let (mut lost, mut reason) = (relay, None);
     let process = process_of(socket);
     let outcome = loop {
         match inbox.take() {
@@ -257,7 +257,10 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
                 let mut state = lock(mail);
                 match frame {
                     Frame::Welcome => state.welcome = Some(Ok(())),
-                    Frame::Refuse(error) => state.welcome = Some(Err(error)),
+                    Frame::Refuse(error) => {
+                        reason = Some(error.clone());
+                        state.welcome = Some(Err(error));
+                    }
                     Frame::All { group, number, parts } => {
                         state.groups.entry(group).or_default().arrived = Some((number, parts));
                     }
@@ -298,6 +301,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     {
         tracing::error!(%error, rank, relay, "the connection to the hub is given up");
     }
+    let outcome = outcome.and(reason.map_or(Ok(()), Err));
     let mut told = Vec::new();
     if !state.over {
         for (&id, group) in &mut state.groups {

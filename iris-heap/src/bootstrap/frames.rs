@@ -48,7 +48,8 @@ pub(crate) enum Frame {
     Hello { job: String, rank: u64, size: u64 },
     /// Hub to process: all ranks have arrived.
     Welcome,
-    /// Hub to process: the world cannot be formed, for this reason.
+    /// Hub to process: the world cannot be formed, for this reason. Later, from hub to process or from
+    /// relay to process: the sender gave up a connection, for this reason.
     Refuse(Error),
     /// Process to hub: the sender is a member of `group`; `members` are ranks of the launched
     /// world.
@@ -116,6 +117,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::Invalid { what, value, expected } => {
             w.u64(6).text(what).text(value).text(expected);
         }
+        Error::Wire { what, problem } => {
+            w.u64(7).text(what).text(problem);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -140,6 +144,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
         }
         5 => Error::HubLost { rank: r.u64()? as usize },
         6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
+        7 => Error::Wire { what: r.text()?, problem: r.text()? },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }

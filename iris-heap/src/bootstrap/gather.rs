@@ -126,8 +126,8 @@ impl Gathering {
                 let frames = peer.read();
                 heed(frames.into_iter())?;
             }
-            if self.peers[rank].as_ref().is_some_and(|p| p.gone) {
-                return Err(Error::PeerLost { rank });
+            if let Some(peer) = self.peers[rank].as_ref().filter(|peer| peer.gone) {
+                return Err(peer.loss(rank, 0));
             }
         }
         Ok(())

@@ -80,6 +80,7 @@ impl Group {
     /// the link has ended, the process of its first rank has ended, so that rank is named.
     fn loss(&self, index: usize, link: &Link) -> Error {
         match &link.peer.fault {
+            Some(Error::Wire { .. }) => link.peer.loss(index, 0),
             // This process could not read the connection, so no rank of the link is blamed.
             Some(fault) => self.fault_of_hub(
                 format!("messages of rank {}", self.members[index]),
@@ -166,7 +167,12 @@ impl Hub {
                 for (rank, frame) in link.read_if_ready() {
                     self.handle(rank, frame);
                 }
-                if self.links[at].peer.gone {
+                let link = &mut self.links[at];
+                if link.peer.gone {
+                    if link.peer.fault.is_some() {
+                        let error = link.peer.loss(link.ranks[0], 0);
+                        link.broadcast(&Frame::Refuse(error).pack());
+                    }
                     // The first rank is lost first, because the connection ended with its process.
                     for rank in self.links[at].ranks.clone() {
                         self.lose(rank);

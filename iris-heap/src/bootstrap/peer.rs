@@ -11,6 +11,7 @@ use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
 use super::socket::Socket;
 use crate::error::Error;
+use crate::limits::open_files;
 use crate::system::peer_of;
 
 pub(super) struct Peer {
@@ -22,7 +23,8 @@ pub(super) struct Peer {
     /// room.
     pub(super) crowded: Option<String>,
     pub(super) gone: bool,
-    /// Reason why the connection ended, if the cause is in this process and not at the peer.
+    /// Reason why this process gave the connection up: a failed read, or bytes that are no frame;
+    /// `None` if the peer ended it.
     pub(super) fault: Option<Error>,
     process: Option<OwnedFd>,
 }
@@ -62,8 +64,10 @@ impl Peer {
         })
     }
 
+    /// Sends a packet, unless the peer has ended the connection. One that this process gave up can
+    /// take the reason.
     pub(super) fn send(&mut self, packet: Packet) {
-        if !self.gone {
+        if !self.gone || self.fault.is_some() {
             self.outbox.push(packet);
             self.flush();
         }
@@ -107,11 +111,8 @@ impl Peer {
             Ok(true) => {}
             Ok(false) => self.gone = true,
             Err(error) => {
-                tracing::warn!(%error, "a connection is given up");
-                self.gone = true;
-                if matches!(error, Error::System { .. }) {
-                    self.fault = Some(error);
-                }
+                self.give_up(error);
+                return frames;
             }
         }
         loop {
@@ -119,10 +120,30 @@ impl Peer {
                 Ok(Some(frame)) => frames.push(frame),
                 Ok(None) => return frames,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection is given up");
-                    self.gone = true;
+                    self.give_up(error);
                     return frames;
                 }
+            }
+        }
+    }
+
+    fn give_up(&mut self, error: Error) {
+        tracing::warn!(%error, "a connection is given up");
+        self.gone = true;
+        self.fault = Some(error);
+    }
+
+    /// Error of the connection to `rank`, which has ended, as process `own` tells it. `own` is
+    /// blamed if it could not read the connection; no rank is, if bytes were broken on their way.
+    pub(super) fn loss(&self, rank: usize, own: usize) -> Error {
+        let what = format!("messages of rank {rank}");
+        match &self.fault {
+            None => Error::PeerLost { rank },
+            Some(Error::Wire { problem, .. }) => Error::Wire { what, problem: problem.clone() },
+            Some(fault) => {
+                let limit = open_files();
+                let message = format!("{fault}; the limit of open files is {limit}");
+                Error::PeerFailed { rank: own, what, message }
             }
         }
     }

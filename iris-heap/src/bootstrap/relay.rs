@@ -158,10 +158,8 @@ impl Relay {
             self.handle(rank, frame);
         }
         let Some(peer) = self.ranks.get_mut(&rank).filter(|peer| peer.gone) else { return };
-        if let Some(fault) = peer.fault.take() {
-            // The failure is in this process, so the rank is not blamed.
-            let (what, message) = (format!("messages of rank {rank}"), fault.to_string());
-            let error = Error::PeerFailed { rank: self.rank, what, message };
+        if peer.fault.is_some() {
+            let error = peer.loss(rank, self.rank);
             self.pass_on(self.rank, Frame::GaveUp { group: 0, error }.pack());
         }
         self.hub.send(Frame::Gone { rank: rank as u64 }.pack());
@@ -231,7 +229,13 @@ impl Relay {
             }
         }
         if self.hub.gone && self.ending.is_none() {
-            self.give_up(&Error::PeerLost { rank: 0 });
+            let error = self.hub.loss(0, self.rank);
+            self.give_up(&error);
+            if self.hub.fault.is_some() {
+                let gave_up = Frame::GaveUp { group: 0, error: error.clone() };
+                self.pass_on(self.rank, gave_up.pack());
+                self.broadcast(Frame::Refuse(error));
+            }
             self.broadcast(Frame::Gone { rank: 0 });
             self.end();
         }

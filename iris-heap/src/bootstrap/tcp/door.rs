@@ -219,7 +219,7 @@ impl Door {
             }
             let link = &self.links[at];
             if link.peer.gone {
-                return Err(Error::PeerLost { rank: link.ranks[0] });
+                return Err(link.peer.loss(link.ranks[0], 0));
             }
         }
         Ok(())

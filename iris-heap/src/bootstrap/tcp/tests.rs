@@ -399,3 +399,65 @@ fn a_rank_that_ends_is_lost_to_the_others() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
+
+/// Tests that a sealed frame which was changed on its way is told as one, and not as the end of a
+/// process: once in the direction to the hub, once from it.
+#[test]
+fn a_broken_sealed_frame_is_no_ended_process() {
+    for to_hub in [true, false] {
+        let meeting = meeting("127.0.0.1", 3);
+        let through = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = through.local_addr().unwrap().to_string();
+        // Rank 1 reaches rank 0 through a forwarder, which can break a frame of either direction.
+        let detour = Meeting { address, ..meeting.clone() };
+        let (breaks, pause) = (&AtomicBool::new(false), Duration::from_millis(5));
+        let forward = move |mut from: TcpStream, mut to: TcpStream, is_broken: bool| {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                if is_broken && breaks.load(Ordering::Relaxed) {
+                    bytes[count - 1] ^= 1;
+                }
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(Shutdown::Both);
+        };
+        thread::scope(|scope| {
+            let others = [0, 2].map(|rank| {
+                let meeting = &meeting;
+                scope.spawn(move || meeting.join(rank, PLENTY).unwrap())
+            });
+            let rank_1 = scope.spawn(|| detour.join(1, PLENTY).unwrap());
+            let ranks = loop {
+                let (near, _) = through.accept().unwrap();
+                let Ok(far) = TcpStream::connect(&meeting.address) else {
+                    thread::sleep(pause);
+                    continue;
+                };
+                let (from, to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                scope.spawn(move || forward(from, to, to_hub));
+                scope.spawn(move || forward(far, near, !to_hub));
+                let mut ranks = Vec::from(others.map(|rank| rank.join().unwrap()));
+                ranks.insert(1, rank_1.join().unwrap());
+                break ranks;
+            };
+            breaks.store(true, Ordering::Relaxed);
+            // Others may leave a first barrier in which only rank 1's answer is broken.
+            let barrier = |rank: &Processes| {
+                let end = rank.barrier(&step()).and_then(|_| rank.barrier(&step()));
+                end.unwrap_err().to_string()
+            };
+            let told: Vec<_> = thread::scope(|scope| {
+                let told: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| barrier(rank))).collect();
+                told.into_iter().map(|it| it.join().unwrap()).collect()
+            });
+            let named = |text: &String, rank: usize| {
+                text.starts_with(&format!("broken message in messages of rank {rank}: "))
+            };
+            let from = usize::from(to_hub);
+            assert!(told.iter().all(|text| named(text, from)), "{told:?}");
+            ranks.iter().for_each(|rank| rank.leave(false));
+        });
+    }
+}
