@@ -1,6 +1,6 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
-use iris_heap::{DType, SymmetricHeap};
+use iris_heap::{DType, Issuing, SymmetricHeap};
 use iris_kernels::args::Matrix;
 
 use crate::args::{Matrices, NormArgs};
@@ -120,7 +120,7 @@ pub(crate) struct Places {
 
 /// Looks up the memory of a call's matrices, and checks that what the call writes overlaps nothing
 /// else.
-pub(crate) fn places(plan: &Plan, heap: &SymmetricHeap, matrices: &Matrices) -> Result<Places> {
+pub(crate) fn places(plan: &Plan, issuing: &Issuing<'_>, matrices: &Matrices) -> Result<Places> {
     let (op, row) = (plan.op(), plan.row());
     let Matrices { a, b, c, bias, norm, .. } = matrices;
     let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
@@ -128,7 +128,7 @@ pub(crate) fn places(plan: &Plan, heap: &SymmetricHeap, matrices: &Matrices) -> 
     let residual = norm.and_then(|norm| norm.residual.as_ref());
     let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
     let resolve = |name, matrix: Option<&MatRef>| match matrix {
-        Some(matrix) => matrix.resolve(op, name, heap),
+        Some(matrix) => matrix.resolve(op, name, issuing),
         None => Ok(Matrix::default()),
     };
     let [input, output] = names(row);

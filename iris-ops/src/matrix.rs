@@ -1,6 +1,6 @@
 //! References to matrices, and the checks of each matrix before a call launches anything.
 
-use iris_heap::{DType, Element, RawSlice, Segment, SymSlice, SymmetricHeap};
+use iris_heap::{DType, Element, Issuing, RawSlice, Segment, SymSlice};
 use iris_kernels::args::{self, Matrix};
 
 use crate::error::{Error, InOp, Result};
@@ -266,7 +266,7 @@ impl MatRef {
         &self,
         op: Op,
         name: &'static str,
-        heap: &SymmetricHeap,
+        issuing: &Issuing<'_>,
     ) -> Result<Matrix> {
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
             op: op.into(),
@@ -289,9 +289,7 @@ impl MatRef {
             invalid("element type", self.dtype.to_string(), "f32, f16 or bf16".into())
         })?;
         let (address, bytes) = match self.place {
-            Place::Sym(slice) => {
-                (heap.resolve(slice, heap.rank()).in_op(op)? as u64, slice.bytes())
-            }
+            Place::Sym(slice) => (issuing.resolve(slice).in_op(op)?, slice.bytes()),
             Place::External { address, bytes, .. } => (address, bytes),
         };
         if self.extent() > bytes {

@@ -10,7 +10,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
+use iris_heap::{DevWords, Issuing, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 
@@ -90,7 +90,7 @@ impl Operator {
         let issuing = self.heap.issue();
         let sizes = self.sizes(&call);
         let mut args = self.ready(&call).args;
-        self.complete(&mut args, &call, &sizes)?;
+        self.complete(&mut args, &call, (&sizes, &issuing))?;
         // All ranks count every call, so that their call numbers agree. A barrier of only some
         // ranks is not counted, because the other ranks do not run this barrier.
         let counted = self.plan.request().members.is_none();
@@ -99,7 +99,8 @@ impl Operator {
         }
         let executor = &self.ready(&call).executor;
         // SAFETY: `complete` has checked every matrix against the heap, or the caller of
-        // `MatRef::external` has vouched for it. The workspace belongs to this op.
+        // `MatRef::external` has vouched for it. A thread that frees a matrix waits for `issuing` and
+        // then for the call. The workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
         let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, sizes.groups) };
         done.map_err(|failure| {
@@ -152,10 +153,15 @@ impl Operator {
     /// Completes `args` for a call; `args` already contains the arguments of the call's choice. It
     /// is changed in place because it is large. Returns an error if an earlier call has left a
     /// fault in the heap.
-    fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
+    fn complete(
+        &self,
+        args: &mut OpArgs,
+        call: &Call,
+        (sizes, issuing): (&Sizes, &Issuing<'_>),
+    ) -> Result<()> {
         let op = self.plan.op();
         check::no_fault(op, &self.heap)?;
-        let places = check::places(&self.plan, &self.heap, &call.matrices)?;
+        let places = check::places(&self.plan, issuing, &call.matrices)?;
         (args.a, args.b, args.c, args.bias) = (places.a, places.b, places.c, places.bias);
         (args.residual, args.weight) = (places.residual, places.weight);
         args.normed = places.normed;

@@ -1,13 +1,15 @@
-//! Tests of a thread that issues calls while another thread of its rank closes the heap. All of this
-//! is safe code on the CPU.
+//! Tests of a thread that issues calls while another thread of its rank closes the heap, or frees
+//! a matrix of the calls. All of this is safe code on the CPU.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use iris_heap::{SymmetricHeap, World};
+use iris_heap::{BackendKind, SymSlice, SymmetricHeap, World};
+use iris_ops::comm::{self, Comm};
 use iris_ops::matmul::Options;
-use iris_ops::{Matmul, MatmulArgs, Plan, Room, scope};
+use iris_ops::{MatRef, Matmul, MatmulArgs, Plan, Room, scope};
 
 fn alone() -> World {
     World::threads(1).unwrap().remove(0)
@@ -20,6 +22,16 @@ fn make(n: usize) -> (Arc<SymmetricHeap>, Matmul) {
     let heap = Plan::open_heap(&world, &[&plan], Room::matrices()).unwrap();
     let op = Matmul::new(&heap, &plan).unwrap();
     (heap, op)
+}
+
+/// Imports a new file of `len` elements.
+fn import(heap: &SymmetricHeap, len: usize) -> SymSlice<f32> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let file: OwnedFd =
+        rustix::fs::memfd_create("iris-test-import", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, 4 * len as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    heap.import_descriptor(file, len).unwrap()
 }
 
 /// Tests that `scope` returns only after the last write to the lent memory, although another thread
@@ -64,4 +76,70 @@ fn lent_memory_is_not_written_after_its_scope() {
         drop((stream, op, heap));
         assert!(c.iter().all(|&x| x == -1.0), "written after the scope");
     }
+}
+
+/// Imports a slice and frees it while another thread calls `run` with it until `run` fails; many
+/// times. Returns the texts of the errors.
+fn free_while(
+    heap: &SymmetricHeap,
+    len: usize,
+    run: impl Fn(SymSlice<f32>) -> anyhow::Result<()> + Sync,
+) -> Vec<String> {
+    let round = |_| {
+        let slice = import(heap, len);
+        let calls = AtomicUsize::new(0);
+        std::thread::scope(|threads| {
+            let calling = threads.spawn(|| {
+                loop {
+                    if let Err(error) = run(slice) {
+                        return format!("{error:#}");
+                    }
+                    calls.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            while calls.load(Ordering::Relaxed) < 3 {
+                std::thread::yield_now();
+            }
+            heap.free(slice).unwrap();
+            calling.join().unwrap()
+        })
+    };
+    (0..50).map(round).collect()
+}
+
+/// Tests that an imported matrix stays mapped for the calls that have been accepted, and that later
+/// calls are refused, if another thread frees it.
+#[test]
+fn an_imported_matrix_is_freed_while_another_thread_calls() {
+    const N: usize = 64;
+    let (heap, op) = make(N);
+    let (b, c) = (heap.ones::<f32>(N * N).unwrap(), heap.zeros::<f32>(N * N).unwrap());
+    let stream = heap.stream().unwrap();
+    let errors = free_while(&heap, N * N, |a| {
+        let of = |slice| MatRef::sym(slice, N, N);
+        Ok(op.run(&MatmulArgs::new(of(a), of(b), of(c)), &stream)?)
+    });
+    for error in errors {
+        assert!(error.contains("are not allocated"), "{error}");
+    }
+    stream.sync().unwrap();
+    heap.close().unwrap();
+}
+
+/// Tests the same of the calls of a communicator, whose copies take addresses.
+#[test]
+fn an_imported_message_is_freed_while_another_thread_calls() {
+    const LEN: usize = 1 << 16;
+    let comm = Comm::from_world(BackendKind::Cpu, &alone(), &comm::Options::new()).unwrap();
+    let heap = comm.heap();
+    let to = import(heap, LEN);
+    let errors = free_while(heap, LEN, |from| {
+        let mut to = to;
+        Ok(comm.all_gather::<f32, _, _>(&from, &mut to)?)
+    });
+    for error in errors {
+        assert!(error.contains("are not allocated"), "{error}");
+    }
+    comm.stream().sync().unwrap();
+    comm.close().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{SymmetricHeap, not_allocated};
+use super::{State, SymmetricHeap, not_allocated};
 use crate::abi::SliceView;
 use crate::backend::Mapping;
 use crate::dtype::Element;
@@ -23,8 +23,8 @@ impl SymmetricHeap {
     /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
     /// [`Error::OutOfBounds`] for a rank that does not exist.
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<*mut T> {
-        let address = self.located(&slice.raw(), rank, |mapping| mapping.address())?;
-        Ok((address + slice.offset()) as *mut T)
+        let (mapping, offset) = self.locate(&slice.raw(), rank)?;
+        Ok((mapping.address() + offset) as *mut T)
     }
 
     /// Converts a slice of the data segment to the form that kernels receive.
@@ -88,7 +88,8 @@ impl SymmetricHeap {
     ) -> Result<()> {
         same_length(&slice, data.len())?;
         self.check_stream("a copy", stream)?;
-        let to = self.locate(&slice.raw(), self.rank())?;
+        let state = self.open_state()?;
+        let to = self.locate_for_work(&state, &slice.raw(), self.rank())?;
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
@@ -118,7 +119,8 @@ impl SymmetricHeap {
         slice: SymSlice<T>,
     ) -> Result<PendingRead<T>> {
         self.check_stream("a copy", stream)?;
-        let from = self.locate(&slice.raw(), self.rank())?;
+        let state = self.open_state()?;
+        let from = self.locate_for_work(&state, &slice.raw(), self.rank())?;
         Ok(PendingRead::new(stream.backend().read(from, slice.bytes())?, stream))
     }
 
@@ -135,8 +137,9 @@ impl SymmetricHeap {
     ) -> Result<()> {
         same_length(&to, from.len())?;
         self.check_stream("a copy", stream)?;
-        let target = self.locate(&to.raw(), to_rank)?;
-        let source = self.locate(&from.raw(), from_rank)?;
+        let state = self.open_state()?;
+        let target = self.locate_for_work(&state, &to.raw(), to_rank)?;
+        let source = self.locate_for_work(&state, &from.raw(), from_rank)?;
         stream.backend().copy(target, source, to.bytes())
     }
 
@@ -232,32 +235,47 @@ impl SymmetricHeap {
 
     /// Returns the mapping that holds a slice on `rank`, and the slice's byte offset in it.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
-        Ok((self.located(slice, rank, Arc::clone)?, slice.offset()))
+        self.located(&*self.open_state()?, slice, rank)
     }
 
-    /// Calls `f` with the mapping that holds a slice on `rank`.
-    fn located<T>(
+    /// As [`SymmetricHeap::locate`], for work on the slice that the caller enqueues. The caller holds
+    /// the lock of `state`, or the issue lock, until the work is enqueued, because a thread that frees
+    /// the slice waits for these locks.
+    pub(super) fn locate_for_work(
         &self,
+        state: &State,
         slice: &RawSlice,
         rank: usize,
-        f: impl FnOnce(&Arc<dyn Mapping>) -> T,
-    ) -> Result<T> {
+    ) -> Result<(Arc<dyn Mapping>, u64)> {
+        match state.ending.contains(&(slice.segment(), slice.serial())) {
+            true => Err(not_allocated(slice)),
+            false => self.located(state, slice, rank),
+        }
+    }
+
+    fn located(
+        &self,
+        state: &State,
+        slice: &RawSlice,
+        rank: usize,
+    ) -> Result<(Arc<dyn Mapping>, u64)> {
         self.check_heap(slice.heap())?;
         if rank >= self.size() {
             let expected = format!("0 to {}", self.size() - 1);
             return Err(Error::invalid("rank", rank, expected));
         }
-        let state = self.open_state()?;
         let (layout, mappings) = match slice.segment() {
             Segment::Data => (&state.data, &self.memory.data),
             Segment::Signal => (&state.signal, &self.memory.signal),
             Segment::Registered(_) => {
                 let imported = self.imported(slice).ok_or_else(|| not_allocated(slice))?;
-                return Ok(f(&imported.mappings[rank]));
+                return Ok((imported.mappings[rank].clone(), slice.offset()));
             }
         };
         match layout.find(slice.offset(), slice.bytes()) {
-            Some(block) if block.serial == slice.serial() => Ok(f(&mappings[rank])),
+            Some(block) if block.serial == slice.serial() => {
+                Ok((mappings[rank].clone(), slice.offset()))
+            }
             _ => Err(not_allocated(slice)),
         }
     }

@@ -104,6 +104,8 @@ struct State {
     signal: Layout,
     /// Number of the next import, used as serial number because segment numbers are reused.
     imports: u64,
+    /// Blocks that a step is freeing now, by segment and serial number: no further work may use them.
+    ending: Vec<(Segment, u64)>,
 }
 
 /// Part of a [`SymmetricHeap::alloc_many`] request: one allocation.
@@ -220,6 +222,7 @@ impl SymmetricHeap {
                 data: Layout::new(options.data_bytes, 0, ALIGNMENT),
                 signal: Layout::new(options.signal_bytes, SIGNAL_RESERVED, ALIGNMENT),
                 imports: 0,
+                ending: Vec::new(),
             }),
             options,
             step: Mutex::new(()),
@@ -394,7 +397,8 @@ impl SymmetricHeap {
 
     /// Frees a block: collective. Waits until the streams of this rank and of its peers have
     /// finished; errors of enqueued work stay with the streams. If one rank refuses the request,
-    /// that rank returns without waiting, and all ranks keep the block.
+    /// that rank returns without waiting, and all ranks keep the block. While a rank waits, calls and
+    /// copies of the block that other threads enqueue are refused with [`Error::NotAllocated`].
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
@@ -424,9 +428,11 @@ impl SymmetricHeap {
         let capture = self.backend.check_no_capture("giving memory back");
         let planned = capture.and_then(|()| self.plan_free(slices));
         // A rank that refuses does not wait for its streams.
-        if planned.is_ok() {
+        let _ending = planned.is_ok().then(|| {
+            let ending = self.refuse_work_on(slices);
             self.finish_streams();
-        }
+            ending
+        });
         // If no rank refuses, the streams of all ranks have finished when `agree_with` returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
@@ -448,6 +454,15 @@ impl SymmetricHeap {
         // The imports are dropped without holding a lock, because unmapping may take long.
         drop(gone);
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
+    }
+
+    /// Refuses further work on `slices` until the returned guard is dropped. When this returns, all
+    /// work on them that was not refused has been enqueued.
+    fn refuse_work_on(&self, slices: &[RawSlice]) -> Ending<'_> {
+        // Copies are enqueued while the state is locked for reading, and calls under the issue lock.
+        self.state_mut().ending.extend(slices.iter().map(|s| (s.segment(), s.serial())));
+        drop(lock(&self.issuing));
+        Ending(self)
     }
 
     /// Ends a step in which memory may have been unmapped. If the driver blocks an unmapping rank
@@ -853,6 +868,16 @@ impl Drop for SymmetricHeap {
             // Each operator keeps its heap, so none is left that could issue a further call.
             self.memory.control.publish_end(Some(Ended::Heap));
         }
+    }
+}
+
+/// Guard of a step that frees blocks; when it is dropped, blocks that are still allocated may be used
+/// again. The lock of collective steps is held, so there is one guard at a time.
+struct Ending<'a>(&'a SymmetricHeap);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.state_mut().ending.clear();
     }
 }
 

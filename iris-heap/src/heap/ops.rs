@@ -6,8 +6,9 @@ use std::sync::MutexGuard;
 use super::SymmetricHeap;
 use crate::backend::Current;
 use crate::board::Ended;
+use crate::dtype::Element;
 use crate::error::Result;
-use crate::slice::DevWords;
+use crate::slice::{DevWords, SymSlice};
 use crate::stream::Stream;
 use crate::util::lock;
 
@@ -44,8 +45,8 @@ impl SymmetricHeap {
     /// interleave. The device stays current on the thread while the guard lives, so each launch,
     /// copy and event needs one driver call less.
     ///
-    /// Operators take this lock in `run`: a thread that holds the guard and calls `run` waits for
-    /// itself.
+    /// Operators take this lock in `run`, and so does [`SymmetricHeap::free`]: a thread that holds the
+    /// guard and calls one of them waits for itself.
     pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
         let announced = Cell::default();
@@ -63,6 +64,19 @@ impl Drop for Issuing<'_> {
 }
 
 impl Issuing<'_> {
+    /// Returns the address of this rank's part of a slice, for work that is enqueued while the guard
+    /// lives. A thread that frees the slice waits for the guard and then for the work.
+    ///
+    /// # Errors
+    /// Errors of [`SymmetricHeap::resolve`]; [`Error::NotAllocated`](crate::Error::NotAllocated) also
+    /// while another thread frees the slice.
+    pub fn resolve<T: Element>(&self, slice: SymSlice<T>) -> Result<u64> {
+        let state = self.heap.open_state()?;
+        let (mapping, offset) =
+            self.heap.locate_for_work(&state, &slice.raw(), self.heap.rank())?;
+        Ok(mapping.address() + offset)
+    }
+
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
     /// called before the call's first launch. The hosts compare the order in which their ranks
     /// issue calls.

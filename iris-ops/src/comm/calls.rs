@@ -365,16 +365,16 @@ impl Message {
             let padded = bytes.next_multiple_of(4);
             let words = (padded / 4) as usize;
             for part in 0..if reads { self.sent as u64 } else { 0 } {
-                let source = self.input.address + part * self.part + from;
-                self.copy_raw(comm, sent.address + part * padded, source, bytes)?;
+                let source = (self.input, part * self.part + from);
+                self.copy_raw(comm, (sent, part * padded), source, bytes)?;
             }
             let a = sent.matrix::<f32>(self.op, 0, (self.sent, words, words))?;
             let c = got.matrix::<f32>(self.op, 0, (self.got, words, words))?;
             run(operator, &comm.stream.ours, a, c, root)?;
             begun.set(true);
             for part in 0..self.got as u64 {
-                let target = self.output.address + part * self.part + from;
-                self.copy_raw(comm, target, got.address + part * padded, bytes)?;
+                let target = (self.output, part * self.part + from);
+                self.copy_raw(comm, target, (got, part * padded), bytes)?;
             }
             Ok(())
         })
@@ -384,18 +384,26 @@ impl Message {
     fn copy(&self, comm: &Comm) -> Result<()> {
         match self.input.address == self.output.address {
             true => Ok(()),
-            false => {
-                self.copy_raw(comm, self.output.address, self.input.address, self.output.bytes)
-            }
+            false => self.copy_raw(comm, (self.output, 0), (self.input, 0), self.output.bytes),
         }
     }
 
     #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
-    fn copy_raw(&self, comm: &Comm, to: u64, from: u64, bytes: u64) -> Result<()> {
+    fn copy_raw(
+        &self,
+        comm: &Comm,
+        (to, to_offset): (Bytes, u64),
+        (from, from_offset): (Bytes, u64),
+        bytes: u64,
+    ) -> Result<()> {
+        let issuing = comm.heap.issue();
+        let to = to.at(&issuing, to_offset, self.op)?;
+        let from = from.at(&issuing, from_offset, self.op)?;
         // SAFETY: one side is in a buffer that only the communicator's calls use, on one stream, or
         // both sides are lent. Lent memory stays until the call is enqueued. After that, cudarc
-        // frees its memory only in the order of the stream, and the heap keeps its own memory. For
-        // host memory, the caller waits for the call.
+        // frees its memory only in the order of the stream, and a thread that frees a slice of the
+        // heap waits for `issuing` and then for the copy. For host memory, the caller waits for the
+        // call.
         unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
     }
 }

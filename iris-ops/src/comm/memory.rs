@@ -1,7 +1,7 @@
 //! Memory that a program passes to calls of a communicator: on the symmetric heap, on the host, or
 //! allocated by cudarc.
 
-use iris_heap::{BackendKind, Element, RawSlice, SymSlice, SymmetricHeap};
+use iris_heap::{BackendKind, Element, Issuing, RawSlice, SymSlice, SymmetricHeap};
 
 #[cfg(feature = "cudarc-0-19")]
 use cudarc::driver::{
@@ -146,6 +146,13 @@ impl Bytes {
     pub(super) fn of(heap: &SymmetricHeap, slice: RawSlice, op: Op) -> Result<Self> {
         let address = heap.resolve(slice, heap.rank()).in_op(op)? as u64;
         Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })
+    }
+
+    /// Address of byte `from` of the range, for work that is enqueued while `issuing` lives. A slice
+    /// of the heap may have been freed since the range was made, so it is looked up again.
+    pub(super) fn at(&self, issuing: &Issuing<'_>, from: u64, op: Op) -> Result<u64> {
+        let start = self.sym.map_or(Ok(self.address), |slice| issuing.resolve(slice).in_op(op));
+        Ok(start? + from)
     }
 
     /// Matrix of `rows` x `cols` elements of `T`, row-major with leading dimension `ld`. It begins

@@ -52,7 +52,7 @@ impl Composite {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
         // The parts of the call look up memory again, but then other parts have been enqueued.
-        check::places(&self.plan, heap, &call.matrices)?;
+        check::places(&self.plan, &heap.issue(), &call.matrices)?;
         let main = self.parts[&Role::Main].plan();
         let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
         if let Some(form) = pulls.filter(|_| !main.alone()) {

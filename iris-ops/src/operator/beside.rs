@@ -28,10 +28,10 @@ impl Operator {
         };
         let call = check::call(&self.plan, matrices)?;
         let form = self.plan.at(call.size(&self.plan)).form;
-        let _issuing = self.heap.issue();
+        let issuing = self.heap.issue();
         let mut args = self.ready(&call).args;
         let sizes = self.sizes(&call);
-        self.complete(&mut args, &call, &sizes)?;
+        self.complete(&mut args, &call, (&sizes, &issuing))?;
         // With one rank, no tile comes from a peer, and all tiles are complete when the call has
         // ended. So any kind of arrival describes them.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
