@@ -7,6 +7,11 @@
 //! launches: for launches that write bytes that the copy reads, and for launches that access bytes
 //! that the copy writes. Launches end by their own deadlines, so this wait needs no deadline. A
 //! program that syncs its stream before it touches operands never waits here.
+//!
+//! Launches and copies take turns, so that neither can keep the other out by following one another.
+//! A copy also waits for launches that have waited since before the copy came. An access that ends
+//! begins those that wait for it, so no later access can overtake them. A launch does not wait for
+//! copies that wait: these may wait for a launch on another rank, which may wait for this launch.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -37,15 +42,52 @@ enum Party {
     Copy,
 }
 
-/// All accesses in progress in this process. The list is global, because ranks that are threads
-/// share one mapping of each segment.
+/// All accesses of this process that have begun or wait, in the order of their numbers. The list is
+/// global, because ranks that are threads share one mapping of each segment.
 struct Active {
     next: u64,
-    spans: Vec<(u64, Party, Span)>,
+    spans: Vec<Entry>,
+}
+
+/// Span of an access.
+struct Entry {
+    /// Number of the access.
+    access: u64,
+    party: Party,
+    span: Span,
+    /// Whether the access has begun; otherwise it waits.
+    begun: bool,
+}
+
+impl Entry {
+    /// Whether this span, which waits, must go on waiting for `other`.
+    fn waits_for(&self, other: &Entry) -> bool {
+        let turn = match self.party {
+            Party::Kernel => other.begun,
+            Party::Copy => other.begun || other.access < self.access,
+        };
+        self.party != other.party && turn && self.span.conflicts(&other.span)
+    }
+}
+
+impl Active {
+    /// Begins all accesses that need not wait any more, the oldest first.
+    fn begin_next(&mut self) {
+        let mut start = 0;
+        while let Some(&Entry { access, begun, .. }) = self.spans.get(start) {
+            let len = self.spans[start..].iter().take_while(|entry| entry.access == access).count();
+            let own = start..start + len;
+            let waits = |entry: &Entry| self.spans.iter().any(|other| entry.waits_for(other));
+            if !begun && !self.spans[own.clone()].iter().any(waits) {
+                self.spans[own].iter_mut().for_each(|entry| entry.begun = true);
+            }
+            start += len;
+        }
+    }
 }
 
 static ACTIVE: Mutex<Active> = Mutex::new(Active { next: 0, spans: Vec::new() });
-static ENDED: Condvar = Condvar::new();
+static BEGUN: Condvar = Condvar::new();
 
 /// Access in progress; dropping this ends it.
 #[derive(Debug)]
@@ -65,23 +107,26 @@ impl Access {
     }
 
     fn begin(party: Party, spans: &[Span]) -> Access {
-        let blocked = |active: &mut Active| {
-            let mut others = active.spans.iter().filter(|(_, other, _)| *other != party);
-            others.any(|(_, _, other)| spans.iter().any(|span| span.conflicts(other)))
-        };
-        let waited = ENDED.wait_while(lock(&ACTIVE), blocked);
-        let mut active = waited.unwrap_or_else(PoisonError::into_inner);
-        let id = active.next;
+        let mut active = lock(&ACTIVE);
+        let access = active.next;
         active.next += 1;
-        active.spans.extend(spans.iter().map(|span| (id, party, span.clone())));
-        Access(id)
+        let entry = |span: &Span| Entry { access, party, span: span.clone(), begun: false };
+        active.spans.extend(spans.iter().map(entry));
+        active.begin_next();
+        let waits = |active: &mut Active| {
+            active.spans.iter().any(|entry| entry.access == access && !entry.begun)
+        };
+        drop(BEGUN.wait_while(active, waits).unwrap_or_else(PoisonError::into_inner));
+        Access(access)
     }
 }
 
 impl Drop for Access {
     fn drop(&mut self) {
-        lock(&ACTIVE).spans.retain(|(id, ..)| *id != self.0);
-        ENDED.notify_all();
+        let mut active = lock(&ACTIVE);
+        active.spans.retain(|entry| entry.access != self.0);
+        active.begin_next();
+        BEGUN.notify_all();
     }
 }
 
@@ -105,6 +150,43 @@ mod tests {
         drop(Access::of_copy(&span(BASE + 16..BASE + 20, true)));
         drop(Access::of_copy(&span(BASE + 8..BASE + 8, true)));
         drop(Access::of_kernel(&span(BASE..BASE + 16, true)));
+    }
+
+    /// Waits until `count` accesses to bytes of `span` wait.
+    fn until_waiting(span: &Span, count: usize) {
+        let waits = |entry: &&Entry| !entry.begun && entry.span.bytes == span.bytes;
+        while lock(&ACTIVE).spans.iter().filter(waits).count() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Tests that a copy which comes while a launch waits for another copy begins after the launch, and
+    /// the next launch after that copy.
+    #[test]
+    fn launches_and_copies_take_turns() {
+        let own = &span(BASE + 200..BASE + 208, true);
+        let order = Mutex::new(Vec::new());
+        let first = Access::of_copy(own);
+        std::thread::scope(|scope| {
+            let access =
+                |name, begin: fn(&[Span]) -> Access, next: fn(&[Span]) -> Option<Access>| {
+                    let order = &order;
+                    scope.spawn(move || {
+                        let access = begin(own);
+                        lock(order).push(name);
+                        drop(access);
+                        if next(own).is_some() {
+                            lock(order).push("next launch");
+                        }
+                    });
+                };
+            access("launch", Access::of_kernel, |own| Some(Access::of_kernel(own)));
+            until_waiting(&own[0], 1);
+            access("copy", Access::of_copy, |_| None);
+            until_waiting(&own[0], 2);
+            drop(first);
+        });
+        assert_eq!(order.into_inner().unwrap(), ["launch", "copy", "next launch"]);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! Tests of a thread that issues calls while another thread of its rank closes the heap, or frees
-//! a matrix of the calls. All of this is safe code on the CPU.
+//! Tests of a thread that issues calls while another thread of its rank closes the heap, frees a
+//! matrix of the calls or copies it. All of this is safe code on the CPU.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use iris_heap::{BackendKind, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{self, Comm};
@@ -142,4 +143,41 @@ fn an_imported_message_is_freed_while_another_thread_calls() {
     }
     comm.stream().sync().unwrap();
     comm.close().unwrap();
+}
+
+/// Tests that a call runs although threads copy its matrix without a pause.
+#[test]
+fn calls_run_while_threads_read_their_result() {
+    const N: usize = 512;
+    let (heap, op) = make(N);
+    let of = |slice| MatRef::sym(slice, N, N);
+    let (a, b) = (heap.ones::<f32>(N * N).unwrap(), heap.ones::<f32>(N * N).unwrap());
+    let c = heap.zeros::<f32>(N * N).unwrap();
+    let stream = heap.stream().unwrap();
+    let (stop, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let ran = std::thread::scope(|threads| {
+        for _ in 0..32 {
+            threads.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    heap.read(c).unwrap();
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while reads.load(Ordering::Relaxed) < 24 {
+            std::thread::yield_now();
+        }
+        op.run(&MatmulArgs::new(of(a), of(b), of(c)), &stream).unwrap();
+        let (end, limit) = (stream.record().unwrap(), Instant::now() + Duration::from_secs(100));
+        while !end.is_done() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ran = end.is_done();
+        stop.store(true, Ordering::Relaxed);
+        ran
+    });
+    stream.sync().unwrap();
+    assert!(ran, "the call has not begun in 100 s");
+    assert_eq!(heap.read(c).unwrap()[..4], [N as f32; 4]);
+    heap.close().unwrap();
 }
