@@ -12,9 +12,9 @@ macro_rules! operator {
 
         impl $op {
             /// Enqueues a call on `stream`. Calls of one heap run in the order in which they were
-            /// issued, also on different streams; all ranks must issue them in the same order.
-            /// Several threads may issue calls of one operator: the launches of two calls do not
-            /// interleave.
+            /// issued, also on different streams; all ranks must issue them in the same order,
+            /// except calls of [`Matmul`](crate::Matmul), which are local. Several threads may issue
+            /// calls of one operator: the launches of two calls do not interleave.
             ///
             /// # Errors
             /// Matrices that do not fit the plan, and [operands](crate::Operand) of another stream

@@ -64,8 +64,8 @@
 //!
 //! **Threads and streams.** Operators are `Send` and `Sync`, and `run` takes `&self`. The launches
 //! of a call are enqueued under one lock of the heap, so calls of several threads do not
-//! interleave. All ranks must issue the calls of a heap in the same order; if several threads issue
-//! calls, the program must establish that order. Calls run in the order in which they were issued,
+//! interleave. All ranks must issue the calls of a heap in the same order, except those of
+//! [`Matmul`]; if several threads issue calls, the program must establish that order. Calls run in the order in which they were issued,
 //! on whatever streams: on the CPU launches run one at a time, and on a GPU a stream waits for an
 //! event recorded after the previous call.
 //!

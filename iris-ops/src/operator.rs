@@ -92,8 +92,8 @@ impl Operator {
         let mut args = self.ready(&call).args;
         self.complete(&mut args, &call, (&sizes, &issuing))?;
         // All ranks count every call, so that their call numbers agree. A barrier of only some
-        // ranks is not counted, because the other ranks do not run this barrier.
-        let counted = self.plan.request().members.is_none();
+        // ranks and a local product are not counted, because the other ranks need not run them.
+        let counted = self.plan.request().members.is_none() && !self.plan.row().is_local();
         if counted {
             issuing.announce(stream, args.channel.op).in_op(op)?;
         }

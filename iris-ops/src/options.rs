@@ -354,9 +354,9 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a form supports the requested RMSNorm and wire type, and, if requested, a kernel
-    /// of the caller that runs at the same time.
-    pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
+    /// Checks that tiles of C have signals in a form, if a kernel of the caller runs at the same
+    /// time.
+    pub(crate) fn check_arrival(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
             let names: Vec<_> = able.map(|form| form.variant.name()).collect();
@@ -367,6 +367,11 @@ impl Request {
                 expected: format!("one whose tiles of C have signals: {}", names.join(", ")),
             });
         }
+        Ok(())
+    }
+
+    /// Checks that a form supports the requested RMSNorm and wire type.
+    pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         let (wire, output) = (self.wire_dtype(), self.output_dtype());
         if form.sends_sums_as_items() && wire != output {
             return Err(Error::Invalid {

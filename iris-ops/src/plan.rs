@@ -150,8 +150,11 @@ impl Plan {
                 .collect::<Vec<_>>()
                 .join(", "),
         })?;
+        // One rank refuses this too, though it does without the form: a program that was tried on
+        // one rank must run on several.
+        sized.check_form(form)?;
         if !self.alone() {
-            sized.check_form(form)?;
+            sized.check_arrival(form)?;
             on_device::check_form(self.row(), form, self.ranks.device)?;
         }
         let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));

@@ -175,6 +175,32 @@ fn a_call_left_out_is_an_error_of_every_rank() {
     }
 }
 
+/// Tests that ranks may multiply different numbers of times, such as one expert's rows more than
+/// another's, because a local product involves no other rank.
+#[test]
+fn local_products_are_not_part_of_the_order() {
+    let run = |world: World| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let ready = |op, variant: &str| {
+            Ready::on(heap.clone(), &Case::new(op, variant, Options::new(8, 6, 9)))
+        };
+        let mut expert = ready(Op::Matmul, "local")?;
+        let mut sum = ready(Op::AllReduce, "one_shot")?;
+        for _ in 0..2 {
+            for _ in 0..world.rank() {
+                expert.call()?;
+            }
+            sum.call()?;
+            sum.sync()?;
+        }
+        expert.sync()?;
+        expert.op.free()?;
+        heap.close()?;
+        Ok(())
+    };
+    World::run_threads(3, run).unwrap();
+}
+
 /// Tests that all runs return the error of the rank that found the difference. Other ranks learn of
 /// the difference from that rank; their errors must not be returned.
 #[test]

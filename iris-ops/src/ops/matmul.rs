@@ -8,7 +8,9 @@ use crate::programs::MATMUL;
 use crate::spec::{Common, Dims, Form, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only.
+    /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only: each
+    /// rank issues as many as it likes, between any calls of other operators. `new` and `free` are
+    /// collective.
     Matmul(MatmulArgs)
 }
 

@@ -661,3 +661,23 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
     (request.variant, request.staged.fetchers) = (Some(Variant::Staged), Some(1));
     assert_eq!(request.plan(Ranks::new(0, 2)).unwrap().variant(), Variant::Staged);
 }
+
+/// Tests that a plan for one rank refuses the variants that a plan for two ranks refuses.
+#[test]
+fn one_rank_refuses_what_two_ranks_refuse() {
+    let mut refused = 0;
+    for op in Op::ALL {
+        for variant in op.variants() {
+            for rms_norm in [None, Some(1e-6)] {
+                let [one, two] = [1, 2].map(|size| {
+                    let mut request = op.request(8, 16, 8);
+                    (request.variant, request.rms_norm) = (Some(variant), rms_norm);
+                    request.plan(Ranks::new(0, size)).err().map(|error| error.to_string())
+                });
+                assert_eq!(one, two, "{op} {variant}");
+                refused += usize::from(two.is_some());
+            }
+        }
+    }
+    assert!(refused > 0);
+}
