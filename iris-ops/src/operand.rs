@@ -167,6 +167,34 @@ impl<'a> Operand<'a> {
         Operand { matrix: self.matrix.read_only(), lent: Lent::Shared(&self.lent) }
     }
 
+    /// Operand for the memory of this one, which stays usable: for a call whose C is also its
+    /// residual.
+    ///
+    /// ```
+    /// # use iris_heap::World;
+    /// # use iris_ops::{AllReduce, CollectiveArgs, NormArgs, Plan, Room, all_reduce::Options, scope};
+    /// # World::run_threads(1, |world| -> anyhow::Result<()> {
+    /// # let plan = Options::rows(1, 2).rms_norm(1e-6).plan(&world)?;
+    /// # let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+    /// # let (op, stream) = (AllReduce::new(&heap, &plan)?, heap.stream()?);
+    /// let (x, weight) = ([1.5_f32; 2], [1.0_f32; 2]);
+    /// let (mut sum, mut normed) = ([1.0_f32; 2], [0.0_f32; 2]);
+    /// scope(&heap, &stream, |scope| {
+    ///     let sum = scope.write(&mut sum, 1, 2);
+    ///     let norm = NormArgs::new(scope.read(&weight, 1, 2), scope.write(&mut normed, 1, 2));
+    ///     let norm = norm.residual(sum.as_input());
+    ///     let args = CollectiveArgs::new(scope.read(&x, 1, 2), sum.by_ref());
+    ///     op.run(&args.norm(norm), &stream)
+    /// })?;
+    /// assert_eq!(sum, [2.5; 2]); // the new residual
+    /// # Ok(())
+    /// # })?;
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn by_ref(&self) -> Operand<'_> {
+        Operand { matrix: self.matrix, lent: Lent::Shared(&self.lent) }
+    }
+
     /// Transpose of the operand: a matrix in the same memory whose rows are the columns of this
     /// operand.
     #[must_use]

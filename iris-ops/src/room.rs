@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iris_heap::{Bytes, DType, Element, HeapOptions, SymmetricHeap, World};
 use iris_sync::LINE_WORDS;
 
+use crate::comm::Footprint;
 use crate::error::{Error, InOp, Result};
 use crate::plan::Plan;
 use crate::spec::Part;
@@ -20,12 +21,16 @@ use crate::workspace::{check_nodes, outcome};
 /// let own_memory = Room::none(); // matrices lie elsewhere
 /// let matrices = Room::matrices(); // each matrix of each plan once, as large as its largest call
 /// let more = Room::matrices().and(Bytes::mib(64)).and_elements::<f32>(4096);
-/// # let _ = (own_memory, matrices, more);
+/// // With room for a communicator in the heap (`Comm::in_heap`):
+/// let footprint = iris_ops::comm::Options::new().footprint(iris_ops::Ranks::new(0, 2))?;
+/// let shared = Room::matrices().and(footprint);
+/// # let _ = (own_memory, matrices, more, shared);
+/// # iris_ops::OpResult::<()>::Ok(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     matrices: bool,
-    more: Bytes,
+    more: Footprint,
 }
 
 impl Room {
@@ -35,20 +40,21 @@ impl Room {
     /// With any room the segment of signals has at least 256 MiB, for operators that are made later.
     /// `Plan::heap_options(..)?.signal_bytes(plan.signal_bytes())` makes it smaller.
     pub fn none() -> Self {
-        Self { matrices: false, more: Bytes::ZERO }
+        Self { matrices: false, more: Footprint::default() }
     }
 
     /// Room for the matrices of each plan (A, B, C, a bias, and those of an RMSNorm). Each matrix
     /// is counted once, with the size that it has in the largest call, on the rank where it is
     /// largest.
     pub fn matrices() -> Self {
-        Self { matrices: true, more: Bytes::ZERO }
+        Self { matrices: true, more: Footprint::default() }
     }
 
-    /// Adds room for one more allocation, of `more` bytes.
+    /// Adds more room: one more allocation of some [`Bytes`], or the [`Footprint`] of a communicator.
     #[must_use]
-    pub fn and(self, more: Bytes) -> Self {
-        Self { more: self.more + more.allocated(), ..self }
+    pub fn and(self, more: impl Into<Room>) -> Self {
+        let Room { matrices, more } = more.into();
+        Self { matrices: self.matrices || matrices, more: self.more.plus(more) }
     }
 
     /// Adds room for one more allocation, of `len` elements of type `T`.
@@ -57,17 +63,24 @@ impl Room {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Number of bytes of this room in a heap for `plans`, which are the plans of one rank.
-    pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
+    /// Size of this room in a heap for `plans`, which are the plans of one rank.
+    fn of(self, plans: &[&Plan]) -> Footprint {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
-        matrices.sum::<Bytes>() + self.more
+        self.more.plus(Footprint::data(matrices.sum()))
     }
 }
 
 impl From<Bytes> for Room {
     /// Room for one allocation of this size, and no room for matrices of plans.
     fn from(bytes: Bytes) -> Self {
-        Self::none().and(bytes)
+        Footprint::data(bytes.allocated()).into()
+    }
+}
+
+impl From<Footprint> for Room {
+    /// Room for a communicator, and no room for matrices of plans.
+    fn from(more: Footprint) -> Self {
+        Self { matrices: false, more }
     }
 }
 
@@ -90,9 +103,8 @@ impl Plan {
                 expected: format!("{backend}, that of {}", first.op()),
             });
         }
-        let sum = |of: fn(&Plan) -> u64| {
-            plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
-        };
+        let needs = plans.iter().map(|plan| Footprint::of(plan));
+        let needs = needs.fold(room.into().of(plans), Footprint::plus);
         // Plans are compared before the sizes of segments. The sizes follow from the plans, so a
         // difference in sizes would make a less helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
@@ -114,9 +126,9 @@ impl Plan {
         // The word with the number of calls occupies a whole cache line.
         let line = u64::from(LINE_WORDS);
         Ok(options
-            .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
-            .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
-            .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
+            .data_bytes(needs.data_bytes)
+            .signal_bytes(needs.signal_bytes.saturating_add(reserved).max(signal))
+            .device_words(needs.device_words.saturating_add(line).max(words)))
     }
 
     /// Opens a heap for the operators of these plans on their device, with `room` for the program's
@@ -265,6 +277,22 @@ mod tests {
             Ok(world.close()?)
         })
         .unwrap();
+    }
+
+    /// Tests that a heap with room for a communicator has its memory
+    /// beside that of the operators of the plans.
+    #[test]
+    fn room_for_a_communicator_is_what_it_takes() {
+        let ranks = Ranks::new(0, 64);
+        let plan = all_reduce::Options::new(8).plan(ranks).unwrap();
+        let more = crate::comm::Options::new().footprint(ranks).unwrap();
+        let options = |room: Room| Plan::heap_options(&[&plan], room).unwrap();
+        let (plain, roomy) = (options(Room::none()), options(Room::none().and(more)));
+        assert_eq!(roomy.data_bytes - plain.data_bytes, more.data_bytes);
+        let signal = plan.signal_bytes() + more.signal_bytes + iris_heap::abi::SIGNAL_RESERVED;
+        assert_eq!(roomy.signal_bytes, signal.max(plain.signal_bytes));
+        let words = plan.device_words() + more.device_words + u64::from(LINE_WORDS);
+        assert_eq!(roomy.device_words, words.max(plain.device_words));
     }
 
     #[test]

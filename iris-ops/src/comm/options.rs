@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use iris_heap::{ALIGNMENT, DType, HeapOptions};
+use iris_heap::{ALIGNMENT, Bytes, DType, HeapOptions};
 use iris_sync::LINE_WORDS;
 
 use crate::error::{Error, Result};
@@ -70,6 +70,30 @@ pub struct Footprint {
     pub device_words: u64,
 }
 
+impl Footprint {
+    /// Memory of the operator of `plan`.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        Self {
+            data_bytes: plan.data_bytes(),
+            signal_bytes: plan.signal_bytes(),
+            device_words: plan.device_words(),
+        }
+    }
+
+    /// Memory in the data segment only.
+    pub(crate) fn data(bytes: Bytes) -> Self {
+        Self { data_bytes: bytes.get(), ..Self::default() }
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            data_bytes: self.data_bytes.saturating_add(other.data_bytes),
+            signal_bytes: self.signal_bytes.saturating_add(other.signal_bytes),
+            device_words: self.device_words.saturating_add(other.device_words),
+        }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self { name: None, max_bytes: 8 << 20, sums: SUMS.to_vec(), beside: Footprint::default() }
@@ -115,12 +139,8 @@ impl Options {
     /// Adds room for the operators of these plans to the heap, if the communicator opens the heap.
     #[must_use]
     pub fn operators(mut self, plans: &[&Plan]) -> Self {
-        for plan in plans {
-            let Footprint { data_bytes, signal_bytes, device_words } = &mut self.beside;
-            *data_bytes = data_bytes.saturating_add(plan.data_bytes());
-            *signal_bytes = signal_bytes.saturating_add(plan.signal_bytes());
-            *device_words = device_words.saturating_add(plan.device_words());
-        }
+        let operators = plans.iter().map(|plan| Footprint::of(plan));
+        self.beside = operators.fold(self.beside, Footprint::plus);
         self
     }
 
