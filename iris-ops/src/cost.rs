@@ -23,6 +23,7 @@ pub use machine::Machine;
 pub use network::Network;
 pub(crate) use programs::Problem;
 
+use iris_heap::DType;
 use iris_kernels::program::Program;
 
 use crate::kind::Op;
@@ -47,11 +48,14 @@ impl Problem {
         let world = self.world as f64;
         let row = self.row;
         let columns = if row.gathers_a() { k } else { n };
-        let part = m * columns * self.wire.size() as f64 / world;
+        let parts = |dtype: DType| m * columns * dtype.size() as f64 / world;
+        let part = parts(if row.gathers_a() { self.dtype } else { self.wire });
+        // Some programs send sums in the type of C, others in the type of partials.
+        let sums = part.min(parts(self.output));
         let rows = if row.a == Part::Own { m / world } else { m };
         // The root of a broadcast sends each byte to one rank, which passes it on.
         let (sent, peers) = match row.message {
-            Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
+            Op::AllReduce => ((part + sums) * (world - 1.0), world - 1.0),
             Op::Broadcast if self.world > 1 => (part * world, world - 1.0),
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),

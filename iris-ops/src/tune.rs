@@ -9,7 +9,7 @@ pub(crate) mod user;
 
 use iris_heap::DType;
 use iris_kernels::Library;
-use iris_kernels::program::Program;
+use iris_kernels::program::{Overlap, Program};
 
 pub(crate) use data::GemmKind;
 pub(crate) use tiles::{tile, whole_tile};
@@ -174,11 +174,25 @@ fn quickest(ranks: Ranks, request: &Request) -> Variant {
     best.or_else(|| forms().next()).map_or(request.row.forms[0].variant, |form| form.variant)
 }
 
+/// Step between nodes that may be in flight on the device during a call, and the number of
+/// multiprocessors that the call's launches leave free for this step; `None` if there is no such
+/// step.
+pub(crate) fn overlap(ranks: Ranks, request: &Request) -> Option<Overlap> {
+    let step_blocks = request.step_blocks;
+    let all = ranks.device.multiprocessors;
+    // Launches have at most as many workgroups as there are multiprocessors that the step between
+    // nodes does not use.
+    let most = all.saturating_sub(step_blocks).max(1);
+    let groups = request.workgroups.map_or(most, |groups| groups as u32);
+    let left_free = all.saturating_sub(groups);
+    (step_blocks > 0).then_some(Overlap { step_blocks, left_free })
+}
+
 /// Predicted time in microseconds of the largest call by this form; `None` if a step has no
 /// prediction.
 fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
-    let program = Program { norm, ..Program::new(form.program) };
+    let program = Program { norm, overlap: overlap(ranks, request), ..Program::new(form.program) };
     let problem = Problem::of(ranks, request);
     let TileShape { m, n } = tile(ranks, request, form);
     problem.predict(&ranks.tuning().machine, &program, [m, n])

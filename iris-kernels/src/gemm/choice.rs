@@ -45,10 +45,12 @@ impl Config {
     }
 
     /// Builds for products of up to `shape[0]` rows: the choices for 16, 64, 128 and `shape[0]`
-    /// rows.
+    /// rows, and for the powers of two between 128 and `shape[0]`.
     pub fn of_plan(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         let [most, n, k] = shape;
-        let rows = [16, FLIPPED_ROWS / 2, FLIPPED_ROWS, most].map(|it| it.min(most));
+        let larger = (FLIPPED_ROWS.ilog2()..usize::BITS).map(|bits| 1 << bits);
+        let rows = [16, FLIPPED_ROWS / 2].into_iter().chain(larger.take_while(|&it| it < most));
+        let rows = rows.chain([most]).map(|it| it.min(most));
         let mut configs: Vec<Config> = Vec::new();
         for rows in rows {
             let config = Self::choose([rows, n, k], multiprocessors);
@@ -229,6 +231,18 @@ mod tests {
                 let any = configs.iter().any(|config| config.takes([rows, n, k]));
                 assert!(any, "{rows} of {shape:?}: {configs:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_plan_has_the_best_build_of_powers_of_two() {
+        let [most, n, k] = [8192, 8192, 3584];
+        let configs = Config::of_plan([most, n, k], H200);
+        for rows in (7..=13).map(|bits| 1 << bits) {
+            let best = Config::choose([rows, n, k], H200).cost([rows, n, k], H200);
+            let costs = configs.iter().filter(|it| it.takes([rows, n, k]));
+            let least = costs.map(|it| it.cost([rows, n, k], H200)).min();
+            assert_eq!(least, Some(best), "{rows} rows");
         }
     }
 

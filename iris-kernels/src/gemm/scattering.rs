@@ -64,6 +64,9 @@ pub struct Scattering {
 }
 
 impl Scattering {
+    /// Largest number of ranks for which there are builds.
+    pub const RANKS: usize = PEERS + 1;
+
     /// Number of rows and columns that share a signal: the rows of a consumer, the columns of a
     /// tile. A rank multiplies up to `rows` rows and `cols` columns and owns up to `own` rows of C.
     ///
@@ -94,11 +97,10 @@ impl Scattering {
             return Ok(None);
         };
         let size = heap.world().size();
-        let own = whole.shape[0].div_ceil(size);
-        let config = Config::storing(width, own).into_iter().find(|it| it.takes(whole.shape));
+        let configs = storing(width, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, injected);
-        let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
+        let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);
         };
         let mut resident = u32::MAX;
@@ -129,8 +131,10 @@ impl Scattering {
                     && residual.transposed == 0
                     && is_aligned(residual));
         // Each rank owns at least one row.
-        let fits = alike && size as usize <= PEERS + 1 && args.m >= size;
-        self.gemm.fitting_of(args, |_| fits)
+        let fits = alike && size as usize <= Self::RANKS && args.m >= size;
+        let own = args.m.div_ceil(size.max(1)) as usize;
+        let [build, _] = Config::storing(self.signalled[1], own);
+        self.gemm.fitting_of(args, |config| fits && config.cluster == build.cluster)
     }
 
     /// Whether there is a build for this call.
@@ -194,9 +198,11 @@ impl Scattering {
             Ok((maps, inbox, added(residual)?, at))
         })?;
         let [owners, all, direct] = at;
-        let (mut given, mut shape) = self.gemm.given(config, &OpArgs { m: args.a.rows, ..*args });
-        shape.groups = shape.groups.min(self.resident);
-        given.row_units = owned(0).end.div_ceil(config.unit_rows());
+        let (mut given, mut shape) = self.gemm.given(config, args);
+        let number = messages.blocks.map_or(1, |_| size);
+        let (row_units, of_all) = blocks_of(config, [owned(0).end, args.n], number);
+        given.row_units = row_units;
+        shape.groups = config.workgroups(of_all, self.gemm.multiprocessors).min(self.resident);
         given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);
         let tiles = given.row_units * given.col_tiles;
@@ -233,6 +239,23 @@ impl Scattering {
     }
 }
 
+/// Number of clusters in a column of an owner's block of `own` x `cols`, and number of tiles per
+/// cluster position in the blocks of `owners` ranks. An owner's last tile may be partly empty, so there
+/// may be more tiles than in a matrix with the rows of all blocks.
+fn blocks_of(config: &Config, [own, cols]: [u32; 2], owners: u32) -> (u32, u32) {
+    let (units, across) = config.tiles(own, cols);
+    (units, owners * units * across)
+}
+
+/// Builds with which calls of up to `rows` rows store tiles of `width` columns: for calls in which one
+/// tile has all rows of a rank, and for the largest call.
+fn storing(width: u32, shape: [usize; 3], size: usize) -> Vec<Config> {
+    let builds = |own| Config::storing(width, own).into_iter().find(|it| it.takes(shape));
+    let mut configs: Vec<_> = [1, shape[0].div_ceil(size)].into_iter().filter_map(builds).collect();
+    configs.dedup();
+    configs
+}
+
 /// Number of cluster tiles that each owner has in a round of `Rounds`. By default it is `clusters`,
 /// the number of clusters that run at once. If `senders` ranks send their own tiles to all others,
 /// the other ranks' tiles of a round are together one per cluster. Then at any time some clusters
@@ -264,6 +287,26 @@ mod tests {
             |cols, multiprocessors| Scattering::signalled(512, 256, cols, multiprocessors)[1];
         assert_eq!([columns(8192, 132), columns(8448, 132), columns(8449, 132)], [128, 128, 256]);
         assert_eq!([columns(8192, 114), columns(7168, 114)], [256, 128]);
+    }
+
+    #[test]
+    fn a_plan_of_many_rows_has_the_build_of_calls_with_few() {
+        let builds = |rows, size| storing(NARROW, [rows, 8192, 3584], size);
+        for own in [1, 128, 129, 4096] {
+            let [build, _] = Config::storing(NARROW, own);
+            assert!(builds(8192, 2).contains(&build), "{own} rows of a rank");
+        }
+        assert_eq!([builds(256, 2).len(), builds(8192, 2).len()], [1, 2]);
+        assert_eq!(storing(WIDEST, [8192, 8192, 3584], 2).len(), 1);
+    }
+
+    #[test]
+    fn a_grid_has_a_workgroup_for_each_tile_of_every_owner() {
+        // Eight ranks own 38 rows each: 64 tiles, of which 300 rows together would have 24.
+        let [build, _] = Config::storing(NARROW, 38);
+        let (units, tiles) = blocks_of(&build, [38, 1024], 8);
+        assert_eq!((units, build.workgroups(tiles, 132)), (1, 64));
+        assert_eq!(build.workgroups(blocks_of(&build, [300, 1024], 1).1, 132), 24);
     }
 
     #[test]

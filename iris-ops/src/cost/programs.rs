@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
+use iris_kernels::gemm::Scattering;
 use iris_kernels::program::{
     Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Transfer, When, Work,
 };
@@ -75,7 +76,7 @@ impl Problem {
         let own = |all: usize| all.div_ceil(self.world).max(1);
         let [m, _, k] = self.shape;
         match self.columns {
-            true => own(k).div_ceil(cols),
+            true => own(k).div_ceil(cols) * m.max(1).div_ceil(rows),
             false if self.row.gathers_a() => own(m).div_ceil(rows) * k.max(1).div_ceil(cols),
             false => own(m).div_ceil(rows),
         }
@@ -88,7 +89,12 @@ impl Problem {
             // The model predicts a GEMM that also exchanges as two launches, so a prediction never
             // uses this alternative.
             When::Exchanges => false,
-            When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
+            When::Stores => {
+                self.has_stores
+                    && self.has_engines
+                    && self.world <= Scattering::RANKS
+                    && self.shape[0] >= self.world
+            }
             When::Engines => self.has_engines,
             When::Gated => self.has_stores && self.has_engines && self.gated,
             When::ByColumns => self.columns,
@@ -145,8 +151,11 @@ impl Clock<'_> {
                 self.main_us = self.main_us.max(self.arrival(of, at)) + machine.gate_us
             }
             // The step reads the partials of all ranks and writes the sum.
-            Work::Sums { .. } => self.small((self.problem.world + 1) as f64 * self.rows_of_c(at)),
-            Work::Take(_) => self.small(2.0 * self.rows_of_c(at)),
+            Work::Sums { .. } => {
+                let partials = self.problem.world as f64 * self.bytes(Transfer::Blocks, at.part);
+                self.small(partials + self.bytes(Transfer::Rows, at.part));
+            }
+            Work::Take(of) => self.small(2.0 * self.bytes(of, at.part)),
             Work::Barrier(_) | Work::BarrierCall => self.main_us += machine.barrier_us,
             Work::RmsNorm => self.main_us += machine.norm(self.bytes_of_c(self.problem.output)),
         }
@@ -169,21 +178,13 @@ impl Clock<'_> {
         m as f64 * k as f64 * self.problem.dtype.size() as f64
     }
 
-    /// Number of bytes of the rows of C that one rank owns; inside a loop over parts, of one part
-    /// of those rows.
-    fn rows_of_c(&self, at: At) -> f64 {
-        let own = self.bytes_of_c(self.problem.output) / self.problem.world as f64;
-        if at.part.is_some() { own / self.parts as f64 } else { own }
-    }
-
     /// Number of bytes that one rank contributes to the transfer `of`, or number of bytes of one
     /// part of this contribution.
     fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
         let all = match of {
             Transfer::Shards => self.bytes_of_a(),
-            Transfer::Blocks | Transfer::Sums | Transfer::Rows => {
-                self.bytes_of_c(self.problem.output)
-            }
+            Transfer::Blocks => self.bytes_of_c(self.problem.wire),
+            Transfer::Sums | Transfer::Rows => self.bytes_of_c(self.problem.output),
         };
         let own = all / self.problem.world as f64;
         if part.is_some() { own / self.parts as f64 } else { own }
@@ -219,9 +220,18 @@ impl Clock<'_> {
         let bytes = match of {
             Operands::Of(Transfer::Shards) => self.bytes_of_a(),
             Operands::Call if problem.row.gathers_a() => self.bytes_of_a(),
-            Operands::Area(_) => self.bytes_of_c(problem.wire),
-            Operands::Call if !problem.row.multiplies() => self.bytes_of_c(problem.wire),
-            _ => self.bytes_of_c(problem.output),
+            _ => match kind {
+                // The second hop sends sums in the type of C.
+                Kernel::TwoShot => {
+                    (self.bytes_of_c(problem.wire) + self.bytes_of_c(problem.output)) / 2.0
+                }
+                Kernel::OneShot
+                | Kernel::OneShotLl
+                | Kernel::TwoShotLl
+                | Kernel::ReduceScatter
+                | Kernel::ReduceScatterLl => self.bytes_of_c(problem.wire),
+                _ => self.bytes_of_c(problem.output),
+            },
         };
         let by_gemm = problem.row.multiplies() && kind != Kernel::TwoShotLl;
         let packs_from = problem.packs_from.filter(|_| self.norm == Norm::None && !by_gemm);

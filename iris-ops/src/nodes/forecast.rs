@@ -73,8 +73,9 @@ impl Plan {
         let (request, row, ranks) = (&self.request, self.row(), self.ranks);
         let machine = &ranks.tuning().machine;
         let (rows, n, k) = (m as f64, request.n as f64, request.k as f64);
-        let columns = if row.gathers_a() { k } else { n };
-        let bytes = rows * columns * request.wire_dtype().size() as f64;
+        let (columns, sent) =
+            if row.gathers_a() { (k, request.dtype) } else { (n, request.wire_dtype()) };
+        let bytes = rows * columns * sent.size() as f64;
         let collective = match row.message {
             Op::AllReduce => Collective::AllReduce { bytes },
             Op::AllGather => Collective::AllGather { bytes },

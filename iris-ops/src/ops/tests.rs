@@ -3,6 +3,7 @@
 //! This file is long because each operator has different choices to test.
 
 use iris_heap::{BackendKind, DType};
+use iris_kernels::Library;
 use iris_kernels::program::Program;
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     matmul_all_reduce, matmul_reduce_scatter, reduce_scatter, row,
 };
 use crate::device::Device;
-use crate::kind::{Op, Variant};
+use crate::kind::{ChoiceReason, Op, Variant};
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 use crate::tune::message_groups;
@@ -194,6 +195,83 @@ fn no_call_is_predicted_faster_than_its_lower_bound() {
             }
         }
     }
+}
+
+/// Tests predictions for types that differ: transfers are counted in the type that is sent.
+#[test]
+fn bytes_are_counted_in_the_type_that_is_sent() {
+    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    let gathered = |output| {
+        let options = all_gather_matmul::Options::new(8192, 128, 8192).dtype(DType::BF16);
+        options.output(output).plan(ranks).unwrap().lower_bound_us(8192)
+    };
+    assert_eq!(gathered(DType::F32), gathered(DType::BF16));
+    let scattered = |wire| {
+        let options = matmul_reduce_scatter::Options::new(8192, 8192, 64).dtype(DType::BF16);
+        let options = options.variant(matmul_reduce_scatter::Variant::CopyEngine).wire(wire);
+        options.plan(ranks).unwrap().predicted_us(8192).unwrap()
+    };
+    assert!(scattered(DType::F32) > 1.5 * scattered(DType::BF16));
+    for (output, wire) in [(DType::F32, DType::BF16), (DType::BF16, DType::F32)] {
+        for variant in [Variant::OneShot, Variant::TwoShot, Variant::CopyEngine] {
+            let mut request = Request::new(row(Op::MatmulAllReduce), (8192, 8192, 64));
+            request.dtype = DType::BF16;
+            (request.output, request.wire) = (Some(output), Some(wire));
+            request.variant = Some(variant);
+            let plan = request.plan(ranks).unwrap();
+            let (bound, us) = (plan.lower_bound_us(8192), plan.predicted_us(8192).unwrap());
+            assert!(us >= bound, "{us} before {bound}: {plan}");
+        }
+    }
+}
+
+#[test]
+fn programs_that_no_call_can_take_are_not_priced() {
+    let h200 = Device::named("h200").unwrap();
+    // There is no GEMM that stores to peers for more than eight ranks. The vendor's library has none.
+    let predicted = |library, ranks: usize| {
+        let mut request = Request::new(row(Op::MatmulAllReduce), (8192, 8192, 3584));
+        (request.dtype, request.variant) = (DType::BF16, Some(Variant::Epilogue));
+        request.library = library;
+        let ranks = Ranks::new(0, ranks).on_device(h200);
+        request.plan(ranks).unwrap().predicted_us(8192).unwrap()
+    };
+    for (ranks, stores) in [(2, true), (8, true), (9, false), (64, false)] {
+        let [auto, vendor] = [Library::Auto, Library::Vendor].map(|of| predicted(of, ranks));
+        assert_eq!(auto != vendor, stores, "{ranks} ranks: {auto} {vendor}");
+    }
+    // A step between nodes forbids GEMMs that wait for peers.
+    for (op, world) in [Op::MatmulAllReduce, Op::MatmulReduceScatter, Op::AllGatherMatmul]
+        .into_iter()
+        .flat_map(|op| [2, 4].map(|world| (op, world)))
+    {
+        let ranks = Ranks::new(0, world).on_device(h200);
+        let request = |variant| {
+            let mut request = Request::new(row(op), (8192, 5120, 3072));
+            (request.dtype, request.step_blocks) = (DType::BF16, 16);
+            request.variant = variant;
+            request.plan(ranks).unwrap()
+        };
+        let (auto, unfused) = (request(None), request(Some(Variant::Unfused)));
+        for m in (8..14).map(|power| 1 << power) {
+            let times = [&auto, &unfused].map(|plan| plan.predicted_us(m).unwrap());
+            let chosen = auto.at(m).why == ChoiceReason::Predicted;
+            assert!(!chosen || times[0] <= times[1], "{times:?} for {m} rows: {auto}");
+        }
+    }
+}
+
+#[test]
+fn columns_that_come_in_parts_are_priced_in_parts() {
+    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    let predicted = |rows: usize| {
+        let mut request = Request::new(row(Op::AllGatherMatmul), (8192, 2048, 8192));
+        (request.dtype, request.shard) = (DType::BF16, Shard::Columns);
+        (request.variant, request.library) = (Some(Variant::CopyEngine), Library::Ours);
+        request.tile = Some(TileShape { m: rows, n: 2048 });
+        request.plan(ranks).unwrap().predicted_us(8192).unwrap()
+    };
+    assert!(predicted(2048) < 0.95 * predicted(8192), "{} {}", predicted(2048), predicted(8192));
 }
 
 /// Tests that the choices for each device follow the tuning data of that device.

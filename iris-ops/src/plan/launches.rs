@@ -1,6 +1,6 @@
 //! Program of a call, and the size of its launches: workgroups and threads.
 
-use iris_kernels::program::{Norm, Overlap, Program};
+use iris_kernels::program::{Norm, Program};
 
 use super::{Choice, Plan};
 use crate::items;
@@ -29,21 +29,12 @@ impl Plan {
             false => (form.program, form.norm),
         };
         let norm = if self.request.rms_norm.is_some() { norm } else { Norm::None };
-        Program { alternatives, norm, members: self.members(), overlap: self.overlap() }
-    }
-
-    /// Step between nodes that may be in flight on the device during a call, and the number of
-    /// multiprocessors that the call's launches leave free for this step; `None` if there is no
-    /// such step.
-    fn overlap(&self) -> Option<Overlap> {
-        let step_blocks = self.request.step_blocks;
-        let all = self.ranks.device.multiprocessors;
-        // Launches have at most as many workgroups as there are multiprocessors that the step
-        // between nodes does not use.
-        let most = all.saturating_sub(step_blocks).max(1);
-        let groups = self.request.workgroups.map_or(most, |groups| groups as u32);
-        let left_free = all.saturating_sub(groups);
-        (step_blocks > 0).then_some(Overlap { step_blocks, left_free })
+        Program {
+            alternatives,
+            norm,
+            members: self.members(),
+            overlap: tune::overlap(self.ranks, &self.request),
+        }
     }
 
     /// Number of workgroups that have work to do in a call of this shape. In variants in which some
