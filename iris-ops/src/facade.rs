@@ -95,7 +95,8 @@ macro_rules! common_methods {
             }
 
             /// Checks whether enqueued calls of this heap have failed. This does not wait for calls,
-            /// but on a GPU for the copy of a word from the device.
+            /// but on a GPU for the copy of a word from the device. Over several nodes, after a rank
+            /// was lost, it waits up to 2 s to learn which rank was lost first.
             ///
             /// # Errors
             /// The fault of a call that failed.

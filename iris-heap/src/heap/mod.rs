@@ -661,7 +661,8 @@ impl SymmetricHeap {
     }
 
     /// Checks that no failure has happened so far, on this rank or on a peer that reported it. Waits
-    /// for no call, but on a GPU for the copy of a word from the device.
+    /// for no call, but on a GPU for the copy of a word from the device. Over several nodes, after a
+    /// rank was lost, it waits up to 2 s to learn which rank was lost first.
     ///
     /// # Errors
     /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Order`], [`Error::GaveUp`],

@@ -35,6 +35,24 @@ macro_rules! machine {
     };
 }
 
+impl Machine {
+    /// Checks that each time is a number of at least 0, and each rate and ratio more than 0. The error
+    /// names the parameter and its value.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (name, value) in Self::NAMES.iter().zip(self.values()) {
+            let divides = name.ends_with("_per_us") || *name == "tile_core";
+            let expected = match divides {
+                true if value > 0.0 && value.is_finite() => continue,
+                false if value >= 0.0 && value.is_finite() => continue,
+                true => "a number above 0",
+                false => "a number of at least 0",
+            };
+            return Err(format!("machine.{name} is {value}, expected {expected}"));
+        }
+        Ok(())
+    }
+}
+
 machine! {
     /// Time of an empty message by the LL protocol (each word carries data and a flag): a launch
     /// and one one-way latency.
@@ -78,7 +96,8 @@ machine! {
     /// Slowdown of the portable tile core: the ratio of its time per operation to that of a library
     /// GEMM.
     tile_core,
-    /// Fraction of a message's fixed time during which the GEMM before it is still running.
+    /// Part of a message's fixed time during which the GEMM before it is still running; at most the
+    /// whole fixed time counts.
     overlap_us,
     /// Time of a small launch that waits for no peer.
     launch_us,

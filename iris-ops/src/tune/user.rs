@@ -290,6 +290,8 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong_format = "is not in the format of `iris tune`";
     let file: TuningFile = toml::from_str(&text)
         .map_err(|error| wrong(format!("{wrong_format}; {REMEDY}: {error}")))?;
+    let checked = file.machine.map_or(Ok(()), |machine| machine.check());
+    checked.map_err(|why| wrong(format!("has a wrong value: {why}; {REMEDY}")))?;
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 
@@ -329,4 +331,35 @@ pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
         }
     };
     Ok(ranks.with(known.unwrap_or(built_in)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_a_file_are_checked() {
+        let path = std::env::temp_dir().join(format!("iris_parameters_{}", std::process::id()));
+        let ranks = Ranks::new(0, 2);
+        let read_with = |name: &str, value: &str| {
+            let machine = Tuning::of(Device::host()).machine;
+            let text =
+                toml::to_string(&TuningFile { machine: Some(machine), ..TuningFile::empty(ranks) });
+            let text = text.unwrap();
+            let line = text.lines().find(|line| line.starts_with(&format!("{name} ="))).unwrap();
+            fs::write(&path, text.replace(line, &format!("{name} = {value}"))).unwrap();
+            TuningFile::at(&path).map(|_| ()).map_err(|error| error.to_string())
+        };
+        for (name, value, expected) in [
+            ("link_bytes_per_us", "0.0", "is 0, expected a number above 0"),
+            ("tile_core", "nan", "is NaN, expected a number above 0"),
+            ("gemm_us", "-1.0", "is -1, expected a number of at least 0"),
+            ("ll_us", "inf", "is inf, expected a number of at least 0"),
+        ] {
+            let error = read_with(name, value).unwrap_err();
+            assert!(error.contains(&format!("machine.{name} {expected}")), "{error}");
+        }
+        read_with("overlap_us", "0.0").unwrap();
+        fs::remove_file(&path).unwrap();
+    }
 }
