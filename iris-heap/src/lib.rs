@@ -140,7 +140,7 @@ pub use stream::{Event, PendingRead, Stream};
 #[doc(hidden)]
 pub use system::Limit;
 #[doc(hidden)]
-pub use util::check_file_size;
+pub use util::{check_file_size, read_file};
 #[doc(hidden)]
 pub use wire::hash as fnv;
 pub use world::network::{Network, Secret};

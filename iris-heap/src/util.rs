@@ -2,6 +2,10 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -44,6 +48,44 @@ pub fn check_file_size(name: &str, bytes: u64) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+/// Opens a file that the user has named. A pipe or a device is refused, because its reader could wait
+/// or read forever.
+///
+/// # Errors
+/// The system's error; `InvalidInput` for anything but a regular file.
+pub(crate) fn open_regular(path: &Path) -> std::io::Result<File> {
+    // Without this flag the system would wait for a writer of a pipe.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::new(
+            ErrorKind::InvalidInput,
+            "no regular file: expected one, and no folder, pipe or device",
+        )),
+    }
+}
+
+/// Reads a text file that the user has named, of at most [`LONGEST_FILE`] bytes.
+///
+/// # Errors
+/// The system's error; `InvalidInput` for anything but a regular file; `InvalidData` for a longer
+/// file, and for one that is not UTF-8.
+pub fn read_file(path: &Path) -> std::io::Result<String> {
+    let (file, mut text) = (open_regular(path)?, String::new());
+    let length = file.take(LONGEST_FILE + 1).read_to_string(&mut text)?;
+    match length as u64 <= LONGEST_FILE {
+        true => Ok(text),
+        false => Err(std::io::Error::new(
+            ErrorKind::InvalidData,
+            format!("more than {LONGEST_FILE} bytes: expected at most that many"),
+        )),
+    }
+}
+
+/// Largest size in bytes of a file that the user names, such as a tuning file or a benchmark's record.
+const LONGEST_FILE: u64 = 64 << 20;
 
 /// Starts a thread with this name.
 ///
@@ -91,5 +133,27 @@ pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_a_device_and_an_endless_file_are_refused() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let refused = |path: &Path| read_file(path).unwrap_err().to_string();
+        for path in [&path("pipe"), Path::new("/dev/zero"), folder.path()] {
+            assert!(refused(path).contains("no regular file"), "{}", path.display());
+        }
+        let long = File::create(path("long")).unwrap();
+        long.set_len(LONGEST_FILE + 1).unwrap();
+        assert!(refused(&path("long")).contains("at most"), "one byte too many");
+        std::fs::write(path("text"), "text").unwrap();
+        assert_eq!(read_file(&path("text")).unwrap(), "text");
     }
 }

@@ -20,7 +20,7 @@ use crate::bootstrap::tcp::seal::Terms;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
-use crate::util::host_name;
+use crate::util::{host_name, open_regular};
 use crate::wire::hash;
 
 /// Secret of 256 bits that only the ranks of one job share. With it the ranks authenticate each
@@ -60,7 +60,7 @@ impl Secret {
     pub fn load(path: impl AsRef<Path>) -> Result<Secret> {
         let path = path.as_ref();
         let system = |e| Error::system(format!("reading {}", path.display()), e);
-        let file = File::open(path).map_err(system)?;
+        let file = open_regular(path).map_err(system)?;
         let found = file.metadata().map_err(system)?;
         let what = |of: &str| format!("{of} of the secret file {}", path.display());
         let (mode, user) = (found.mode() & 0o7777, rustix::process::geteuid().as_raw());
@@ -309,6 +309,11 @@ mod tests {
         let error = Secret::load(&path).unwrap_err().to_string();
         assert!(error.contains("640") && error.contains("600"), "{error}");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let pipe = folder.path().join("pipe");
+        let owner = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, owner, 0).unwrap();
+        let error = Secret::load(&pipe).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
         fs::write(&path, &text[..63]).unwrap();
         let error = Secret::load(&path).unwrap_err().to_string();
         assert!(error.contains("64 hexadecimal") && !error.contains(&text[..8]), "{error}");

@@ -18,7 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use iris_heap::fnv;
+use iris_heap::{fnv, read_file};
 use iris_kernels::cache::Cache;
 use serde::{Deserialize, Serialize};
 
@@ -277,7 +277,7 @@ fn has_no_file(path: &Path, error: &std::io::Error) -> bool {
 /// file.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong = |why: String| Error::Tuning { path: path.into(), why };
-    let text = match fs::read_to_string(path) {
+    let text = match read_file(path) {
         Ok(text) => text,
         Err(error) if has_no_file(path, &error) => return Ok(None),
         Err(error) => return Err(wrong(format!("cannot be read: {error}; {REMEDY}"))),

@@ -142,7 +142,7 @@ pub(crate) fn read<T: DeserializeOwned>(
         None => (text.to_owned(), usual.to_owned()),
         Some(path) => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(path);
+            let text = iris_heap::read_file(path);
             (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
         }
     };

@@ -260,7 +260,7 @@ fn each_shape(
 fn left(mut shapes: Vec<Shape>, path: &Path, about: &Value) -> Result<Vec<Shape>> {
     let name = path.display();
     let unreadable = |error: &dyn Display| usage(&name, error, "a JSON object per line");
-    let text = std::fs::read_to_string(path).map_err(|error| unreadable(&error))?;
+    let text = iris_heap::read_file(path).map_err(|error| unreadable(&error))?;
     let lines = serde_json::Deserializer::from_str(&text).into_iter();
     let lines = lines.collect::<Result<Vec<Value>, _>>().map_err(|error| unreadable(&error))?;
     let all = shapes.len();

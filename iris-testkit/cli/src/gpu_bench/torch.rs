@@ -32,7 +32,7 @@ impl Torch {
     pub(super) fn read(path: Option<&Path>) -> Result<Torch> {
         let Some(path) = path else { return Ok(Torch::default()) };
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable file"))?;
+        let text = iris_heap::read_file(path).map_err(|e| usage(&name, e, "a readable file"))?;
         let entries = serde_json::from_str(&text);
         let form = "a list of {\"world\", \"op\", \"shape\", \"who\", \"us\"}";
         Ok(Torch(entries.map_err(|e| usage(&name, e, form))?))

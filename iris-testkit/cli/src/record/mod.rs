@@ -147,7 +147,7 @@ impl Line {
 /// Lines of the record file `path` that describe operators, in the order of the file.
 pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
+    let text = iris_heap::read_file(path).map_err(|e| usage(&name, e, "a readable record"))?;
     parse(&text).map_err(|(line, error)| usage(format!("{name}, line {line}"), error, "JSON"))
 }
 
@@ -244,7 +244,7 @@ fn replaced(text: &str, [begin, end]: &[String; 2], table: &str) -> Option<Strin
 /// Replaces the table `table_name` in the file `path`.
 pub(crate) fn write_between(table_name: &str, path: &Path, table: &str) -> Result<()> {
     let (name, marks) = (path.display().to_string(), marks(table_name));
-    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable file"))?;
+    let text = iris_heap::read_file(path).map_err(|e| usage(&name, e, "a readable file"))?;
     let text = replaced(&text, &marks, table)
         .ok_or_else(|| usage(&name, "no table", format!("the lines {}", marks.join(" and "))))?;
     std::fs::write(path, text).map_err(|e| usage(&name, e, "a file that can be written"))

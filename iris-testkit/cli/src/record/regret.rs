@@ -26,7 +26,7 @@ pub(super) struct Record {
 /// variants by name are left out.
 pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
+    let text = iris_heap::read_file(path).map_err(|e| usage(&name, e, "a readable record"))?;
     let mut found: Vec<Record> = Vec::new();
     for line in text.lines() {
         let Ok(row) = serde_json::from_str::<Row>(line) else { continue };
