@@ -238,9 +238,9 @@ impl SymmetricHeap {
         self.located(&*self.open_state()?, slice, rank)
     }
 
-    /// As [`SymmetricHeap::locate`], for work on the slice that the caller enqueues. The caller holds
-    /// the lock of `state`, or the issue lock, until the work is enqueued, because a thread that frees
-    /// the slice waits for these locks.
+    /// Locates a slice like [`SymmetricHeap::locate`], for work that the caller enqueues. The caller
+    /// holds the lock of `state`, or the issue lock, until the work is enqueued, because a thread that
+    /// frees the slice waits for these locks.
     pub(super) fn locate_for_work(
         &self,
         state: &State,
