@@ -67,7 +67,7 @@ pub(crate) fn open_regular(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// Reads a text file that the user has named, of at most [`LONGEST_FILE`] bytes.
+/// Reads a text file that the user has named, of at most 64 MiB.
 ///
 /// # Errors
 /// The system's error; `InvalidInput` for anything but a regular file; `InvalidData` for a longer
