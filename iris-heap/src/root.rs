@@ -60,9 +60,14 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
         (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
             fault.rank == *rank as i32
         }
-        (Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost { .. }, _, distance) => {
-            distance > Distance::Root
-        }
+        (
+            Error::PeerLost { .. }
+            | Error::RankLost { .. }
+            | Error::HubLost { .. }
+            | Error::PeerFailed { .. },
+            _,
+            distance,
+        ) => distance > Distance::Root,
         _ => false,
     }
 }

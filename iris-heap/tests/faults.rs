@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use iris_heap::abi::abort;
-use iris_heap::{BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, World};
+use iris_heap::{
+    BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, UniqueId, World,
+};
 use small::{close, each, options};
 
 /// Peak virtual memory of this process, in bytes.
@@ -363,4 +365,37 @@ fn deadlines_that_are_none_make_no_world() {
         let each = World::run_threads_each(1, &settings, |_| Ok::<_, Error>(())).map(drop);
         assert_eq!(each.unwrap_err().kind(), ErrorKind::Usage, "{factor}");
     }
+}
+
+/// Tests that all ranks show the reason of the rank that failed first, even if others abort too.
+fn check_reason(worlds: impl IntoIterator<Item = (usize, World)>) {
+    std::thread::scope(|scope| {
+        for (rank, world) in worlds {
+            scope.spawn(move || {
+                let heap = SymmetricHeap::open(&world, options()).unwrap();
+                if rank == 1 {
+                    return world.abort_with("the tokenizer has no file");
+                }
+                for told in [world.barrier().unwrap_err(), heap.close().unwrap_err()] {
+                    let text = told.to_string();
+                    assert!(matches!(told, Error::PeerFailed { rank: 1, .. }), "{text}");
+                    assert!(text.contains("the tokenizer has no file"), "{text}");
+                }
+                world.abort_with("a consequence");
+            });
+        }
+    });
+}
+
+#[test]
+fn the_first_reason_of_an_abort_is_shown_by_all() {
+    check_reason(World::threads(3).unwrap().into_iter().enumerate());
+    // Worlds of processes, by threads of this one.
+    let id = UniqueId::new().unwrap();
+    let open = &|rank| (rank, World::from_unique_id(&id, rank, 3).unwrap());
+    let worlds: Vec<_> = std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..3).map(|rank| scope.spawn(move || open(rank))).collect();
+        opening.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    check_reason(worlds);
 }

@@ -63,6 +63,12 @@ pub struct Step {
     pub on_missing: Option<OnMissing>,
 }
 
+/// Error that the peers of `rank` get if its own program has failed, for `reason`.
+pub(crate) fn program_failed(rank: usize, reason: &str) -> Error {
+    let what = "a part of its own program".into();
+    Error::PeerFailed { rank, what, message: reason.into() }
+}
+
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
 /// processes of one host and for several hosts; other transports can be added.
 ///
@@ -145,6 +151,13 @@ pub trait Bootstrap: Send + Sync {
 
     /// Error that watchers got for a lost peer; `None` if all peers are alive.
     fn lost(&self) -> Option<Error>;
+
+    /// Tells the peers that this rank's own program has failed, for `reason`, before
+    /// [`leave`](Bootstrap::leave). They get [`Error::PeerFailed`], unless they have learned of
+    /// another failure before.
+    fn give_up(&self, reason: &str) {
+        let _ = reason;
+    }
 
     /// Ends this rank's participation. `clean` is true after a collective close; if it is false,
     /// the peers get the error that this rank is lost. Never waits.

@@ -183,6 +183,10 @@ impl Bootstrap for Nodes {
         self.all.lost()
     }
 
+    fn give_up(&self, reason: &str) {
+        self.all.give_up(reason);
+    }
+
     fn leave(&self, clean: bool) {
         self.local.leave(clean);
         self.all.leave(clean);

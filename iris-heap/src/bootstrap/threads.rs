@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notice::{Patience, notice};
-use super::{Bootstrap, Object, Step, Watcher};
+use super::{Bootstrap, Object, Step, Watcher, program_failed};
 use crate::error::{Error, Result, list_ranks};
 
 /// Contribution of one rank to an exchange.
@@ -55,6 +55,20 @@ impl Hub {
     /// statements.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the exchanges because a rank has failed, and tells the watchers.
+    fn fail(&self, error: &Error) {
+        let mut table = self.lock();
+        // An earlier error is kept, because the rank may have failed as a consequence of that error.
+        table.broken.get_or_insert_with(|| error.clone());
+        table.lost.get_or_insert_with(|| error.clone());
+        let watchers = std::mem::take(&mut table.watchers);
+        drop(table);
+        self.changed.notify_all();
+        for watcher in watchers {
+            watcher(error);
+        }
     }
 }
 
@@ -212,20 +226,16 @@ impl Bootstrap for Threads {
         self.hub.lock().lost.clone()
     }
 
+    fn give_up(&self, reason: &str) {
+        self.hub.fail(&program_failed(self.rank, reason));
+    }
+
     fn leave(&self, clean: bool) {
         let mut table = self.hub.lock();
         if std::mem::replace(&mut table.has_left[self.rank], true) || clean {
             return;
         }
-        let error = Error::PeerLost { rank: self.rank };
-        // An earlier error is kept, because this rank may have left as a consequence of that error.
-        table.broken.get_or_insert_with(|| error.clone());
-        table.lost.get_or_insert_with(|| error.clone());
-        let watchers = std::mem::take(&mut table.watchers);
         drop(table);
-        self.hub.changed.notify_all();
-        for watcher in watchers {
-            watcher(&error);
-        }
+        self.hub.fail(&Error::PeerLost { rank: self.rank });
     }
 }

@@ -18,7 +18,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place};
 use super::socket::Socket;
-use super::{Bootstrap, Step, Watcher};
+use super::{Bootstrap, Step, Watcher, program_failed};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -384,6 +384,13 @@ impl Bootstrap for Processes {
     fn lost(&self) -> Option<Error> {
         let mail = lock(&self.connection.mail.0);
         mail.groups.get(&self.group).and_then(|g| g.lost.clone())
+    }
+
+    fn give_up(&self, reason: &str) {
+        let error = program_failed(self.rank, reason);
+        // An error is ignored, because sending fails only if the hub or relay is gone.
+        let frame = Frame::GaveUp { group: self.group, error };
+        let _ = self.connection.send(frame, Instant::now() + PARTING);
     }
 
     fn leave(&self, clean: bool) {

@@ -233,12 +233,17 @@ impl World {
         let controls: Shared<Weak<Control>> = Arc::default();
         let over_nodes: Shared<(Weak<Control>, Arc<Grouping>)> = Arc::default();
         let (watched, watched_over_nodes) = (controls.clone(), over_nodes.clone());
+        let named = hosts.clone();
         bootstrap.watch(Arc::new(move |error| {
             // The loss is logged at debug level only, because the thread that waits for these
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
-                control.lose(error);
+                match error {
+                    // A control block converts the number of a lost rank itself.
+                    Error::PeerLost { .. } => control.lose(error),
+                    _ => control.lose(&named.describe(error.clone())),
+                }
             }
             for (control, nodes) in lock(&watched_over_nodes).iter() {
                 if let Some(control) = control.upgrade() {
@@ -371,7 +376,13 @@ impl World {
     /// Tells the peers that this rank cannot continue; they treat it as lost, here and in worlds that
     /// were split off this one. Not collective.
     pub fn abort(&self) {
-        self.inner.abort();
+        self.inner.abort(None);
+    }
+
+    /// Does [`World::abort`] and tells the peers why: their calls fail with [`Error::PeerFailed`],
+    /// which shows `reason`, unless they have learned of another failure before. Not collective.
+    pub fn abort_with(&self, reason: impl fmt::Display) {
+        self.inner.abort(Some(&reason.to_string()));
     }
 
     fn leave(&self, clean: bool) {
@@ -414,10 +425,25 @@ impl Inner {
         Err(unsupported(what, &why))
     }
 
-    fn abort(&self) {
+    fn abort(&self, reason: Option<&str>) {
+        if let Some(reason) = reason
+            && self.check_process("leaving").is_ok()
+            && !*lock(&self.closed)
+        {
+            self.stop_own_kernels();
+            self.bootstrap.give_up(reason);
+        }
         self.leave(false);
         let split = std::mem::take(&mut *lock(&self.split));
-        split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort());
+        split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort(reason));
+    }
+
+    /// Makes this rank's kernels leave. This precedes the announcement to the peers, of which this
+    /// rank's own heaps may also be told: the first reason is kept, and this rank is not lost.
+    fn stop_own_kernels(&self) {
+        for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
+            control.set_host_abort(abort::USER);
+        }
     }
 
     fn leave(&self, clean: bool) {
@@ -427,11 +453,7 @@ impl Inner {
             return;
         }
         if !clean {
-            // This precedes the announcement to the peers, of which this rank's own heaps may also
-            // be told: the first reason is kept, and this rank is not lost.
-            for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
-                control.set_host_abort(abort::USER);
-            }
+            self.stop_own_kernels();
         }
         self.bootstrap.leave(clean);
         if let Some(parent) = &self.parent {
