@@ -20,7 +20,7 @@ use crate::board::{Behind, Boards, Difference};
 use crate::bootstrap::ProcessId;
 use crate::error::{Error, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
-use crate::util::{lock, unsupported};
+use crate::util::{Maker, lock, unsupported};
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
@@ -31,6 +31,7 @@ const WORDS: usize = 2 + FAULT_WORDS;
 #[derive(Debug)]
 pub struct Control {
     words: Words,
+    process: Maker,
     /// Names of the heap's ops, indexed by id; kernels know only the ids.
     ops: Mutex<Vec<Arc<str>>>,
     /// Whether the fault has been returned to the program. If not, closing the heap returns the
@@ -117,6 +118,7 @@ impl Control {
     fn over(words: Words) -> Control {
         Control {
             words,
+            process: Maker::this(),
             ops: Mutex::default(),
             fault_returned: AtomicBool::new(false),
             errors: OnceLock::new(),
@@ -132,6 +134,11 @@ impl Control {
             launching: Mutex::default(),
             launches_left: AtomicU32::new(u32::MAX),
         }
+    }
+
+    /// Checks that this process made the heap and is not a forked child of that process.
+    pub(crate) fn check_process(&self, what: &str) -> Result<()> {
+        self.process.check(what)
     }
 
     /// Address of the control block in the address space of kernels.

@@ -68,8 +68,9 @@ impl Stream {
     /// only after all work that was accepted before. [`Error::WaitFromWork`] if called from enqueued
     /// work.
     pub fn sync(&self) -> Result<()> {
-        check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
+        control.check_process("waiting for a stream")?;
+        check_may_wait("waiting for a stream")?;
         let _waiting = control.begin_wait();
         let issued = self.issued.load(Ordering::Relaxed);
         self.inner.sync().inspect_err(|error| control.note_returned(error))?;
@@ -174,6 +175,7 @@ impl Event {
     /// Errors of the device; errors of the work are returned by [`Stream::sync`].
     /// [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
+        self.control.check_process("waiting for an event")?;
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
         self.control.attend_until(|| self.inner.is_done());
@@ -226,6 +228,7 @@ impl<T: Element> PendingRead<T> {
     /// a call on this heap, or an abort other than the loss of a peer, because the elements may be
     /// undefined.
     pub fn wait(self) -> Result<Vec<T>> {
+        self.control.check_process("waiting for a copy")?;
         check_may_wait("waiting for a copy")?;
         let waiting = self.control.begin_wait();
         self.control.attend_until(|| self.copy.event().is_done());

@@ -116,6 +116,32 @@ pub(crate) fn unsupported(what: &str, why: &str) -> Error {
     Error::Unsupported { what: what.into(), why: why.into() }
 }
 
+/// Process that made an object and is the rank. A forked child has a copy of the object's locks,
+/// sockets and mapped memory, but none of the threads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Maker(u32);
+
+impl Maker {
+    /// This process.
+    pub(crate) fn this() -> Maker {
+        Maker(std::process::id())
+    }
+
+    /// Checks that this process made the object and is not a forked child of that process. Functions
+    /// make this check before they wait, or write memory that other ranks have mapped.
+    pub(crate) fn check(self, what: &str) -> Result<()> {
+        let (Maker(own), this) = (self, std::process::id());
+        if own == this {
+            return Ok(());
+        }
+        let why = format!(
+            "this process, {this}, was forked from process {own}, which is the rank: use it there, or \
+             start a program anew with exec"
+        );
+        Err(unsupported(what, &why))
+    }
+}
+
 thread_local! {
     /// Whether this thread runs work that was enqueued on streams.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };

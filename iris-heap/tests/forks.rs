@@ -7,8 +7,9 @@
 
 mod job;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
+use iris_heap::abi::abort;
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use job::{CASE, Job, contains, env, no_vars, report, result, wait_for, wait_for_file};
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -57,19 +58,44 @@ fn outlived() -> Result<String, Error> {
 fn used() -> Result<String, Error> {
     let world = World::from_env()?;
     let heap = open(&world)?;
-    let stream = heap.stream()?;
+    let (stream, slice) = (heap.stream()?, heap.alloc::<f32>(4)?);
     stream.sync()?;
+    // Work that has not ended: a child that waited for it would wait for ever, because it has no
+    // thread that does the work.
+    let (go, held) = mpsc::channel::<()>();
+    let busy = heap.stream()?;
+    busy.call_cpu("held", move || {
+        let _ = held.recv();
+        Ok(())
+    })?;
+    let event = busy.record()?;
+    drop(busy);
     let child = fork();
     if child == 0 {
-        let told = |outcome: Result<(), Error>| matches!(outcome, Err(Error::Unsupported { why, .. }) if why.contains("forked"));
-        let all = [world.barrier(), world.close(), heap.close(), stream.sync()].map(told);
+        let is_told = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::Unsupported { why, .. }) if why.contains("forked"));
+        let uses: [&dyn Fn() -> Result<(), Error>; 11] = [
+            &|| world.barrier(),
+            &|| world.close(),
+            &|| heap.close(),
+            &|| heap.poison(abort::INCOMPLETE),
+            &|| heap.write(slice, &[0.0; 4]),
+            &|| heap.alloc_device_words(1).map(drop),
+            &|| heap.launch_graph(|| ()),
+            &|| heap.free(slice),
+            &|| heap.finish(),
+            &|| stream.sync(),
+            &|| event.sync(),
+        ];
+        let wrong = uses.iter().position(|apply| !is_told(&apply()));
         world.abort();
         drop((stream, heap, world));
-        std::process::exit(i32::from(all != [true; 4]));
+        std::process::exit(wrong.map_or(0, |index| index as i32 + 1));
     }
     let child = Pid::from_raw(child).expect("a child");
     let (_, status) = wait_for("its end", || waitpid(Some(child), WaitOptions::NOHANG).unwrap());
-    assert_eq!(status.exit_status(), Some(0), "{status:?}");
+    let status = status.exit_status();
+    assert_eq!(status, Some(0), "number of the use, from 1, that the child was not refused");
+    drop(go);
     let all = heap.full(4, world.rank() as i32)?;
     for rank in 0..world.size() {
         assert_eq!(heap.read_from(all, rank)?, [rank as i32; 4]);

@@ -87,7 +87,7 @@ impl Operator {
         let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
-        let issuing = self.heap.issue();
+        let issuing = self.heap.issue().in_op(op)?;
         let sizes = self.sizes(&call);
         let mut args = self.ready(&call).args;
         self.complete(&mut args, &call, (&sizes, &issuing))?;

@@ -70,9 +70,6 @@ struct Worker {
 struct Shared {
     rank: usize,
     threads: u32,
-    /// Id of the process in which the heap was opened and its worker and pool threads run; a forked
-    /// child has no such threads.
-    process: u32,
     control: Arc<Control>,
     /// Memory of the heap, held here so that it stays mapped while work is enqueued.
     memory: OnceLock<Memory>,
@@ -95,7 +92,6 @@ impl CpuBackend {
         let shared = Arc::new(Shared {
             rank,
             threads,
-            process: std::process::id(),
             control: Arc::default(),
             memory: OnceLock::new(),
             issue: Mutex::new(0),
@@ -306,14 +302,12 @@ impl Backend for CpuBackend {
 
     fn finish(&self) {
         let end = |worker: &Worker| match worker.stream.upgrade().map(|queue| queue.record()) {
-            Some(Ok(event)) => Some(event),
+            Some(Ok(event)) => event,
             // No work can be added, because the queue is closed or gone. So the end of its worker
             // thread is awaited instead.
-            None | Some(Err(Error::Closed { .. })) => Some(worker.ended.clone()),
-            // A forked child has no worker threads.
-            Some(Err(_)) => None,
+            None | Some(Err(_)) => worker.ended.clone(),
         };
-        let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
+        let ends: Vec<CpuEvent> = lock(&self.workers).iter().map(end).collect();
         ends.iter().for_each(CpuEvent::wait);
     }
 
@@ -429,9 +423,7 @@ impl Jobs {
 
 impl Queue {
     fn push(&self, job: Job) -> Result<()> {
-        if self.shared.process != std::process::id() {
-            return Err(unsupported("enqueued work", "a forked child has no thread to do it"));
-        }
+        self.shared.control.check_process("enqueued work")?;
         match self.jobs.push(job) {
             true => Ok(()),
             false => Err(Error::Closed { what: "the stream's heap" }),
@@ -479,9 +471,7 @@ impl StreamBackend for CpuStream {
         match &done {
             Ok(event) => event.wait(),
             // The worker thread goes on with the work that was accepted before the queue was closed.
-            Err(Error::Closed { .. }) => self.0.ended.wait(),
-            // A forked child has no worker thread.
-            Err(_) => {}
+            Err(_) => self.0.ended.wait(),
         }
         match self.0.shared.failure_of(self.0.number) {
             Some(error) => Err(error),

@@ -527,7 +527,6 @@ impl SymmetricHeap {
     /// call has returned to the program; the heap is then closed.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
-        self.world.check_process("closing a heap")?;
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
@@ -618,9 +617,10 @@ impl SymmetricHeap {
     /// stay with the streams.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] while a stream is captured, before any waiting;
+    /// [`Error::Unsupported`] while a stream is captured, before any waiting, and in a forked child;
     /// [`Error::WaitFromWork`] if called from enqueued work.
     pub fn finish(&self) -> Result<()> {
+        self.world.check_process("waiting for all streams")?;
         check_may_wait("waiting for all streams")?;
         self.backend.check_no_capture("waiting for all streams")?;
         self.finish_streams();
@@ -697,8 +697,9 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
-    /// deadlines.
+    /// deadlines. [`Error::Unsupported`] in a forked child.
     pub fn poison(&self, reason: i32) -> Result<()> {
+        self.world.check_process("poisoning a heap")?;
         self.memory.control.set_host_abort(reason);
         let word = (self.rank() as i32 + 1).to_ne_bytes();
         let tell =
@@ -796,6 +797,7 @@ impl SymmetricHeap {
     /// Takes the lock of a collective step. Fails if called from enqueued work, because `close`
     /// holds this lock while it waits for enqueued work.
     fn step(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
+        self.world.check_process(what)?;
         check_may_wait(what)?;
         Ok(lock(&self.step))
     }
@@ -836,6 +838,12 @@ impl SymmetricHeap {
     }
 
     fn open_state(&self) -> Result<RwLockReadGuard<'_, State>> {
+        self.world.check_process("using a heap")?;
+        self.state_unless_closed()
+    }
+
+    /// State of the heap, for a caller that has checked the process.
+    fn state_unless_closed(&self) -> Result<RwLockReadGuard<'_, State>> {
         let state = self.state();
         if state.closed {
             return Err(Error::Closed { what: "the heap" });

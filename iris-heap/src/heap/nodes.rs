@@ -143,6 +143,7 @@ impl SymmetricHeap {
     /// # Errors
     /// Those of [`SymmetricHeap::check`], without a look at the device. `launch` is not called then.
     pub fn launch_graph<T>(&self, launch: impl FnOnce() -> T) -> Result<T> {
+        drop(self.open_state()?);
         let control = &self.memory.control;
         control.attend();
         let _launching = control.launching();

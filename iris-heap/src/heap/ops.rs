@@ -47,10 +47,15 @@ impl SymmetricHeap {
     ///
     /// Operators take this lock in `run`, and so does [`SymmetricHeap::free`]: a thread that holds the
     /// guard and calls one of them waits for itself.
-    pub fn issue(&self) -> Issuing<'_> {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) in a forked child, whose announcements would
+    /// be taken for its parent's.
+    pub fn issue(&self) -> Result<Issuing<'_>> {
+        self.world.check_process("issuing a call")?;
         let guard = lock(&self.issuing);
         let announced = Cell::default();
-        Issuing { heap: self, announced, _current: self.backend.current(), _guard: guard }
+        Ok(Issuing { heap: self, announced, _current: self.backend.current(), _guard: guard })
     }
 }
 
@@ -71,7 +76,7 @@ impl Issuing<'_> {
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::NotAllocated`](crate::Error::NotAllocated) also
     /// while another thread frees the slice.
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>) -> Result<u64> {
-        let state = self.heap.open_state()?;
+        let state = self.heap.state_unless_closed()?;
         let (mapping, offset) =
             self.heap.locate_for_work(&state, &slice.raw(), self.heap.rank())?;
         Ok(mapping.address() + offset)

@@ -27,7 +27,7 @@ use hosts::Hosts;
 
 pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
-use crate::util::{lock, unsupported};
+use crate::util::{Maker, lock};
 pub(crate) use groups::PeerAccess;
 
 /// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and refer to the
@@ -42,8 +42,8 @@ pub(crate) use groups::PeerAccess;
 /// A world dropped without [`World::close`] counts as a lost rank on its peers.
 ///
 /// After a fork the parent process stays the rank. In the child, which may exit or call `exec`,
-/// every collective call fails with [`Error::Unsupported`], and dropping a world or a heap does
-/// nothing. Peers notice the end of the process that made the world even if a child outlives it.
+/// every function that waits, copies, issues a call or involves other ranks fails with
+/// [`Error::Unsupported`], and dropping a world or a heap does nothing. Peers notice the end of the process that made the world even if a child outlives it.
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
@@ -86,9 +86,7 @@ struct Inner {
     /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
     parent: Option<World>,
-    /// Id of the process that made the world. A forked child has copies of its sockets and locks,
-    /// but none of its threads.
-    process: u32,
+    process: Maker,
 }
 
 /// Guard that counts an open heap of a world.
@@ -269,7 +267,7 @@ impl World {
             split: Mutex::default(),
             returned_errors,
             parent,
-            process: std::process::id(),
+            process: Maker::this(),
         };
         let inner = Arc::new(inner);
         if let Some(parent) = &inner.parent {
@@ -370,7 +368,7 @@ impl World {
 
     /// Checks that this process made the world and is not a forked child of that process.
     pub(crate) fn check_process(&self, what: &str) -> Result<()> {
-        self.inner.check_process(what)
+        self.inner.process.check(what)
     }
 
     /// Tells the peers that this rank cannot continue; they treat it as lost, here and in worlds that
@@ -413,21 +411,9 @@ impl World {
 }
 
 impl Inner {
-    fn check_process(&self, what: &str) -> Result<()> {
-        let (own, this) = (self.process, std::process::id());
-        if own == this {
-            return Ok(());
-        }
-        let why = format!(
-            "this process, {this}, was forked from process {own}, which is the rank: use it there, or \
-             start a program anew with exec"
-        );
-        Err(unsupported(what, &why))
-    }
-
     fn abort(&self, reason: Option<&str>) {
         if let Some(reason) = reason
-            && self.check_process("leaving").is_ok()
+            && self.process.check("leaving").is_ok()
             && !*lock(&self.closed)
         {
             self.stop_own_kernels();
@@ -447,7 +433,7 @@ impl Inner {
     }
 
     fn leave(&self, clean: bool) {
-        if self.check_process("leaving").is_err()
+        if self.process.check("leaving").is_err()
             || std::mem::replace(&mut *lock(&self.closed), true)
         {
             return;
@@ -464,7 +450,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.check_process("dropping").is_err() {
+        if self.process.check("dropping").is_err() {
             // In a forked child the bootstrap is not dropped: the child shares the parent's
             // sockets, and cannot join the parent's threads.
             std::mem::forget(self.bootstrap.clone());

@@ -396,7 +396,7 @@ impl Message {
         (from, from_offset): (Bytes, u64),
         bytes: u64,
     ) -> Result<()> {
-        let issuing = comm.heap.issue();
+        let issuing = comm.heap.issue().in_op(self.op)?;
         let to = to.at(&issuing, to_offset, self.op)?;
         let from = from.at(&issuing, from_offset, self.op)?;
         // SAFETY: one side is in a buffer that only the communicator's calls use, on one stream, or

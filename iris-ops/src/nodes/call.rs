@@ -52,7 +52,7 @@ impl Composite {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
         // The parts of the call look up memory again, but then other parts have been enqueued.
-        check::places(&self.plan, &heap.issue(), &call.matrices)?;
+        check::places(&self.plan, &heap.issue().in_op(op)?, &call.matrices)?;
         let main = self.parts[&Role::Main].plan();
         let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
         if let Some(form) = pulls.filter(|_| !main.alone()) {
@@ -111,7 +111,7 @@ impl Composite {
 /// the caller must do.
 pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, stream: &Stream, error: Error) -> Error {
     if matches!(error, Error::Step { recovery: Recovery::Discard, .. })
-        || heap.issue().discard_capture(stream).unwrap_or(false)
+        || heap.issue().and_then(|issuing| issuing.discard_capture(stream)).unwrap_or(false)
     {
         return of_step(op, error, Recovery::Discard);
     }

@@ -28,7 +28,7 @@ impl Operator {
         };
         let call = check::call(&self.plan, matrices)?;
         let form = self.plan.at(call.size(&self.plan)).form;
-        let issuing = self.heap.issue();
+        let issuing = self.heap.issue().in_op(op)?;
         let mut args = self.ready(&call).args;
         let sizes = self.sizes(&call);
         self.complete(&mut args, &call, (&sizes, &issuing))?;

@@ -329,7 +329,7 @@ impl Operator {
     fn give_back(self) -> Result<()> {
         let (op, trace) = (self.plan.op(), self.trace.as_slice());
         if let Some(ready) = self.ready.first() {
-            self.heap.issue().announce_end(ready.args.channel.op);
+            self.heap.issue().in_op(op)?.announce_end(ready.args.channel.op);
         }
         match (self.owns, trace) {
             (true, _) => self.workspace.give_back(trace)?,
