@@ -170,6 +170,19 @@ impl TileConfig {
     }
 }
 
+/// Tiles and workgroups of a launch of the whole-matrix GEMM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Number of clusters in a column of C, or of a block of C.
+    pub(crate) row_units: u32,
+    /// Number of tiles in a row of C.
+    pub(crate) col_tiles: u32,
+    /// Number of workgroups.
+    pub groups: u32,
+    /// Largest number of tiles that a workgroup multiplies.
+    pub waves: u32,
+}
+
 /// Compile-time parameters of the whole-matrix GEMM kernel, passed as macros of `iris/gemm/core.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CoreConfig {
@@ -283,14 +296,20 @@ impl CoreConfig {
         (rows.div_ceil(self.unit_rows()), cols.div_ceil(self.width))
     }
 
-    /// Number of workgroups of a launch with `tiles` tiles per cluster position.
-    pub(crate) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
+    /// Tiles and workgroups of a launch that multiplies `blocks` blocks of `rows` x `cols`. A
+    /// block's last tile may be partly empty, so there may be more tiles than in a matrix with the
+    /// rows of all blocks.
+    pub(crate) fn grid(&self, [rows, cols]: [u32; 2], blocks: u32, multiprocessors: u32) -> Grid {
+        let (row_units, col_tiles) = self.tiles(rows, cols);
+        let tiles = blocks * row_units * col_tiles;
         let most = multiprocessors / self.cluster;
         // If the tiles fill whole waves of 128 workgroups, a grid of 128 workgroups is faster than
         // a larger grid whose last wave is partial.
         let whole = 128 / self.cluster;
         let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
-        clusters.min(tiles) * self.cluster
+        let clusters = clusters.min(tiles);
+        let waves = tiles.div_ceil(clusters.max(1));
+        Grid { row_units, col_tiles, groups: clusters * self.cluster, waves }
     }
 
     /// Bytes of dynamic shared memory; the macro `IRIS_GEMM_SHARED_BYTES`.

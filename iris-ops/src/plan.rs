@@ -102,9 +102,11 @@ impl Plan {
             plan.choices.push(choice);
         }
         // If all choices have the same variant and no choice has a measured tile, the tile of the
-        // largest size is used for all sizes.
+        // largest size is used for all sizes, unless a GEMM stores the tiles to peers: its tiles
+        // follow from the rows of a call.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
+                && !choice.form.stores
                 && !matches!(choice.why, ChoiceReason::Measured | ChoiceReason::Tuned)
         };
         if plan.choices.iter().all(alike) {
@@ -115,12 +117,16 @@ impl Plan {
 
     /// Sizes of calls at which the choice may change, ascending. The last one is the size of the
     /// largest call. If the caller requested a variant, it is the only one, because the variant
-    /// holds for all sizes.
+    /// holds for all sizes; except if a GEMM stores to peers, because its tiles differ.
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        if self.request.variant.is_none() && row.forms.len() > 1 && !self.alone() {
+        let may_change = match self.request.variant {
+            Some(variant) => row.form(variant).is_some_and(|form| form.stores),
+            None => row.forms.len() > 1,
+        };
+        if may_change && !self.alone() {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();

@@ -44,16 +44,19 @@ impl Config {
         best.unwrap_or(Self::wide(256, 2, 4))
     }
 
-    /// Builds for products of up to `shape[0]` rows: the choices for 16, 64, 128 and `shape[0]`
-    /// rows, and for the powers of two between 128 and `shape[0]`.
-    pub fn of_plan(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
-        let [most, n, k] = shape;
+    /// Builds for products of up to `shape[0]` rows.
+    pub fn of_plan([most, n, k]: [usize; 3], multiprocessors: u32) -> Vec<Config> {
+        Self::of_rows(most, |rows| Some(Self::choose([rows, n, k], multiprocessors)))
+    }
+
+    /// Builds for calls of up to `most` rows: those that `choose` returns for 16, 64, 128 and `most`
+    /// rows, and for the powers of two between 128 and `most`.
+    pub(super) fn of_rows(most: usize, choose: impl Fn(usize) -> Option<Config>) -> Vec<Config> {
         let larger = (FLIPPED_ROWS.ilog2()..usize::BITS).map(|bits| 1 << bits);
         let rows = [16, FLIPPED_ROWS / 2].into_iter().chain(larger.take_while(|&it| it < most));
         let rows = rows.chain([most]).map(|it| it.min(most));
         let mut configs: Vec<Config> = Vec::new();
-        for rows in rows {
-            let config = Self::choose([rows, n, k], multiprocessors);
+        for config in rows.filter_map(choose) {
             if !configs.contains(&config) {
                 configs.push(config);
             }

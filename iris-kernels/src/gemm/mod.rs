@@ -34,12 +34,12 @@ use crate::build::{self, FaultInjection};
 use crate::library::GemmRequest;
 use crate::rtc::progress::Level;
 
-pub use crate::gemm_config::CoreConfig as Config;
+pub use crate::gemm_config::{CoreConfig as Config, Grid};
 pub use exchanging::Exchanging;
 pub use gathering::{Gathering, Parts};
 pub(crate) use kernels::builds;
 use kernels::{GemmKernel, LAYOUTS};
-pub use scattering::{Messages, Scattering};
+pub use scattering::{Messages, Scattering, StoringLaunch};
 use tensor_map::TensorMap;
 
 /// Longest time that the loader of a workgroup waits for its consumers, in nanoseconds. Consumers
@@ -264,9 +264,16 @@ impl Gemm {
 
     /// Kernel arguments and launch shape of a call.
     fn given(&self, config: &Config, args: &OpArgs) -> (Arguments, LaunchShape) {
+        let OpArgs { m, n, .. } = *args;
+        let shape = if config.flipped { [n, m] } else { [m, n] };
+        self.given_on(config, args, config.grid(shape, 1, self.multiprocessors))
+    }
+
+    /// Kernel arguments and launch shape of a call on this grid.
+    fn given_on(&self, config: &Config, args: &OpArgs, grid: Grid) -> (Arguments, LaunchShape) {
         let OpArgs { bias, m, n, k, .. } = *args;
         let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
-        let (row_units, col_tiles) = config.tiles(rows, cols);
+        let Grid { row_units, col_tiles, groups, .. } = grid;
         let given = Arguments {
             bias: bias.address,
             deadline_ns: DEADLINE_NS,
@@ -278,7 +285,7 @@ impl Gemm {
             group: config.group,
         };
         let shape = LaunchShape {
-            groups: config.workgroups(row_units * col_tiles, self.multiprocessors),
+            groups,
             threads: config.threads(),
             shared_bytes: config.shared_bytes(),
             early: self.early,

@@ -22,7 +22,7 @@ use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::choice::{NARROW, WIDEST};
 use super::kernels::PEERS;
-use super::{Config, Gemm, GemmKernel, TensorMap, is_aligned};
+use super::{Config, Gemm, GemmKernel, Grid, TensorMap, is_aligned};
 use crate::args::{Matrix, OpArgs, rows_of};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
@@ -50,6 +50,44 @@ pub struct Messages<'a> {
     pub blocks: Option<(&'a OpArgs, u32)>,
     /// Message of the finished rows, from their owners to the C of all ranks.
     pub results: Option<(&'a OpArgs, u32)>,
+}
+
+/// Launch of a GEMM that stores tiles at their owners.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoringLaunch {
+    /// Build, for row-major A and B.
+    pub config: Config,
+    /// Tiles and workgroups, if as many workgroups are resident as the device has multiprocessors.
+    pub grid: Grid,
+}
+
+impl StoringLaunch {
+    /// Launch for a C of `shape[0]` x `shape[1]`, divided among `ranks` ranks, and a depth of
+    /// `shape[2]`. The rank multiplies the blocks of `owners` ranks. `signalled` is the number of
+    /// rows and columns that share a signal. `None` if no build can do it.
+    pub fn of(
+        signalled: [u32; 2],
+        shape @ [m, n, _]: [usize; 3],
+        (ranks, owners): (usize, usize),
+        multiprocessors: u32,
+    ) -> Option<Self> {
+        let [64, width @ (NARROW | WIDEST)] = signalled else { return None };
+        // Each rank owns at least one row.
+        if ranks > Scattering::RANKS || m < ranks {
+            return None;
+        }
+        let own = m.div_ceil(ranks.max(1));
+        let config = Config::storing(width, own).into_iter().find(|it| it.takes(shape))?;
+        let grid = config.grid([own as u32, n as u32], owners as u32, multiprocessors);
+        Some(Self { config, grid })
+    }
+
+    /// Builds for calls of up to `shape[0]` rows.
+    fn builds(signalled: [u32; 2], [most, n, k]: [usize; 3], ranks: usize) -> Vec<Config> {
+        // A build does not depend on the number of multiprocessors.
+        let of = |rows| Self::of(signalled, [rows, n, k], (ranks, ranks), 1);
+        Config::of_rows(most, |rows| of(rows).map(|it| it.config))
+    }
 }
 
 /// Loaded kernels of GEMMs that store tiles at their owners.
@@ -92,12 +130,9 @@ impl Scattering {
         whole: &GemmRequest,
         injected: FaultInjection,
     ) -> Result<Option<Scattering>> {
-        // No build stores tiles of another size.
-        let Some(signalled @ [64, width @ (NARROW | WIDEST)]) = whole.signalled else {
-            return Ok(None);
-        };
+        let Some(signalled) = whole.signalled else { return Ok(None) };
         let size = heap.world().size();
-        let configs = storing(width, whole.shape, size);
+        let configs = StoringLaunch::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, injected);
         let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
@@ -117,24 +152,29 @@ impl Scattering {
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }
 
-    /// Build for this call; `None` if there is none.
-    fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<&(Config, Function)> {
+    /// Build and launch for this call; `None` if there is none.
+    fn fitting(
+        &self,
+        args: &OpArgs,
+        messages: &Messages<'_>,
+    ) -> Option<(&(Config, Function), StoringLaunch)> {
         let Messages { blocks, results } = *messages;
         let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
             message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == self.signalled
         });
-        let size = args.channel.size;
         let residual = &args.residual;
         let alike = alike
             && (residual.address == 0
                 || residual.dtype == args.c.dtype
                     && residual.transposed == 0
                     && is_aligned(residual));
-        // Each rank owns at least one row.
-        let fits = alike && size as usize <= Self::RANKS && args.m >= size;
-        let own = args.m.div_ceil(size.max(1)) as usize;
-        let [build, _] = Config::storing(self.signalled[1], own);
-        self.gemm.fitting_of(args, |config| fits && config.cluster == build.cluster)
+        let size = args.channel.size as usize;
+        let owners = if blocks.is_some() { size } else { 1 };
+        let shape = [args.m, args.n, args.k].map(|it| it as usize);
+        let multiprocessors = self.gemm.multiprocessors;
+        let launch = StoringLaunch::of(self.signalled, shape, (size, owners), multiprocessors)?;
+        let build = |config: &Config| *config == launch.config.with_layout(config.layout());
+        Some((self.gemm.fitting_of(args, |config| alike && build(config))?, launch))
     }
 
     /// Whether there is a build for this call.
@@ -159,7 +199,9 @@ impl Scattering {
         args: &OpArgs,
         messages: &Messages<'_>,
     ) -> Result<bool> {
-        let Some((config, function)) = self.fitting(args, messages) else { return Ok(false) };
+        let Some(((config, function), launch)) = self.fitting(args, messages) else {
+            return Ok(false);
+        };
         let OpArgs { ref heap, ref channel, .. } = *args;
         let (dtype, size, rank) = (self.gemm.dtype, channel.size, channel.rank);
         let owned = |rank| split(args.m, size, rank);
@@ -198,11 +240,8 @@ impl Scattering {
             Ok((maps, inbox, added(residual)?, at))
         })?;
         let [owners, all, direct] = at;
-        let (mut given, mut shape) = self.gemm.given(config, args);
-        let number = messages.blocks.map_or(1, |_| size);
-        let (row_units, of_all) = blocks_of(config, [owned(0).end, args.n], number);
-        given.row_units = row_units;
-        shape.groups = config.workgroups(of_all, self.gemm.multiprocessors).min(self.resident);
+        let (mut given, mut shape) = self.gemm.given_on(config, args, launch.grid);
+        shape.groups = shape.groups.min(self.resident);
         given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);
         let tiles = given.row_units * given.col_tiles;
@@ -237,23 +276,6 @@ impl Scattering {
         // together, and for tiles of peers, which these store before they wait.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
     }
-}
-
-/// Number of clusters in a column of an owner's block of `own` x `cols`, and number of tiles per
-/// cluster position in the blocks of `owners` ranks. An owner's last tile may be partly empty, so there
-/// may be more tiles than in a matrix with the rows of all blocks.
-fn blocks_of(config: &Config, [own, cols]: [u32; 2], owners: u32) -> (u32, u32) {
-    let (units, across) = config.tiles(own, cols);
-    (units, owners * units * across)
-}
-
-/// Builds with which calls of up to `rows` rows store tiles of `width` columns: for calls in which one
-/// tile has all rows of a rank, and for the largest call.
-fn storing(width: u32, shape: [usize; 3], size: usize) -> Vec<Config> {
-    let builds = |own| Config::storing(width, own).into_iter().find(|it| it.takes(shape));
-    let mut configs: Vec<_> = [1, shape[0].div_ceil(size)].into_iter().filter_map(builds).collect();
-    configs.dedup();
-    configs
 }
 
 /// Number of cluster tiles that each owner has in a round of `Rounds`. By default it is `clusters`,
@@ -291,22 +313,36 @@ mod tests {
 
     #[test]
     fn a_plan_of_many_rows_has_the_build_of_calls_with_few() {
-        let builds = |rows, size| storing(NARROW, [rows, 8192, 3584], size);
+        let builds =
+            |width, rows, size| StoringLaunch::builds([64, width], [rows, 8192, 3584], size);
         for own in [1, 128, 129, 4096] {
             let [build, _] = Config::storing(NARROW, own);
-            assert!(builds(8192, 2).contains(&build), "{own} rows of a rank");
+            assert!(builds(NARROW, 8192, 2).contains(&build), "{own} rows of a rank");
         }
-        assert_eq!([builds(256, 2).len(), builds(8192, 2).len()], [1, 2]);
-        assert_eq!(storing(WIDEST, [8192, 8192, 3584], 2).len(), 1);
+        assert_eq!([builds(NARROW, 256, 2).len(), builds(NARROW, 8192, 2).len()], [1, 2]);
+        assert_eq!(builds(WIDEST, 8192, 2).len(), 1);
+        assert_eq!(builds(NARROW, 8192, Scattering::RANKS + 1), []);
+    }
+
+    #[test]
+    fn a_call_of_few_rows_is_launched_in_one_wave() {
+        let of = |rows, ranks| {
+            let shape = [rows, 8192, 3584];
+            let launch = StoringLaunch::of([64, NARROW], shape, (ranks, ranks), 132)?;
+            Some((launch.config.cluster, launch.grid.groups, launch.grid.waves))
+        };
+        assert_eq!([of(256, 2), of(257, 2)], [Some((1, 128, 1)), Some((2, 128, 2))]);
+        // Each rank owns at least one row, and there are builds for eight ranks.
+        assert_eq!([of(1, 2), of(8, 9)], [None; 2]);
     }
 
     #[test]
     fn a_grid_has_a_workgroup_for_each_tile_of_every_owner() {
         // Eight ranks own 38 rows each: 64 tiles, of which 300 rows together would have 24.
         let [build, _] = Config::storing(NARROW, 38);
-        let (units, tiles) = blocks_of(&build, [38, 1024], 8);
-        assert_eq!((units, build.workgroups(tiles, 132)), (1, 64));
-        assert_eq!(build.workgroups(blocks_of(&build, [300, 1024], 1).1, 132), 24);
+        let grid = build.grid([38, 1024], 8, 132);
+        assert_eq!((grid.row_units, grid.groups), (1, 64));
+        assert_eq!(build.grid([300, 1024], 1, 132).groups, 24);
     }
 
     #[test]

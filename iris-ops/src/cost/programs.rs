@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
-use iris_kernels::gemm::Scattering;
+use iris_kernels::gemm::StoringLaunch;
 use iris_kernels::program::{
     Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Transfer, When, Work,
 };
@@ -84,23 +84,27 @@ impl Problem {
 
     /// Predicts whether the calls of this problem meet the condition `when`, which the executor
     /// tests at run time.
-    fn meets(&self, when: When, parts: usize) -> bool {
+    fn meets(&self, when: When, tile: [usize; 2]) -> bool {
         match when {
             // The model predicts a GEMM that also exchanges as two launches, so a prediction never
             // uses this alternative.
             When::Exchanges => false,
             When::Stores => {
-                self.has_stores
-                    && self.has_engines
-                    && self.world <= Scattering::RANKS
-                    && self.shape[0] >= self.world
+                self.has_stores && self.has_engines && self.stored(tile, self.world).is_some()
             }
             When::Engines => self.has_engines,
             When::Gated => self.has_stores && self.has_engines && self.gated,
             When::ByColumns => self.columns,
             When::Wide => self.shape[1] >= WIDE * (self.world - 1),
-            When::Adds => self.world == 2 && parts > 1,
+            When::Adds => self.world == 2 && self.parts(tile) > 1,
         }
+    }
+
+    /// Launch of a GEMM that stores to peers, if a signal is for this number of rows and columns;
+    /// `None` if there is none.
+    fn stored(&self, signalled: [usize; 2], owners: usize) -> Option<StoringLaunch> {
+        let ranks = (self.world, owners);
+        StoringLaunch::of(signalled.map(|it| it as u32), self.shape, ranks, self.multiprocessors)
     }
 
     /// Predicted time of a call by this program, in microseconds; `None` if one of its steps has no
@@ -113,7 +117,7 @@ impl Problem {
     ) -> Option<f64> {
         let parts = self.parts(tile).max(1);
         let meets = |of: &&Alternative| {
-            program.takes(of) && of.when.iter().all(|&when| self.meets(when, parts))
+            program.takes(of) && of.when.iter().all(|&when| self.meets(when, tile))
         };
         let of = program.alternatives.iter().find(meets)?;
         let mut clock = Clock {
@@ -142,7 +146,7 @@ impl Clock<'_> {
         match work {
             Work::Kernel(kernel, of) => self.kernel(kernel, of, behind_gemm)?,
             Work::Gemm(gemm) => {
-                self.gemm(&gemm, at);
+                self.gemm(&gemm, at)?;
                 self.behind_gemm = true;
             }
             Work::Open(_) | Work::Close(_) => self.main_us += machine.gate_us,
@@ -251,7 +255,7 @@ impl Clock<'_> {
         Some(())
     }
 
-    fn gemm(&mut self, gemm: &Gemm, at: At) {
+    fn gemm(&mut self, gemm: &Gemm, at: At) -> Option<()> {
         let (machine, problem) = (self.machine, self.problem);
         let [m, n, k] = problem.shape.map(|it| it as f64);
         let (own, world) = (problem.own_rows() as f64, problem.world as f64);
@@ -270,7 +274,7 @@ impl Clock<'_> {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
             Core::Storing { blocks, results } => {
-                let alone = alone.max(self.waves(blocks));
+                let alone = alone.max(self.waves(blocks)?);
                 let messages = f64::from(u8::from(blocks)) + f64::from(u8::from(results.is_some()));
                 let sent = messages * (world - 1.0) * self.bytes(Transfer::Rows, None);
                 let stores = machine.sent(sent, world - 1.0, machine.store_bytes_per_us);
@@ -292,23 +296,20 @@ impl Clock<'_> {
                 self.main_us = end.max(last + least).max(begun + alone);
             }
         }
+        Some(())
     }
 
     /// Time of a GEMM that stores tiles to peers, in waves of tiles: those of the rows that this
-    /// rank owns and, if `blocks`, those of the rows that its peers own.
-    fn waves(&self, blocks: bool) -> f64 {
+    /// rank owns and, if `blocks`, those of the rows that its peers own. `None` if there is no such
+    /// GEMM for the call.
+    fn waves(&self, blocks: bool) -> Option<f64> {
         let (machine, problem) = (self.machine, self.problem);
-        let [_, n, k] = problem.shape;
+        let owners = if blocks { problem.world } else { 1 };
+        let StoringLaunch { config, grid } = problem.stored(self.tile, owners)?;
+        let tile = f64::from(config.rows()) * f64::from(config.width);
         let each = f64::from(problem.multiprocessors.max(1));
-        // One tile of the GEMM covers the rows of two signals. Unless it has all rows of a rank, two
-        // workgroups multiply tiles one below the other.
-        let (rows, cols) = (2 * self.tile[0], self.tile[1]);
-        let own = problem.own_rows().div_ceil(rows).max(1);
-        let own = if own > 1 { own.next_multiple_of(2) } else { own };
-        let ranks = if blocks { problem.world } else { 1 };
-        let tiles = (ranks * own * n.div_ceil(cols)) as f64;
-        let wave = 2.0 * (rows * cols) as f64 * k as f64 * each / machine.rate(problem.dtype);
-        machine.gemm_us + (tiles / each).ceil() * wave
+        let wave = 2.0 * tile * problem.shape[2] as f64 * each / machine.rate(problem.dtype);
+        Some(machine.gemm_us + f64::from(grid.waves) * wave)
     }
 
     /// Adds copies to the side timeline, one after the other. No copy starts before the current

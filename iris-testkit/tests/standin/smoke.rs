@@ -2,13 +2,14 @@
 //! every run.
 
 use anyhow::Result;
-use iris_heap::{BackendKind, World, abi::abort};
+use iris_heap::{BackendKind, DType, World, abi::abort};
 use iris_kernels::{args::OpArgs, rtc, source};
 use iris_ops::comm::{Comm, Options};
 use iris_ops::{Device, Op};
+use iris_testkit::suite::{Case, Options as CaseOptions};
 
 use crate::calls::{Calls, Captured, heap};
-use crate::cases::{Extent, Planned, all};
+use crate::cases::{Call, Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::{captures, of_case, title};
 
@@ -24,12 +25,20 @@ fn on_two<T: Send>(
     wanted: &str,
     rank: impl Fn(&Calls<'_>, &Standin) -> Result<T> + Sync,
 ) -> Vec<T> {
-    let planned = case(machine, wanted);
+    on_two_of(machine, &case(machine, wanted), rank)
+}
+
+/// Runs `rank` on each of two ranks, with the operator and the calls of a case.
+fn on_two_of<T: Send>(
+    machine: &Machine,
+    planned: &Planned,
+    rank: impl Fn(&Calls<'_>, &Standin) -> Result<T> + Sync,
+) -> Vec<T> {
     let all = World::run_threads(2, |world| -> Result<T> {
         let standin = Standin::get(machine.backend());
         standin.rank(world.rank());
-        let heap = heap(&world, machine, &planned)?;
-        rank(&Calls::new(&planned, &heap)?, standin)
+        let heap = heap(&world, machine, planned)?;
+        rank(&Calls::new(planned, &heap)?, standin)
     });
     all.unwrap()
 }
@@ -114,6 +123,34 @@ fn a_call_is_logged_step_by_step(machine: &Machine) {
         // swizzles have the driver's numbers.
         let a = field(log, "iris_gemm", "a").unwrap();
         assert!(a.starts_with(&format!("map({rank}.0+0x")) && a.ends_with("type9/0/3/3/0)"), "{a}");
+    }
+}
+
+/// Tests that a GEMM that stores to peers is launched for the rows of a call, and not for those of
+/// the plan: with the build and the grid of a plan for 256 rows, in one wave.
+fn a_call_of_few_rows_has_the_launch_of_its_own_plan(machine: &Machine) {
+    let launched = |most| {
+        let options =
+            CaseOptions::new(most, 8192, 3584).dtype(DType::BF16).backend(BackendKind::Cuda);
+        let case = Case::new(Op::MatmulAllReduce, "epilogue", options);
+        let calls = vec![Call { what: String::new(), case: case.clone(), bias: DType::BF16 }];
+        let planned = Planned { what: String::new(), case, calls };
+        on_two_of(machine, &planned, |calls, standin| {
+            let stream = calls.heap().stream()?;
+            standin.take();
+            calls.run(&planned.calls[0], 256, &stream)?;
+            let log = standin.take();
+            let line = log.lines().find(|line| line.contains(" iris_gemm_scatter "));
+            let line = line.unwrap_or_else(|| panic!("no GEMM stores to peers: {log}"));
+            // Build and grid come before the parameters, whose addresses depend on the plan.
+            Ok(line.split(" |").next().unwrap().to_owned())
+        })
+    };
+    let [large, own] = [8192, 256].map(launched);
+    assert_eq!(large, own);
+    // Two owners have one row of 64 tiles each, and the device has 132 multiprocessors.
+    for word in ["IRIS_GEMM_CLUSTER=1", "IRIS_GEMM_WIDTH=128", " 128x384 "] {
+        assert!(own[0].contains(word), "{word} in {}", own[0]);
     }
 }
 
@@ -273,6 +310,7 @@ pub(crate) fn run(machine: &Machine) {
     if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
         parameters_lie_as_the_host_has_them(machine);
         a_call_is_logged_step_by_step(machine);
+        a_call_of_few_rows_has_the_launch_of_its_own_plan(machine);
         captures_are_kept(machine);
         a_loss_after_the_last_call_harms_no_result(machine);
         a_communicator_is_not_closed_in_a_capture(machine);
