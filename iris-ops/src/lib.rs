@@ -75,7 +75,8 @@
 //! world and open new ones.
 //!
 //! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and users'
-//! kernels. It has a section for each error that a user can meet.
+//! kernels. It has a section for each error that a user can meet. [`engine`] is for authors of
+//! servers: requests, and a new start after a rank is lost, fails or stands still.
 //!
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
 //! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).
@@ -114,6 +115,9 @@ mod spec;
 mod split;
 mod tune;
 mod workspace;
+
+#[doc = include_str!("../ENGINE.md")]
+pub mod engine {}
 
 #[doc = include_str!("../GUIDE.md")]
 pub mod guide {}
