@@ -294,9 +294,12 @@ impl Control {
             Some(operator) => self.describe(*operator),
             None => "not issued yet, or long ago".into(),
         };
-        let names: Vec<String> = operators.iter().map(name).collect();
-        let odd = odd_ranks(&names).into_iter().filter(|&rank| operators[rank].is_some());
-        let error = Error::Order { call, ranks: odd.collect(), operators: names };
+        let names = self.numbered(operators.iter().map(name));
+        // A rank whose operator is unknown is not to blame.
+        let known = names.iter().zip(&operators).filter(|(_, operator)| operator.is_some());
+        let known: Vec<usize> = known.map(|((rank, _), _)| *rank).collect();
+        let ranks = odd_ranks(&names).into_iter().filter(|rank| known.contains(rank)).collect();
+        let error = Error::Order { call, ranks, operators: names };
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
@@ -324,7 +327,7 @@ impl Control {
             0 => "no call".to_string(),
             calls => format!("call {calls}"),
         };
-        let texts: Vec<String> = all.iter().map(text).collect();
+        let texts = self.numbered(all.iter().map(text));
         format!("last call seen to end: {}", list_values(&texts))
     }
 

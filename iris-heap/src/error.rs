@@ -50,8 +50,8 @@ pub enum Error {
         item: String,
         /// Ranks whose value is not the most common one.
         ranks: Vec<usize>,
-        /// Value that each rank has given, by rank.
-        values: Vec<String>,
+        /// Number of each rank, and the value that it has given.
+        values: Vec<(usize, String)>,
     },
     /// The ranks are in different collective calls. Nothing was changed on any rank.
     #[error(
@@ -61,8 +61,8 @@ pub enum Error {
     Mismatch {
         /// Ranks whose call differs from the most common one.
         ranks: Vec<usize>,
-        /// Kind, sequence number and call site, by rank.
-        calls: Vec<String>,
+        /// Number of each rank, and its call: kind, sequence number and call site.
+        calls: Vec<(usize, String)>,
     },
     /// The ranks issue the calls of a heap in different orders. The heap takes no further calls.
     #[error(
@@ -75,11 +75,11 @@ pub enum Error {
         /// Ranks whose operator is known and is not the most common one, or ranks that left the
         /// call out.
         ranks: Vec<usize>,
-        /// Operator of that call, by rank: its name and its id (its number in the order of
+        /// Number of each rank in the whole world, and its operator of that call: its name and its id (its number in the order of
         /// creation, from 0); `left out` and the step in which the rank closes the heap or frees
         /// the operator; or `not issued yet, or long ago` if the rank's board does not hold the
         /// call.
-        operators: Vec<String>,
+        operators: Vec<(usize, String)>,
     },
     /// Some ranks did not arrive at a collective call before its deadline.
     #[error(
@@ -566,12 +566,12 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
 }
 
 /// Lists values with their ranks as text, such as `4 on rank 0, 2; 5 on rank 1`: each value once.
-pub(crate) fn list_values(values: &[String]) -> String {
+pub(crate) fn list_values(values: &[(usize, String)]) -> String {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
-    for (rank, value) in values.iter().enumerate() {
+    for (rank, value) in values {
         match seen.iter_mut().find(|(v, _)| *v == value) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => seen.push((value, vec![rank])),
+            Some((_, ranks)) => ranks.push(*rank),
+            None => seen.push((value, vec![*rank])),
         }
     }
     seen.into_iter()
@@ -582,15 +582,15 @@ pub(crate) fn list_values(values: &[String]) -> String {
 
 /// Ranks whose value is not the most common one; if several are equally common, the first one
 /// counts as common.
-pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
-    let count = |v: &String| values.iter().filter(|w| *w == v).count();
+pub(crate) fn odd_ranks(values: &[(usize, String)]) -> Vec<usize> {
+    let count = |v: &String| values.iter().filter(|(_, w)| w == v).count();
     let mut common = None;
-    for v in values {
+    for (_, v) in values {
         if common.is_none_or(|c| count(v) > count(c)) {
             common = Some(v);
         }
     }
-    (0..values.len()).filter(|&r| Some(&values[r]) != common).collect()
+    values.iter().filter(|(_, v)| Some(v) != common).map(|(rank, _)| *rank).collect()
 }
 
 #[cfg(test)]
@@ -619,9 +619,9 @@ mod tests {
 
     #[test]
     fn values_are_listed_once_with_their_ranks() {
-        let v = ["4", "5", "4", "4"].map(String::from);
-        assert_eq!(list_values(&v), "4 on rank 0, 2 and 3; 5 on rank 1");
-        assert_eq!(odd_ranks(&v), [1]);
+        let v = [(4, "4"), (5, "5"), (6, "4"), (7, "4")].map(|(rank, v)| (rank, v.to_string()));
+        assert_eq!(list_values(&v), "4 on rank 4, 6 and 7; 5 on rank 5");
+        assert_eq!(odd_ranks(&v), [5]);
         assert_eq!(list_ranks(&[7]), "7");
     }
 }

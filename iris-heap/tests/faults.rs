@@ -54,7 +54,7 @@ fn what_a_request_is_for_is_agreed() {
         match heap.alloc_many("op", &[request]).unwrap_err() {
             Error::Disagreement { ranks, values, item, what } => {
                 assert_eq!((ranks, item.as_str()), (vec![1], "request"));
-                assert!(values[1].contains("words of 1"), "{values:?}");
+                assert!(values[1].1.contains("words of 1"), "{values:?}");
                 assert!(what.contains("faults.rs"), "{what}");
             }
             e => panic!("{e}"),
@@ -72,7 +72,7 @@ fn different_sizes_are_a_disagreement() {
         match heap.alloc::<f32>(if w.rank() == 1 { 7 } else { 6 }).unwrap_err() {
             Error::Disagreement { ranks, values, .. } => {
                 assert_eq!(ranks, [1]);
-                assert!(values[1].contains("28 bytes") && values[2].contains("24 bytes"));
+                assert!(values[1].1.contains("28 bytes") && values[2].1.contains("24 bytes"));
             }
             e => panic!("{e}"),
         }
@@ -128,7 +128,7 @@ fn other_calls_are_a_mismatch() {
         match &e {
             Error::Mismatch { ranks, calls } => {
                 assert_eq!(ranks, &[2]);
-                assert!(calls[0].starts_with("alloc at") && calls[2].starts_with("barrier at"));
+                assert!(calls[0].1.starts_with("alloc at") && calls[2].1.starts_with("barrier at"));
             }
             e => panic!("{e}"),
         }
@@ -148,7 +148,9 @@ fn blocks_are_freed_in_one_order() {
         let e = heap.free(if w.rank() == 0 { x } else { y }).unwrap_err();
         match &e {
             Error::Disagreement { values, .. } => {
-                assert!(values[0].starts_with("data 0 ") && values[1].starts_with("data 1024 "));
+                assert!(
+                    values[0].1.starts_with("data 0 ") && values[1].1.starts_with("data 1024 ")
+                );
             }
             e => panic!("{e}"),
         }
@@ -245,7 +247,7 @@ fn slices_of_another_heap_and_out_of_bounds() {
             );
         }
         let e = a.resolve(x, 2).unwrap_err().to_string();
-        assert!(e.contains("rank is 2: expected 0 to 1"), "{e}");
+        assert!(e.contains("rank of resolve is 2: expected 0 to 1"), "{e}");
         assert!(a.write(x, &[0.0; 6]).unwrap_err().to_string().contains("is 6: expected 5"));
         b.close()?;
         close(&a)

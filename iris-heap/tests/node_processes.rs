@@ -45,10 +45,10 @@ fn heap() -> Result<String, Error> {
 fn in_a_heap(world: &World) -> Result<String, Error> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
     let x = heap.full::<f32>(100, world.rank() as f32)?;
-    heap.world().barrier()?;
-    let theirs = (0..heap.size()).map(|rank| heap.read_from(x.slice(..1)?, rank));
+    heap.local_world().barrier()?;
+    let theirs = heap.node_ranks().map(|rank| heap.read_from(x.slice(..1)?, rank));
     let theirs = theirs.collect::<Result<Vec<_>, _>>()?.concat();
-    heap.world().barrier()?;
+    heap.local_world().barrier()?;
     heap.close()?;
     Ok(format!("{} nodes, node {}: {theirs:?}", world.nodes(), world.node()))
 }

@@ -91,7 +91,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let descriptor = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
             heap.import_descriptor::<u8>(descriptor, 1).map(drop)
         }),
-        ("open", |heap, _| SymmetricHeap::open(heap.world(), options()).map(drop)),
+        ("open", |heap, _| SymmetricHeap::open(heap.local_world(), options()).map(drop)),
     ];
     for (what, action) in actions {
         bounded(move || {

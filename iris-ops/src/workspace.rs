@@ -89,7 +89,7 @@ impl Workspace {
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
-        let world = heap.world();
+        let world = heap.local_world();
         let items: Vec<_> = plans.iter().flat_map(|plan| plan.fingerprint()).collect();
         world.agree("workspace", &items).in_op(first.op())?;
         let checked = of_nodes.and_then(|()| {
@@ -129,7 +129,7 @@ impl Workspace {
         // Device words are allocated first. This can fail on one rank alone, which must not happen
         // after a collective allocation.
         let taken = take_words(heap, op, extent.device_words());
-        let all_ok = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
+        let all_ok = heap.local_world().all_ok(op.name(), outcome(&taken)).in_op(op);
         let (sequence, words) = taken?;
         let slices = all_ok.and_then(|()| {
             let signals = Block::new(Segment::Signal, extent.signal_bytes(), "signals");
@@ -164,7 +164,7 @@ impl Workspace {
         });
         // `all_ok` returns when every rank has prepared its words. No rank may begin a call before
         // that.
-        let all_ok = heap.world().all_ok(op.name(), outcome(&prepared)).in_op(op);
+        let all_ok = heap.local_world().all_ok(op.name(), outcome(&prepared)).in_op(op);
         match prepared.and(all_ok) {
             Ok(()) => Ok(workspace),
             Err(error) => {
@@ -196,7 +196,7 @@ impl Workspace {
         let device = index("device words", self.words.offset(), self.words.len() as u32)?;
         let sequence = index("call counter", sequence.offset(), 1)?;
         let counted = if self.private { device + PRIVATE_SEQUENCE } else { sequence };
-        let (rank, shape) = (self.heap.rank() as u32, self.extent.shape(counted));
+        let (rank, shape) = (self.heap.local_rank() as u32, self.extent.shape(counted));
         Ok(Channel::lay_out(shape, rank, first, device).0)
     }
 
@@ -280,7 +280,8 @@ impl Workspace {
                     .into(),
             }),
         };
-        let all_ok = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
+        let all_ok =
+            self.heap.local_world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
         // A closure would hide the caller's location from `#[track_caller]`. Collective calls of
         // the ranks are matched by this location.
         let freed = match unused.and(all_ok) {
@@ -349,7 +350,7 @@ pub(crate) fn check_nodes(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
 /// Checks that a plan was made for this rank and backend, and that the heap's device can run it.
 pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (op, ranks) = (plan.op(), plan.ranks());
-    if (ranks.rank, ranks.size) != (heap.rank(), heap.size()) {
+    if (ranks.rank, ranks.size) != (heap.local_rank(), heap.local_size()) {
         check_nodes(heap, plan)?;
         return Err(Error::OtherWorld {
             op: op.into(),

@@ -56,9 +56,9 @@ pub mod abort {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {
-    /// Number of this rank in its world.
+    /// Number of this rank within its node.
     pub rank: u32,
-    /// Number of ranks of the world.
+    /// Number of ranks of the node.
     pub size: u32,
     /// Start address of each rank's data segment; zero from index `size` on.
     pub data: [u64; MAX_RANKS],

@@ -131,7 +131,7 @@ impl Rig {
     /// Errors of `calls`, of the host barrier and of the stream.
     #[track_caller]
     pub fn time(&self, calls: impl FnOnce(&Stream) -> Result<()>) -> Result<f64> {
-        self.heap.world().barrier()?;
+        self.heap.local_world().barrier()?;
         let begun = Instant::now();
         calls(&self.stream)?;
         self.stream.sync()?;

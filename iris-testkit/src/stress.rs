@@ -361,7 +361,7 @@ impl<T: Element> Bench<T> {
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
         let Setting { first_call, step, .. } = *setting;
         // No rank may run the first call before all ranks have prepared the words that peers write.
-        heap.world().barrier()?;
+        heap.local_world().barrier()?;
         let matrices = (a, b, c);
         Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
     }

@@ -233,8 +233,9 @@ fn grouped(world: &World, nodes: usize) -> Result<()> {
     let per_node = size / nodes;
     let heap = SymmetricHeap::open(world, small_heap())?;
     let all = heap.whole_world();
-    let seen = (all.nodes(), all.node(), all.rank(), all.size(), heap.rank(), heap.size());
-    let expected = (nodes, rank / per_node, rank, size, rank % per_node, per_node);
+    let (whole, local) = ((heap.rank(), heap.size()), (heap.local_rank(), heap.local_size()));
+    let seen = (all.nodes(), all.node(), whole, local);
+    let expected = (nodes, rank / per_node, (rank, size), (rank % per_node, per_node));
     ensure!(seen == expected, "{seen:?}, expected {expected:?}");
     ensure!(heap.device().index == rank, "rank {rank} has device {}", heap.device().index);
     ensure!(world.nodes() == before, "the nodes of the caller's world changed");
@@ -638,7 +639,7 @@ fn refused(world: &World) -> Result<()> {
         Ok(gpu.with_relaxed_capture(|| f().map_err(iris_heap::Error::other))?)
     };
     let one = gpu.with_relaxed_capture(|| make().map_err(iris_heap::Error::other))?;
-    let data = heap.view().data[heap.rank()];
+    let data = heap.view().data[heap.local_rank()];
     let reduce = |at: u64| {
         let size = (16, Some(iris_heap::DType::F32));
         // SAFETY: the fake checks the address, and the heap is open until the stream has finished.

@@ -61,6 +61,15 @@ pub struct Step {
     pub deadline: Instant,
     /// Callback during the wait, called with the ranks that are missing.
     pub on_missing: Option<OnMissing>,
+    /// Number by which notices and errors name each rank; `None` if it is the rank's own.
+    pub numbers: Option<Arc<[usize]>>,
+}
+
+impl Step {
+    /// Number by which notices and errors name `rank`.
+    pub(crate) fn number(&self, rank: usize) -> usize {
+        self.numbers.as_ref().and_then(|all| all.get(rank)).copied().unwrap_or(rank)
+    }
 }
 
 /// Error that the peers of `rank` get if its own program has failed, for `reason`.

@@ -77,14 +77,15 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// Lists ranks as text, with their processes if known: `1 (process 4242) and 3 (process 4244)`.
+/// Lists ranks as text: the number and, if known, the process that `named` returns for each, such as
+/// `1 (process 4242) and 3 (process 4244)`.
 pub(crate) fn list_processes(
     ranks: &[usize],
-    process: impl Fn(usize) -> Option<ProcessId>,
+    named: impl Fn(usize) -> (usize, Option<ProcessId>),
 ) -> String {
-    let text = |&rank: &usize| match process(rank) {
-        Some(process) => format!("{rank} ({process})"),
-        None => rank.to_string(),
+    let text = |&rank: &usize| match named(rank) {
+        (number, Some(process)) => format!("{number} ({process})"),
+        (number, None) => number.to_string(),
     };
     list_texts(ranks.iter().map(text).collect())
 }
@@ -154,7 +155,7 @@ pub(crate) mod tests {
         let process = sleeper.process();
         assert!(!process.is_stopped());
         sleeper.set_stopped(true);
-        let text = list_processes(&[0, 1], |rank| (rank == 1).then_some(process));
+        let text = list_processes(&[0, 1], |rank| (rank, (rank == 1).then_some(process)));
         let expected = format!("`kill -CONT {}` continues it)", process.pid);
         assert!(text.starts_with("0 and 1 (process ") && text.ends_with(&expected), "{text}");
         sleeper.set_stopped(false);

@@ -118,7 +118,7 @@ impl Threads {
             if now >= deadline {
                 let error = Error::Absent {
                     ranks: missing(&table),
-                    what: format!("rank {} in {}", self.rank, step.what),
+                    what: format!("rank {} in {}", step.number(self.rank), step.what),
                     waited: now - started,
                 };
                 table.broken = Some(error.clone());
@@ -132,9 +132,10 @@ impl Threads {
                 }
                 // Only the lowest of the waiting ranks prints the notice, for all of them.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
+                    let ranks: Vec<_> = ranks.iter().map(|&rank| step.number(rank)).collect();
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",
-                        self.rank,
+                        step.number(self.rank),
                         step.what,
                         list_ranks(&ranks),
                         step.deadline.saturating_duration_since(started)
@@ -237,5 +238,24 @@ impl Bootstrap for Threads {
         }
         drop(table);
         self.hub.fail(&Error::PeerLost { rank: self.rank });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_rank_is_named_by_its_number() {
+        let step = Step {
+            what: "test".into(),
+            deadline: Instant::now(),
+            on_missing: None,
+            numbers: Some([2, 3].into()),
+        };
+        match Threads::all(2)[0].allgather(&[], &step).unwrap_err() {
+            Error::Absent { what, .. } => assert_eq!(what, "rank 2 in test"),
+            error => panic!("{error}"),
+        }
     }
 }

@@ -161,7 +161,7 @@ impl Processes {
         // Sending may take eight tenths of the deadline; in the remaining time the reason of a
         // failure can be sent to the other ranks.
         let sent = self.connection.send(frame, started + whole / 10 * 8);
-        let what = format!("rank {} in {}", self.rank, step.what);
+        let what = format!("rank {} in {}", step.number(self.rank), step.what);
         let mut patience = Patience::new(started, step.deadline);
         // Deadline for the hub's answer about missing ranks (`answer`), and for its decision which
         // rank is late (`verdict`).
@@ -242,7 +242,7 @@ impl Processes {
                         let waited = now - started;
                         notice(format_args!(
                             "{what} waits for rank {}: {waited:.1?} of {whole:.1?}",
-                            list_processes(&ranks, |rank| self.process(rank))
+                            list_processes(&ranks, |rank| (step.number(rank), self.process(rank)))
                         ));
                     }
                 } else if let Some(until) = answer {
@@ -252,6 +252,8 @@ impl Processes {
                         let silent = self.connection.silent_rank(&mail);
                         let process = self.connection.processes.get().and_then(|p| p.get(silent));
                         let process = process.map_or(String::new(), |it| format!(" ({it})"));
+                        let member = self.members.iter().position(|&member| member == silent);
+                        let silent = member.map_or(silent, |rank| step.number(rank));
                         notice(format_args!(
                             "{what}: {waited:.1?} of {whole:.1?}; rank {silent}{process}, which carries \
                              the messages, does not answer: is it stopped?"

@@ -41,10 +41,16 @@ impl Control {
 
     /// Number in the whole world of the rank `rank` of this node, and the name of its host; in a
     /// world of one node, `rank` and `None`.
-    pub(super) fn in_whole_world(&self, rank: usize) -> (usize, Option<String>) {
+    pub(crate) fn in_whole_world(&self, rank: usize) -> (usize, Option<String>) {
         let Some((names, node)) = self.nodes.get() else { return (rank, None) };
         let size = self.boards().map_or(1, Boards::ranks);
         (node * size + rank, Some(names[*node].clone()))
+    }
+
+    /// Pairs texts, one for each rank of this node, with the ranks' numbers in the whole world.
+    pub(super) fn numbered(&self, texts: impl IntoIterator<Item = String>) -> Vec<(usize, String)> {
+        let number = |(rank, text)| (self.in_whole_world(rank).0, text);
+        texts.into_iter().enumerate().map(number).collect()
     }
 
     /// Error for the rank `rank` of this node, which has given up.
@@ -155,7 +161,8 @@ impl Control {
             },
             None => "not issued yet, or long ago".into(),
         };
-        let operators = operators.iter().enumerate().map(name).collect();
+        let operators = self.numbered(operators.iter().enumerate().map(name));
+        let ranks = ranks.iter().map(|&rank| self.in_whole_world(rank).0).collect();
         let error = Error::Order { call, ranks, operators };
         Some(self.disorder.get_or_init(|| error).clone())
     }
@@ -322,6 +329,21 @@ mod tests {
         record(&c, FaultKind::NoProgress);
         let silent = c.fault_error().unwrap().to_string();
         check(silent, &["because rank 3 on host b waits for node 0 (host a)"]);
+
+        let [c, late] = on_node_1();
+        assert_eq!(late.name_op("max"), 1);
+        late.boards().unwrap().issue(1).unwrap();
+        late.complete(1);
+        check(c.completed(), &["no call on rank 2; call 1 on rank 3"]);
+        let order = c.disorder().unwrap();
+        assert!(matches!(&order, Error::Order { ranks, .. } if *ranks == [3]), "{order:?}");
+        check(order.to_string(), &["sum (operator 0) on rank 2", "(operator 1)", "on rank 3"]);
+
+        let [c, late] = on_node_1();
+        late.publish_end(Some(Ended::Heap));
+        let order = c.left_out().unwrap();
+        assert!(matches!(&order, Error::Order { ranks, .. } if *ranks == [3]), "{order:?}");
+        check(order.to_string(), &["on rank 2; left out", "on rank 3"]);
 
         // The fault names a node, which has no other number.
         let [c, _] = on_node_1();

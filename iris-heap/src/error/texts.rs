@@ -36,7 +36,8 @@ fn faulty(kind: FaultKind, field: i32, standing: &[&str]) -> Error {
 
 /// Errors, each with the three parts that its text must contain: value, expectation and action.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
-    let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let texts =
+        |texts: &[&str]| texts.iter().map(ToString::to_string).enumerate().collect::<Vec<_>>();
     let order = "all ranks must issue all calls of a heap, in the same order";
     let segment = || "data".to_string();
     vec![

@@ -12,7 +12,8 @@ use crate::stream::{PendingRead, Stream};
 use crate::util::lock;
 
 impl SymmetricHeap {
-    /// Returns the address of a slice's memory on `rank`, in this rank's address space.
+    /// Returns the address of a slice's memory on `rank`, a rank of this node by its number in the
+    /// whole world, in this rank's address space.
     ///
     /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
     /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same bytes:
@@ -20,9 +21,10 @@ impl SymmetricHeap {
     /// for unordered accesses, as [`SymmetricHeap::read`] and [`SymmetricHeap::write`] do.
     ///
     /// # Errors
-    /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
-    /// [`Error::OutOfBounds`] for a rank that does not exist.
+    /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and [`Error::Invalid`] for
+    /// a rank that is not of this node ([`SymmetricHeap::node_ranks`]).
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<*mut T> {
+        let rank = self.on_this_node("resolve", rank)?;
         let (mapping, offset) = self.locate(&slice.raw(), rank)?;
         Ok((mapping.address() + offset) as *mut T)
     }
@@ -32,7 +34,7 @@ impl SymmetricHeap {
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] for a slice of another segment.
     pub fn slice_view<T: Element>(&self, slice: SymSlice<T>) -> Result<SliceView> {
-        self.locate(&slice.raw(), self.rank())?;
+        self.locate(&slice.raw(), self.local_rank())?;
         if slice.segment() != Segment::Data {
             return Err(Error::invalid("segment of a slice", slice.segment(), "data"));
         }
@@ -49,7 +51,7 @@ impl SymmetricHeap {
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
     pub fn write<T: Element>(&self, slice: SymSlice<T>, data: &[T]) -> Result<()> {
         same_length(&slice, data.len())?;
-        let (mapping, offset) = self.locate(&slice.raw(), self.rank())?;
+        let (mapping, offset) = self.locate(&slice.raw(), self.local_rank())?;
         self.backend.write(&*mapping, offset, bytemuck::cast_slice(data))
     }
 
@@ -61,7 +63,8 @@ impl SymmetricHeap {
         self.read_from(slice, self.rank())
     }
 
-    /// Reads the part of a slice that lies on `rank`.
+    /// Reads the part of a slice that lies on `rank`, a rank of this node by its number in the whole
+    /// world.
     ///
     /// First sync the streams of the kernels that write these bytes, on all ranks that write them;
     /// otherwise each word is old or new. On the CPU the copy waits for a running operator launch
@@ -70,6 +73,7 @@ impl SymmetricHeap {
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`].
     pub fn read_from<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<Vec<T>> {
+        let rank = self.on_this_node("read_from", rank)?;
         let (mapping, offset) = self.locate(&slice.raw(), rank)?;
         let mut data = vec![T::zeroed(); slice.len()];
         self.backend.read(&*mapping, offset, bytemuck::cast_slice_mut(&mut data))?;
@@ -89,7 +93,7 @@ impl SymmetricHeap {
         same_length(&slice, data.len())?;
         self.check_stream("a copy", stream)?;
         let state = self.open_state()?;
-        let to = self.locate_for_work(&state, &slice.raw(), self.rank())?;
+        let to = self.locate_for_work(&state, &slice.raw(), self.local_rank())?;
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
@@ -120,15 +124,16 @@ impl SymmetricHeap {
     ) -> Result<PendingRead<T>> {
         self.check_stream("a copy", stream)?;
         let state = self.open_state()?;
-        let from = self.locate_for_work(&state, &slice.raw(), self.rank())?;
+        let from = self.locate_for_work(&state, &slice.raw(), self.local_rank())?;
         Ok(PendingRead::new(stream.backend().read(from, slice.bytes())?, stream))
     }
 
     /// Enqueues a copy from one rank's part of a slice to another's; both slices must have the same
-    /// length.
+    /// length. Both ranks are of this node, and are given by their numbers in the whole world.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
+    /// Errors of [`SymmetricHeap::resolve`], [`SymmetricHeap::write`] and
+    /// [`SymmetricHeap::check_stream`].
     pub fn copy_on<T: Element>(
         &self,
         stream: &Stream,
@@ -136,6 +141,8 @@ impl SymmetricHeap {
         (from, from_rank): (SymSlice<T>, usize),
     ) -> Result<()> {
         same_length(&to, from.len())?;
+        let to_rank = self.on_this_node("copy_on", to_rank)?;
+        let from_rank = self.on_this_node("copy_on", from_rank)?;
         self.check_stream("a copy", stream)?;
         let state = self.open_state()?;
         let target = self.locate_for_work(&state, &to.raw(), to_rank)?;
@@ -233,7 +240,28 @@ impl SymmetricHeap {
         Ok(data)
     }
 
-    /// Returns the mapping that holds a slice on `rank`, and the slice's byte offset in it.
+    /// Checks that `rank` is of this node, and returns its number within the node. `call` names the
+    /// function that was given `rank`.
+    fn on_this_node(&self, call: &str, rank: usize) -> Result<usize> {
+        let own = self.node_ranks();
+        if own.contains(&rank) {
+            return Ok(rank - own.start);
+        }
+        let what = format!("rank of {call}");
+        let (last, world) = (own.end - 1, self.whole_world());
+        let expected = match world.host_of(rank) {
+            Ok(host) if world.nodes() > 1 => format!(
+                "{} to {last}, the ranks of this node, whose memory it maps; that rank is on {host}: \
+                 move its data by an operator, such as all_gather, or by allgather of whole_world",
+                own.start
+            ),
+            _ => format!("{} to {last}", own.start),
+        };
+        Err(Error::invalid(what, rank, expected))
+    }
+
+    /// Returns the mapping that holds a slice on the rank `rank` of this node, and the slice's byte
+    /// offset in it.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
         self.located(&*self.open_state()?, slice, rank)
     }
@@ -260,10 +288,6 @@ impl SymmetricHeap {
         rank: usize,
     ) -> Result<(Arc<dyn Mapping>, u64)> {
         self.check_heap(slice.heap())?;
-        if rank >= self.size() {
-            let expected = format!("0 to {}", self.size() - 1);
-            return Err(Error::invalid("rank", rank, expected));
-        }
         let (layout, mappings) = match slice.segment() {
             Segment::Data => (&state.data, &self.memory.data),
             Segment::Signal => (&state.signal, &self.memory.signal),

@@ -53,9 +53,9 @@ impl SymmetricHeap {
         self.world.all_ok("fill", written.map(|()| slice))
     }
 
-    /// Allocates `len` random elements that depend on `seed`, rank and index only: floats uniform
-    /// in [-1, 1), signed integers in -8..=8, unsigned integers in 0..=8 (see [`random_unit`]).
-    /// Collective; all ranks have written when the call returns.
+    /// Allocates `len` random elements that depend on `seed`, [`SymmetricHeap::rank`] and index
+    /// only: floats uniform in [-1, 1), signed integers in -8..=8, unsigned integers in 0..=8 (see
+    /// [`random_unit`]). Collective; all ranks have written when the call returns.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].

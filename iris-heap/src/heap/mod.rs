@@ -19,6 +19,7 @@ pub use options::HeapOptions;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
@@ -370,7 +371,7 @@ impl SymmetricHeap {
                     what: what.into(),
                     name,
                     segment,
-                    rank,
+                    rank: self.world.hosts().number(rank),
                     asked: r.u64()?,
                     free: r.u64()?,
                     size,
@@ -382,7 +383,7 @@ impl SymmetricHeap {
         // The outcomes of all ranks are compared. They are equal unless a layout is broken, because
         // all layouts see the same requests in the same order.
         if outcomes.iter().any(|o| *o != outcomes[0]) {
-            let values: Vec<String> = outcomes.iter().map(|o| format!("{o:?}")).collect();
+            let values = self.world.numbered(outcomes.iter().map(|o| format!("{o:?}")));
             let (what, item) = (what.into(), "offsets".into());
             return Err(Error::Disagreement { what, item, ranks: odd_ranks(&values), values });
         }
@@ -639,8 +640,8 @@ impl SymmetricHeap {
             std::array::from_fn::<u64, MAX_RANKS, _>(|r| mappings.get(r).map_or(0, |m| m.address()))
         };
         HeapView {
-            rank: self.rank() as u32,
-            size: self.size() as u32,
+            rank: self.local_rank() as u32,
+            size: self.local_size() as u32,
             data: addresses(&self.memory.data),
             signal: addresses(&self.memory.signal),
             control: self.memory.control.address(),
@@ -671,7 +672,7 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         self.memory.control.check()?;
         let mut word = [0; 4];
-        let signal = &*self.memory.signal[self.rank()];
+        let signal = &*self.memory.signal[self.local_rank()];
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
         let code = i32::from_ne_bytes(word);
         if code == 0 {
@@ -681,7 +682,7 @@ impl SymmetricHeap {
             return Err(disorder);
         }
         match usize::try_from(i64::from(code) - 1) {
-            Ok(rank) if rank < self.size() => {
+            Ok(rank) if rank < self.local_size() => {
                 self.world.note_returned(Err(self.memory.control.gave_up(rank)))
             }
             _ => Err(Error::Aborted {
@@ -701,7 +702,7 @@ impl SymmetricHeap {
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.world.check_process("poisoning a heap")?;
         self.memory.control.set_host_abort(reason);
-        let word = (self.rank() as i32 + 1).to_ne_bytes();
+        let word = (self.local_rank() as i32 + 1).to_ne_bytes();
         let tell =
             |signal: &Arc<dyn Mapping>| self.backend.write(&**signal, 4 * ABORT_WORD as u64, &word);
         self.memory.signal.iter().map(tell).fold(Ok(()), Result::and)
@@ -718,19 +719,38 @@ impl SymmetricHeap {
     }
 
     /// World of the ranks of this rank's node, which share the heap's memory; if there is one node,
-    /// the world in which the heap was opened.
-    pub fn world(&self) -> &World {
+    /// the world in which the heap was opened. Ranks have other numbers in it than in
+    /// [`SymmetricHeap::whole_world`] if there are several nodes.
+    pub fn local_world(&self) -> &World {
         &self.world
     }
 
-    /// Number of this rank, from 0.
+    /// Number of this rank in the world in which the heap was opened, from 0.
     pub fn rank(&self) -> usize {
+        self.whole_world().rank()
+    }
+
+    /// Number of ranks of the world in which the heap was opened.
+    pub fn size(&self) -> usize {
+        self.whole_world().size()
+    }
+
+    /// Number of this rank within its node, from 0. Kernels count ranks so
+    /// ([`HeapView::rank`](crate::abi::HeapView)).
+    pub fn local_rank(&self) -> usize {
         self.world.rank()
     }
 
-    /// Number of ranks of the world.
-    pub fn size(&self) -> usize {
+    /// Number of ranks of this rank's node.
+    pub fn local_size(&self) -> usize {
         self.world.size()
+    }
+
+    /// Numbers of the ranks of this rank's node in the world in which the heap was opened: the ranks
+    /// whose memory this rank can read and write.
+    pub fn node_ranks(&self) -> Range<usize> {
+        let first = self.rank() - self.local_rank();
+        first..first + self.local_size()
     }
 
     /// Options with which the heap was opened.

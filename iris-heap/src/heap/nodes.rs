@@ -92,7 +92,7 @@ impl SymmetricHeap {
 
     /// World of all ranks, with the nodes of the heap: the ranks of a node share memory. It is the
     /// world in which the heap was opened, but may have more nodes (see [`SymmetricHeap::open`]).
-    /// [`SymmetricHeap::world`] is the world of this rank's node.
+    /// [`SymmetricHeap::local_world`] is the world of this rank's node.
     pub fn whole_world(&self) -> &World {
         self.nodes.get().map_or(&self.world, |nodes| &nodes.all)
     }

@@ -78,7 +78,7 @@ impl Issuing<'_> {
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>) -> Result<u64> {
         let state = self.heap.state_unless_closed()?;
         let (mapping, offset) =
-            self.heap.locate_for_work(&state, &slice.raw(), self.heap.rank())?;
+            self.heap.locate_for_work(&state, &slice.raw(), self.heap.local_rank())?;
         Ok(mapping.address() + offset)
     }
 

@@ -96,7 +96,9 @@ impl Drop for Watch {
 /// Compares the boards until `stop` is set. `allowed` is the time limit of a kernel's wait for a peer
 /// to enter a call.
 fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
-    let list = |ranks: &[usize]| list_processes(ranks, |rank| control.process(rank));
+    let number = |rank| control.in_whole_world(rank).0;
+    let named = |rank| (number(rank), control.process(rank));
+    let list = |ranks: &[usize]| list_processes(ranks, named);
     let mut patience: Option<(Instant, Patience)> = None;
     while !stop.load(Ordering::Acquire) {
         thread::park_timeout(TICK);
@@ -116,17 +118,20 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
             let stopped = control.stopped();
             match (&awaited[..], &stopped[..]) {
                 ([], []) => notice(format_args!(
-                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}{}",
+                    "rank {} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}{}",
+                    number(rank),
                     control.completed(),
                     control.steps()
                 )),
                 ([], stopped) => notice(format_args!(
-                    "rank {rank} waits for its streams: {waited:.1?}, and for rank {}; {}",
+                    "rank {} waits for its streams: {waited:.1?}, and for rank {}; {}",
+                    number(rank),
                     list(stopped),
                     control.completed()
                 )),
                 (awaited, _) => notice(format_args!(
-                    "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}{}",
+                    "rank {} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}{}",
+                    number(rank),
                     list(awaited),
                     control.host_steps(awaited)
                 )),

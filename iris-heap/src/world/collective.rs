@@ -116,7 +116,7 @@ impl World {
                 Some((_, value)) if same_name => value,
                 Some((name, value)) => format!("{name} {value}"),
             };
-            let values: Vec<String> = lists.iter().map(text).collect();
+            let values = self.numbered(lists.iter().map(text));
             let name = names.into_iter().flatten().next().filter(|_| same_name);
             return Err(Error::Disagreement {
                 what: format!("{what} at {at}"),
@@ -230,7 +230,17 @@ impl World {
             what: if kind == END_OF_RANK { kind.into() } else { format!("{kind} at {at}") },
             deadline: Instant::now() + self.inner.settings.host_deadline(),
             on_missing: None,
+            numbers: self.hosts().numbers(),
         }
+    }
+
+    /// Pairs values, by rank, with the numbers by which errors name the ranks.
+    pub(crate) fn numbered(
+        &self,
+        values: impl IntoIterator<Item = String>,
+    ) -> Vec<(usize, String)> {
+        let number = |(rank, value)| (self.hosts().number(rank), value);
+        values.into_iter().enumerate().map(number).collect()
     }
 
     /// Exchanges bytes once, and checks that all ranks sent the same tag.
@@ -268,7 +278,8 @@ impl World {
             contents.push(r.bytes()?.to_vec());
         }
         if tags.iter().any(|t| *t != tag) {
-            return Err(Error::Mismatch { ranks: odd_ranks(&tags), calls: tags });
+            let calls = self.numbered(tags);
+            return Err(Error::Mismatch { ranks: odd_ranks(&calls), calls });
         }
         Ok(contents)
     }

@@ -1,5 +1,7 @@
 //! Nodes of a world: which ranks share a node, and the host names.
 
+use std::sync::Arc;
+
 use super::Place;
 use crate::error::{Error, Result, list_ranks};
 use crate::util::unsupported;
@@ -14,7 +16,7 @@ pub(crate) struct Hosts {
     node_of: Vec<usize>,
     names: Vec<String>,
     /// Number by which errors name each rank; `None` if it is the rank's own.
-    numbers: Option<Vec<usize>>,
+    numbers: Option<Arc<[usize]>>,
 }
 
 impl Hosts {
@@ -41,7 +43,12 @@ impl Hosts {
 
     /// Sets the numbers by which errors name the ranks.
     pub(crate) fn numbered(self, numbers: Vec<usize>) -> Hosts {
-        Hosts { numbers: Some(numbers), ..self }
+        Hosts { numbers: Some(numbers.into()), ..self }
+    }
+
+    /// Numbers by which errors name the ranks; `None` if they are the ranks' own.
+    pub(crate) fn numbers(&self) -> Option<Arc<[usize]>> {
+        self.numbers.clone()
     }
 
     /// Number by which errors name `rank`.

@@ -196,7 +196,7 @@ impl World {
         let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
         let deadline = Instant::now() + settings.host_deadline();
         let what = "exchange of process ids".into();
-        processes.share_processes(&Step { what, deadline, on_missing: None })?;
+        processes.share_processes(&Step { what, deadline, on_missing: None, numbers: None })?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))
     }
@@ -353,6 +353,7 @@ impl World {
                 let mut r = Reader::new("close", message);
                 let (heaps, worlds) = (r.u64()? as usize, r.u64()? as usize);
                 if (heaps, worlds) != (0, 0) {
+                    let rank = self.hosts().number(rank);
                     return Err(Error::StillOpen { rank, heaps, worlds });
                 }
             }

@@ -249,6 +249,7 @@ impl World {
             what: "finding out which ranks share a node".into(),
             deadline: Instant::now() + timeout,
             on_missing: None,
+            numbers: None,
         };
         let place = (identity.as_str(), name.as_str());
         let (nodes, hosts) = Nodes::join(all, place, &job, timeout, &step)?;

@@ -147,6 +147,28 @@ mod tests {
     use super::*;
     use crate::{HeapOptions, SymmetricHeap};
 
+    /// Test that waits in a part of a world name ranks by their numbers in the world.
+    #[test]
+    fn steps_of_a_part_of_a_world_have_numbers_of_the_world() {
+        World::run_nodes(2, 2, |world| -> Result<()> {
+            let (rank, local, across) = (world.rank(), world.local()?, world.across()?);
+            for (part, numbers) in [
+                (&world, vec![0, 1, 2, 3]),
+                (&local, vec![rank & 2, rank | 1]),
+                (&across, vec![rank & 1, rank | 2]),
+            ] {
+                let step = part.step("test", std::panic::Location::caller());
+                let seen: Vec<_> = (0..part.size()).map(|rank| step.number(rank)).collect();
+                assert_eq!(seen, numbers);
+            }
+            assert_eq!(local.numbered(["a".into(), "b".into()])[1], (rank | 1, "b".into()));
+            across.close()?;
+            local.close()?;
+            world.close()
+        })
+        .unwrap();
+    }
+
     #[test]
     fn a_world_over_nodes_forgets_heaps_that_are_closed() {
         World::run_nodes(2, 1, |world| -> Result<()> {

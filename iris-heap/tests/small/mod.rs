@@ -16,5 +16,5 @@ pub(crate) fn each<T: Send>(
 
 pub(crate) fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.close()?;
-    heap.world().close()
+    heap.local_world().close()
 }

@@ -63,7 +63,7 @@ impl Exchanging {
         kernel: Kernel,
     ) -> Result<Option<Exchanging>> {
         let gemm_kernel = match kernel {
-            Kernel::OneShotLl => GemmKernel::ExchangingLl { pair: heap.size() == 2 },
+            Kernel::OneShotLl => GemmKernel::ExchangingLl { pair: heap.local_size() == 2 },
             Kernel::OneShot => GemmKernel::ExchangingTiles,
             _ => return Ok(None),
         };

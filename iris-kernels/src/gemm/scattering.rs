@@ -131,7 +131,7 @@ impl Scattering {
         injected: FaultInjection,
     ) -> Result<Option<Scattering>> {
         let Some(signalled) = whole.signalled else { return Ok(None) };
-        let size = heap.world().size();
+        let size = heap.local_size();
         let configs = StoringLaunch::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, injected);

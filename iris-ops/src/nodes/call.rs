@@ -274,7 +274,7 @@ impl Calling<'_> {
     /// owns: the rank of that node with this rank's local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
-        let rank = node * plan.ranks().local().size + self.op.heap.rank();
+        let rank = node * plan.ranks().local().size + self.op.heap.local_rank();
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
@@ -289,7 +289,7 @@ impl Calling<'_> {
         let request = self.op.plan.request();
         let (elements, output, wire) =
             (request.elements, request.output_dtype(), request.wire_dtype());
-        let local = self.op.heap.size();
+        let local = self.op.heap.local_size();
         let (a, c) = (self.input()?, self.output()?);
         // Shape of the matrix that is split; a message of elements has one row for each rank of the
         // node.
@@ -312,7 +312,7 @@ impl Calling<'_> {
             }
         };
         let blocks = self.blocks().min(m.max(1));
-        let rank = self.op.heap.rank();
+        let rank = self.op.heap.local_rank();
         // Rows of block `block` of M, and the rows among them that this rank owns.
         let rows_of = |block: usize| {
             let all = split(m, blocks, block);
@@ -488,7 +488,7 @@ impl Calling<'_> {
         for ((block, rows), end) in blocks().enumerate().zip(&ends) {
             self.wait(end)?;
             for node in self.others_first() {
-                let columns = split(k, ranks.size, node * local + self.op.heap.rank()).len();
+                let columns = split(k, ranks.size, node * local + self.op.heap.local_rank()).len();
                 let at = block * nodes + node;
                 let from = self.slot(Area::Receive, (at, slot), dtype, (columns, most))?;
                 self.copy(Role::Main, from, whole.some_rows(self.op.plan.rows_of_node(node, k)))?;
@@ -549,7 +549,7 @@ impl Calling<'_> {
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
         // Only the root exchanges data. The other ranks take part in the step to compare their
         // calls with those of the other nodes.
-        let has = self.op.heap.rank() == root;
+        let has = self.op.heap.local_rank() == root;
         let block = if has { block } else { self.area(Area::Receive, 0..0)? };
         let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;
         self.wait(&end)?;
@@ -560,7 +560,7 @@ impl Calling<'_> {
     fn barrier(&mut self) -> Result<()> {
         self.part(Role::Main, Matrices::default())?;
         // Rank 0 of each node takes part in the exchange between nodes, for all ranks of its node.
-        if self.op.heap.rank() == 0 {
+        if self.op.heap.local_rank() == 0 {
             let nothing = self.area(Area::Send, 0..0)?;
             let end = self.step(Exchange::AllGather, nothing, nothing)?;
             self.wait(&end)?;

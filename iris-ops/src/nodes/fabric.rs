@@ -153,7 +153,7 @@ impl Fabric for Sockets {
 pub(super) fn counterparts(heap: &SymmetricHeap) -> Vec<(usize, String)> {
     let world = heap.whole_world();
     let rank = |node: usize| {
-        let rank = node * heap.size() + heap.rank();
+        let rank = node * heap.local_size() + heap.local_rank();
         (rank, world.host_of(rank).unwrap_or("unknown").to_string())
     };
     (0..world.nodes()).map(rank).collect()

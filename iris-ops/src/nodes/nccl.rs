@@ -236,7 +236,7 @@ impl Link {
             return Ok(());
         }
         heap.check_stream("a step between nodes", stream)?;
-        let data = heap.view().data[heap.rank()];
+        let data = heap.view().data[heap.local_rank()];
         let places = (data + from.offset(), data + to.offset());
         heap.gpu()?.with_relaxed_capture(|| {
             // SAFETY: both slices are allocated in this heap, whose close waits for its streams;
@@ -355,7 +355,7 @@ impl Fabric for Link {
         let begin = if captured { None } else { Some(stream.record()?) };
         let view = heap.view();
         let values = record.fields().map(|(_, value)| value);
-        let data = view.data[heap.rank()];
+        let data = view.data[heap.local_rank()];
         let nodes = self.across.size() as u32;
         let (to, gathered) = (data + own.offset(), data + all.offset());
         let (view, values) = (bytemuck::bytes_of(&view), bytemuck::bytes_of(&values));
@@ -395,7 +395,7 @@ impl Fabric for Link {
         let Some(heap) = self.heap.upgrade() else { return Ok(()) };
         let nodes = self.across.size();
         let (address, stride) =
-            (heap.view().data[heap.rank()] + slots.offset(), slots.len() / nodes);
+            (heap.view().data[heap.local_rank()] + slots.offset(), slots.len() / nodes);
         let vectors = (stride / dtype.size() / SUM_WIDTH) as u64;
         let groups = vectors.div_ceil(SUM_THREADS.into()).clamp(1, self.sum.resident().into());
         let code = dtype_code(dtype).unwrap_or_default();

@@ -140,7 +140,7 @@ fn agree_on_libraries(
     }
     let libraries: Vec<_> = executors.iter().map(|(it, _)| it.library()).collect();
     let mine = format!("{libraries:?}").into_bytes();
-    let all = heap.world().allgather(&mine).in_op(plan.op())?;
+    let all = heap.local_world().allgather(&mine).in_op(plan.op())?;
     if all.iter().any(|theirs| *theirs != mine) {
         let rank = heap.rank();
         tracing::warn!(op = %plan.op(), rank, ?libraries, "GEMM libraries differ between ranks: none is used");
@@ -202,7 +202,7 @@ impl Operator {
         shared: Option<&Arc<Workspace>>,
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
-        let world = heap.world();
+        let world = heap.local_world();
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace))
             .map_err(|error| error.labelled(label));
@@ -264,7 +264,7 @@ impl Operator {
         let counts = slice.slice(..trace::MAX_GROUPS * 4).in_op(op);
         let cleared =
             counts.and_then(|counts| heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op));
-        let all_ok = heap.world().all_ok(op.name(), outcome(&cleared)).in_op(op);
+        let all_ok = heap.local_world().all_ok(op.name(), outcome(&cleared)).in_op(op);
         cleared.and(all_ok)
     }
 

@@ -15,7 +15,7 @@ fn plan(world: &World, variant: Variant) -> Plan {
 
 /// Runs an all-reduce of ones; returns whether every element of the result is the number of ranks.
 fn sums_are_right(heap: &Arc<SymmetricHeap>) -> bool {
-    let plan = plan(heap.world(), Variant::TwoShot);
+    let plan = plan(heap.local_world(), Variant::TwoShot);
     let op = AllReduce::new(heap, &plan).expect("an op");
     let (a, c) = (heap.ones::<f32>(48).expect("A"), heap.zeros::<f32>(48).expect("C"));
     let stream = heap.stream().expect("a stream");

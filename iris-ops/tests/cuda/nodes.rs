@@ -335,7 +335,7 @@ fn absent(world: &World) -> Result<()> {
     let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
     let stream = heap.stream()?;
     if world.rank() == 1 {
-        std::thread::sleep(heap.world().settings().entry_deadline() * 3);
+        std::thread::sleep(heap.local_world().settings().entry_deadline() * 3);
         return Ok(());
     }
     let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));

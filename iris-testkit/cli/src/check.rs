@@ -83,12 +83,13 @@ pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix)
     let (rows, cols) = c.shape();
     // The memory of ranks on other nodes cannot be read. So the ranks of each node check all rows,
     // on the ranks of that node.
-    let (rank, size) = (heap.rank(), heap.size());
+    let (rank, size) = (heap.local_rank(), heap.local_size());
     let (rows, holders) = if Meaning::of(op).replicates() {
-        let first = (0..size).map(|step| (rank + step) % size);
-        (split(rows, size, rank), first.collect())
+        let (own, first) = (heap.rank(), heap.node_ranks().start);
+        let holders = (own..first + size).chain(first..own);
+        (split(rows, size, rank), holders.collect())
     } else {
-        (0..rows, vec![rank])
+        (0..rows, vec![heap.rank()])
     };
     let depth = if op.multiplies() { problem.k.max(1) } else { 1 };
     let chosen = spread(rows.len(), WORK / (cols * depth).max(1));

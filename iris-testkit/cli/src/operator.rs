@@ -351,7 +351,8 @@ impl Job for OperatorJob {
                 )?;
             }
             let time = rig.time(|stream| Ok(made.run(&operands, stream)?))?;
-            if let Some(Err(error)) = crossing.as_ref().map(|it| it.after(heap, 0..heap.size())) {
+            if let Some(Err(error)) = crossing.as_ref().map(|it| it.after(heap, heap.node_ranks()))
+            {
                 wrong.get_or_insert(error.to_string());
             }
             Ok(time)

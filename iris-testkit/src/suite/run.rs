@@ -272,7 +272,7 @@ fn calls(
         let operands = Operands::new(a, set.b.matrix(heap, b)?, c_matrix).bias(bias).norm(norm);
         called.push(call);
         if case.paced {
-            heap.world().barrier()?;
+            heap.local_world().barrier()?;
         }
         if !case.burst || index == 0 {
             begun = Instant::now();
@@ -319,7 +319,7 @@ fn barriers(
     op: &AnyOp,
     stream: &Stream,
 ) -> anyhow::Result<Vec<Duration>> {
-    let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
+    let members = case.options.members.clone().unwrap_or(heap.node_ranks().collect());
     let mut crossing = Crossing::new(heap)?;
     let empty = heap.alloc::<i32>(1)?;
     let nothing = MatRef::sym(empty, 0, 0);

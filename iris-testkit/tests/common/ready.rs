@@ -46,7 +46,7 @@ impl Ready {
     pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();
-        let mut passed = 2 * self.heap.world().settings().progress_deadline();
+        let mut passed = 2 * self.heap.local_world().settings().progress_deadline();
         control.advance_test_clock(passed);
         while !control.has_seen_time_pass() && !call.is_done() {
             std::thread::sleep(Duration::from_millis(1));
@@ -64,7 +64,7 @@ impl Ready {
     /// a failure on another one; returns the time that was added.
     pub fn pass_until_a_fault(&self) -> Duration {
         let mut passed = Duration::ZERO;
-        let step = self.heap.world().settings().progress_deadline();
+        let step = self.heap.local_world().settings().progress_deadline();
         while self.heap.check().is_ok() {
             self.heap.control().advance_test_clock(step);
             passed += step;

@@ -37,7 +37,7 @@ impl Meeting {
 const PLENTY: Duration = Duration::from_secs(300);
 
 fn step() -> Step {
-    Step { what: "test".into(), deadline: Instant::now() + PLENTY, on_missing: None }
+    Step { what: "test".into(), deadline: Instant::now() + PLENTY, on_missing: None, numbers: None }
 }
 
 /// Lets all ranks meet over loopback and exchange their rank numbers; `before` runs on each rank

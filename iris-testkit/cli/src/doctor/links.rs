@@ -86,7 +86,7 @@ fn rank(
     let (me, size) = (world.rank(), world.size());
     let room = Bytes::of::<u32>(2 * size * WORDS) + Bytes::mib(256);
     let heap = SymmetricHeap::open(world, HeapOptions::new().backend(kind).data(room))?;
-    let (nodes, ranks) = (heap.whole_world().nodes(), heap.size());
+    let (nodes, ranks) = (heap.whole_world().nodes(), heap.local_size());
     if nodes > 1 {
         heap.close()?;
         world.close()?;
@@ -126,7 +126,7 @@ fn copies(
     row: &mut Row,
     disturb: impl Fn(&SymmetricHeap, SymSlice<u32>),
 ) -> Result<()> {
-    let (me, size, world) = (heap.rank(), heap.size(), heap.world());
+    let (me, size, world) = (heap.rank(), heap.size(), heap.local_world());
     let (gives, gets) = (heap.alloc::<u32>(size * WORDS)?, heap.zeros::<u32>(size * WORDS)?);
     let part = |slice: SymSlice<u32>, rank: usize| slice.slice(rank * WORDS..(rank + 1) * WORDS);
     for to in 0..size {

@@ -143,7 +143,7 @@ impl Buffer {
             "{bytes} bytes do not fit a buffer of {} bytes",
             self.bytes
         );
-        Ok(self.heap.view().data[self.heap.rank()] + self.offset)
+        Ok(self.heap.view().data[self.heap.local_rank()] + self.offset)
     }
 }
 
