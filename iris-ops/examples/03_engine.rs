@@ -92,7 +92,7 @@ impl Layer {
             // SAFETY: the arguments match the parameters, and the heap outlives the stream's work.
             return Ok(unsafe { kernel.launch(&self.stream, 4, &args) }?);
         }
-        let rank = self.heap.world().rank();
+        let rank = self.heap.rank();
         let from = self.heap.resolve(self.packed, rank)? as usize;
         let to = self.heap.resolve(self.w, rank)? as usize;
         let kernel = move |group: iris_heap::Group| {
