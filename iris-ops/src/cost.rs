@@ -60,10 +60,15 @@ impl Problem {
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
+        // A partial is written in its own type, and its sum in that of C.
+        let written = if self.wire.size() < self.output.size() { self.wire } else { self.output };
         // On the CPU the tile kernels multiply faster than whole-matrix GEMMs.
         let times = machine.tile_core.min(1.0);
-        let product =
-            if row.multiplies() { machine.product([rows, n, k], self.dtype, times) } else { 0.0 };
+        let product = if row.multiplies() {
+            machine.product([rows, n, k], [self.dtype, written], times)
+        } else {
+            0.0
+        };
         product.max(machine.sent(sent, peers, machine.link_bytes_per_us))
     }
 }

@@ -16,6 +16,8 @@ pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
 use crate::items;
+#[cfg(test)]
+use crate::kind::Op;
 use crate::kind::{ChoiceReason, Variant};
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::ranks::Ranks;
@@ -140,6 +142,14 @@ pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize 
 pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
     powers.chain(table::ends(ranks, request)).collect()
+}
+
+/// Operators, N and K of all rows of the tuning table, each once.
+#[cfg(test)]
+pub(crate) fn table_shapes(ranks: Ranks) -> Vec<(Op, usize, usize)> {
+    let of = |row: &data::Row| (row.op, row.n, row.k.unwrap_or(COMMON));
+    let all: std::collections::BTreeSet<_> = ranks.tuning().row.iter().map(of).collect();
+    all.into_iter().collect()
 }
 
 /// Variant for calls of the request's size, with the reason for the choice.

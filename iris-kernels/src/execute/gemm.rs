@@ -220,12 +220,7 @@ impl Call<'_> {
         let OpArgs { ref channel, m, k, shard, .. } = *self.args;
         let message = self.places().message(Transfer::Shards);
         let columns = shard == 1;
-        let split = usize::from(columns);
-        let mut shard = [m, k];
-        if !shard[split].is_multiple_of(channel.size) {
-            return None;
-        }
-        shard[split] /= channel.size;
+        let shard = Parts::shard([m, k], channel.size, columns)?;
         let (mut part, mut step) =
             ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
         if columns {

@@ -54,6 +54,22 @@ struct Units {
 }
 
 impl Parts {
+    /// Number of rows and columns of A that come from each of `ranks` ranks, if A is `all` and is
+    /// split by columns or by rows; `None` if the ranks' shards have different sizes.
+    pub fn shard(all: [u32; 2], ranks: u32, columns: bool) -> Option<[u32; 2]> {
+        let mut shard = all;
+        let split = &mut shard[usize::from(columns)];
+        *split = split.is_multiple_of(ranks).then_some(*split / ranks)?;
+        Some(shard)
+    }
+
+    /// Whether a plan for products of up to `shape[0]` rows has a build that can wait for these parts
+    /// in a call of `shape[0]` rows.
+    pub fn suit_any(&self, shape: [usize; 3], multiprocessors: u32) -> bool {
+        let builds = Gathering::builds(shape, multiprocessors);
+        builds.iter().any(|config| config.takes(shape) && self.suit(config))
+    }
+
     /// Whether each cluster tile and each slab of a build needs one part of A only.
     fn suit(&self, config: &Config) -> bool {
         let units = [config.unit_rows(), Config::DEPTH];
@@ -82,6 +98,13 @@ impl Parts {
 pub struct Gathering(Gemm);
 
 impl Gathering {
+    /// Builds for products of up to `shape[0]` rows. There is none for C transposed.
+    fn builds(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
+        let mut configs = Config::of_plan(shape, multiprocessors);
+        configs.retain(|config| !config.flipped);
+        configs
+    }
+
     /// Loads the builds for a product; `None` if there are none for the device and types.
     ///
     /// # Errors
@@ -91,8 +114,7 @@ impl Gathering {
         whole: &GemmRequest,
         injected: FaultInjection,
     ) -> Result<Option<Gathering>> {
-        let mut configs = Config::of_plan(whole.shape, heap.workgroups());
-        configs.retain(|config| !config.flipped);
+        let configs = Self::builds(whole.shape, heap.workgroups());
         let kernel = (GemmKernel::Gathering, injected);
         let Some(mut gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
-use iris_kernels::gemm::StoringLaunch;
+use iris_kernels::gemm::{Parts, StoringLaunch};
 use iris_kernels::program::{
-    Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Transfer, When, Work,
+    Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Target, Transfer,
+    When, Work,
 };
 
 use super::Machine;
@@ -93,11 +94,25 @@ impl Problem {
                 self.has_stores && self.has_engines && self.stored(tile, self.world).is_some()
             }
             When::Engines => self.has_engines,
-            When::Gated => self.has_stores && self.has_engines && self.gated,
+            When::Gated => {
+                self.has_stores && self.has_engines && self.gated && self.suits_gated(tile)
+            }
             When::ByColumns => self.columns,
             When::Wide => self.shape[1] >= WIDE * (self.world - 1),
             When::Adds => self.world == 2 && self.parts(tile) > 1,
         }
+    }
+
+    /// Whether a GEMM can wait for parts of `part` rows and columns of A. Other builds of a plan for
+    /// more rows are not considered.
+    fn suits_gated(&self, part: [usize; 2]) -> bool {
+        let [m, _, k] = self.shape.map(|it| it as u32);
+        let (columns, part) = (self.columns, part.map(|it| it as u32));
+        let shard = Parts::shard([m, k], self.world as u32, columns);
+        shard.is_some_and(|shard| {
+            let parts = Parts { shard, part, first: 0, step: [0, 0], columns };
+            parts.suit_any(self.shape, self.multiprocessors)
+        })
     }
 
     /// Launch of a GEMM that stores to peers, if a signal is for this number of rows and columns;
@@ -212,7 +227,7 @@ impl Clock<'_> {
         if kernel == Kernel::AllGather {
             shape[0] = problem.own_rows() as f64;
         }
-        let product = machine.product(shape, problem.dtype, machine.tile_core);
+        let product = machine.product(shape, [problem.dtype, problem.output], machine.tile_core);
         if kernel == Kernel::Gathered {
             self.main_us += product;
             return Some(());
@@ -266,7 +281,11 @@ impl Clock<'_> {
             Rows::BeforeOwn | Rows::AfterOwn => (m - own) / 2.0,
             Rows::Part => own / self.parts as f64,
         };
-        let alone = machine.gemm([rows, n, k], problem.dtype);
+        let written = match gemm.to {
+            Target::Area(_) => problem.wire,
+            Target::C | Target::Own | Target::OwnOfC => problem.output,
+        };
+        let alone = machine.gemm([rows, n, k], [problem.dtype, written]);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
             // The GEMM adds the rows of the peer, so it waits for these rows.

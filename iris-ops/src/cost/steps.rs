@@ -14,18 +14,24 @@ pub(super) struct Message {
 }
 
 impl Machine {
-    /// Time of a whole-matrix GEMM, in microseconds.
-    pub(crate) fn gemm(&self, shape: [f64; 3], dtype: DType) -> f64 {
-        self.product(shape, dtype, 1.0)
+    /// Time of a whole-matrix GEMM, in microseconds; `types` is as for [`Machine::product`].
+    pub(crate) fn gemm(&self, shape: [f64; 3], types: [DType; 2]) -> f64 {
+        self.product(shape, types, 1.0)
     }
 
     /// Time of a product whose arithmetic takes `times` as long as that of a library GEMM. It is
-    /// the longer of the times for arithmetic and memory traffic, plus the fixed time.
-    pub(super) fn product(&self, [m, n, k]: [f64; 3], dtype: DType, times: f64) -> f64 {
+    /// the longer of the times for arithmetic and memory traffic, plus the fixed time. `dtype` is the
+    /// type of A and B, `result` the type in which the product is written.
+    pub(super) fn product(
+        &self,
+        [m, n, k]: [f64; 3],
+        [dtype, result]: [DType; 2],
+        times: f64,
+    ) -> f64 {
         if m <= 0.0 {
             return 0.0;
         }
-        let bytes = (m * k + k * n + m * n) * dtype.size() as f64;
+        let bytes = (m * k + k * n) * dtype.size() as f64 + m * n * result.size() as f64;
         let (operations, memory) = (2.0 * m * n * k * times, bytes / self.memory_bytes_per_us);
         self.gemm_us + (operations / self.rate(dtype)).max(memory)
     }

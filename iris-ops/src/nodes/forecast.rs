@@ -88,7 +88,9 @@ impl Plan {
         };
         let product = if row.multiplies() {
             let rows = if row.a == Part::Own { rows / ranks.size as f64 } else { rows };
-            machine.gemm([rows, n, k], request.dtype)
+            let written =
+                if row.gathers_a() { request.output_dtype() } else { request.wire_dtype() };
+            machine.gemm([rows, n, k], [request.dtype, written])
         } else {
             0.0
         };

@@ -2,6 +2,8 @@
 //!
 //! This file is long because each operator has different choices to test.
 
+use std::collections::BTreeSet;
+
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::program::Program;
@@ -14,7 +16,7 @@ use crate::device::Device;
 use crate::kind::{ChoiceReason, Op, Variant};
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
-use crate::tune::message_groups;
+use crate::tune::{message_groups, table_shapes};
 
 #[test]
 fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
@@ -197,6 +199,70 @@ fn no_call_is_predicted_faster_than_its_lower_bound() {
     }
 }
 
+/// Tests all shapes of the tuning tables, by each variant, with types of C and of partials that
+/// differ from that of A.
+#[test]
+fn no_type_is_predicted_faster_than_its_lower_bound() {
+    let types = [DType::F32, DType::BF16];
+    let mut seen = 0;
+    for (device, world) in
+        ["h200", "mi300x"].into_iter().flat_map(|it| [2, 4, 8].map(|of| (it, of)))
+    {
+        let ranks = Ranks::new(0, world).on_device(Device::named(device).unwrap());
+        for (op, n, k) in table_shapes(ranks) {
+            let k = if row(op).multiplies() { k } else { 0 };
+            for at in 0..8 * row(op).forms.len() {
+                let [dtype, output, wire] = [0, 1, 2].map(|bit| types[at >> bit & 1]);
+                let mut request = Request::new(row(op), (8192, n, k));
+                (request.dtype, request.variant) = (dtype, Some(row(op).forms[at / 8].variant));
+                (request.output, request.wire) = (Some(output), Some(wire));
+                // An operator may have no option for one of the types, and a variant no such call.
+                let Ok(plan) = request.plan(ranks) else { continue };
+                for m in (4..14).map(|power| 1 << power) {
+                    let (bound, Some(us)) = (plan.lower_bound_us(m), plan.predicted_us(m)) else {
+                        continue;
+                    };
+                    assert!(us >= bound, "{us} before {bound}: {plan}, {m} rows");
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 1000, "{seen} predictions");
+}
+
+/// Tests that a GEMM whose time is that of memory writes C in the type of C.
+#[test]
+fn a_product_is_written_in_its_own_type() {
+    let ranks = Ranks::new(0, 2).on_device(Device::named("h200").unwrap());
+    let gathered = |output| {
+        let options = all_gather_matmul::Options::new(8192, 8192, 16).dtype(DType::BF16);
+        let options = options.output(output).variant(all_gather_matmul::Variant::Unfused);
+        let plan = options.plan(ranks).unwrap();
+        [plan.predicted_us(8192).unwrap(), plan.lower_bound_us(8192)]
+    };
+    let [wide, narrow] = [DType::F32, DType::BF16].map(gathered);
+    assert!(wide[0] > 1.5 * narrow[0] && wide[1] > 1.5 * narrow[1], "{wide:?} {narrow:?}");
+}
+
+/// Tests the baseline over several nodes: A is sent in its own type, partials in the wire type.
+#[test]
+fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
+    let ranks = Ranks::new(0, 16).on_nodes(2).on_device(Device::named("h200").unwrap());
+    let network = crate::Network::of_gbit(400.0);
+    let gathered = |output| {
+        let options = all_gather_matmul::Options::new(8192, 4096, 8192).dtype(DType::BF16);
+        let plan = options.output(output).plan(ranks).unwrap();
+        plan.forecast(&network, 8192).unwrap().unfused_us
+    };
+    assert_eq!(gathered(DType::F32), gathered(DType::BF16));
+    let scattered = |wire| {
+        let options = matmul_reduce_scatter::Options::new(8192, 8192, 64).dtype(DType::BF16);
+        options.wire(wire).plan(ranks).unwrap().forecast(&network, 8192).unwrap().unfused_us
+    };
+    assert!(scattered(DType::F32) > 1.5 * scattered(DType::BF16));
+}
+
 /// Tests predictions for types that differ: transfers are counted in the type that is sent.
 #[test]
 fn bytes_are_counted_in_the_type_that_is_sent() {
@@ -240,24 +306,66 @@ fn programs_that_no_call_can_take_are_not_priced() {
         let [auto, vendor] = [Library::Auto, Library::Vendor].map(|of| predicted(of, ranks));
         assert_eq!(auto != vendor, stores, "{ranks} ranks: {auto} {vendor}");
     }
-    // A step between nodes forbids GEMMs that wait for peers.
-    for (op, world) in [Op::MatmulAllReduce, Op::MatmulReduceScatter, Op::AllGatherMatmul]
-        .into_iter()
-        .flat_map(|op| [2, 4].map(|world| (op, world)))
-    {
+}
+
+/// Tests that a step between nodes forbids GEMMs that wait for peers: over all products of the tuning
+/// table and more, no call of another variant that `auto` may take is predicted to be faster.
+#[test]
+fn auto_prices_over_nodes_what_calls_can_take() {
+    let h200 = Device::named("h200").unwrap();
+    let (mut all, mut off) = (0, Vec::new());
+    for world in [2, 4, 8] {
         let ranks = Ranks::new(0, world).on_device(h200);
-        let request = |variant| {
-            let mut request = Request::new(row(op), (8192, 5120, 3072));
-            (request.dtype, request.step_blocks) = (DType::BF16, 16);
-            request.variant = variant;
-            request.plan(ranks).unwrap()
-        };
-        let (auto, unfused) = (request(None), request(Some(Variant::Unfused)));
-        for m in (8..14).map(|power| 1 << power) {
-            let times = [&auto, &unfused].map(|plan| plan.predicted_us(m).unwrap());
-            let chosen = auto.at(m).why == ChoiceReason::Predicted;
-            assert!(!chosen || times[0] <= times[1], "{times:?} for {m} rows: {auto}");
+        let tabled = table_shapes(ranks).into_iter().map(|(_, n, k)| (n, k));
+        let more = [(5120, 3072), (8192, 8192), (2048, 8192)];
+        let shapes: BTreeSet<_> = tabled.chain(more).collect();
+        let ops = [Op::MatmulAllReduce, Op::MatmulReduceScatter, Op::AllGatherMatmul];
+        for (op, (n, k)) in ops.into_iter().flat_map(|op| shapes.iter().map(move |&it| (op, it))) {
+            let request = |variant| {
+                let mut request = Request::new(row(op), (8192, n, k));
+                (request.dtype, request.step_blocks) = (DType::BF16, 16);
+                (request.variant, request.even) = (variant, true);
+                request.plan(ranks).unwrap()
+            };
+            let auto = request(None);
+            let others = [Variant::Unfused, Variant::CopyEngine].map(|it| request(Some(it)));
+            for m in (8..14).map(|power| 1 << power) {
+                // The tile of another variant is that of its largest call.
+                let others =
+                    others.iter().filter(|it| m == 8192 || it.variant() == Variant::Unfused);
+                let least =
+                    others.filter_map(|it| it.predicted_us(m)).fold(f64::INFINITY, f64::min);
+                let us = auto.predicted_us(m).unwrap();
+                all += 1;
+                if auto.at(m).why == ChoiceReason::Predicted && us > 1.001 * least {
+                    off.push((op, world, [m, n, k], us / least));
+                }
+            }
         }
+    }
+    assert!(off.is_empty(), "{} of {all} are off: {off:?}", off.len());
+}
+
+/// Tests that a GEMM that waits for parts is priced where the parts suit it: if each rank has whole
+/// tiles of rows, or whole slabs of columns.
+#[test]
+fn parts_that_do_not_suit_are_not_priced_as_gated() {
+    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    for (shard, m, k, gated) in [
+        (Shard::Rows, 8192, 8192, true),
+        (Shard::Rows, 8190, 8192, false),
+        (Shard::Rows, 4000, 8192, false),
+        (Shard::Columns, 8192, 8192, true),
+        (Shard::Columns, 8192, 4 * 2000, false),
+    ] {
+        let predicted = |library| {
+            let mut request = Request::new(row(Op::AllGatherMatmul), (m, 2048, k));
+            (request.dtype, request.shard, request.library) = (DType::BF16, shard, library);
+            request.variant = Some(Variant::CopyEngine);
+            request.plan(ranks).unwrap().predicted_us(m).unwrap()
+        };
+        let [ours, vendor] = [Library::Ours, Library::Vendor].map(predicted);
+        assert_eq!(ours != vendor, gated, "{shard:?} {m} x {k}: {ours} {vendor}");
     }
 }
 
