@@ -67,6 +67,7 @@ fn main() -> ExitCode {
                 a_library_that_refuses_is_quoted,
                 without_libraries_ops_are_timed_alone,
                 a_benchmark_that_was_cut_off_goes_on,
+                a_call_is_timed_with_the_plan_of_more_rows,
                 a_tuning_file_need_not_be_there_before,
             ],
         ),
@@ -655,6 +656,23 @@ fn every_op_is_timed_beside_the_libraries() {
             ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
         assert_eq!(about, ["2.27.7", "1.2.2", "host", "2 x a fake of HIP"]);
         assert!(line.get("nccl").is_none() && line.get("cublaslt").is_none(), "{line}");
+    }
+}
+
+fn a_call_is_timed_with_the_plan_of_more_rows() {
+    let cases = "[[row]]\nop = \"matmul_all_reduce\"\nvariants = [\"unfused\", \"two_shot\"]\n\
+                 larger_plan = 32\nshapes = [[16, 64, 32], [32, 64, 32]]\n";
+    let (out, lines, _) = bench(Fake::with_libraries(), cases);
+    assert!(out.contains("2 shapes, 0 failed, 0 wrong"), "{out}");
+    // The first variant is timed so, if the call has fewer rows than the plan.
+    let timed = |line: &serde_json::Value| (line["larger_plan"].as_u64(), line["m"].as_u64());
+    let [first, rest @ ..] = &lines[..] else { panic!("no line: {out}") };
+    assert_eq!((timed(first), lines.len()), ((Some(32), Some(16)), 4));
+    let number = |name: &str| first[name].as_f64().unwrap_or_else(|| panic!("{name} of {first}"));
+    assert!(number("larger_plan_us") > 0.0 && number("larger_plan_ratio") > 0.0, "{first}");
+    assert!(number("rel_error") < 0.01, "{first}");
+    for line in rest {
+        assert!(line["larger_plan"].is_null() && line["larger_plan_us"].is_null(), "{line}");
     }
 }
 

@@ -74,6 +74,8 @@ struct Row {
     /// Number of layers in a decoder step. If set, graphs of `layers` calls, and of half as many,
     /// are timed as well, to find the cost of one more layer.
     layers: Option<usize>,
+    /// M of another plan, with which calls of fewer rows are timed as well, by the first variant.
+    larger_plan: Option<usize>,
 }
 
 fn auto() -> Vec<String> {
@@ -100,6 +102,8 @@ pub(crate) struct Shape {
     beside: Beside,
     /// Number of layers of a decoder step that is timed in addition to the op; `None` for no step.
     layers: Option<usize>,
+    /// M of another plan with which the call is timed, by the first choice; `None` for no such plan.
+    larger_plan: Option<usize>,
 }
 
 /// Variant and tile of one timed op.
@@ -159,7 +163,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             "bare",
             "base",
             "ratio",
-            "product"
+            "product",
+            "larger"
         ])
     )?;
     let mut about = json!({
@@ -328,7 +333,8 @@ pub(crate) fn read(
             let choice = |variant: &String| Choice { variant: variant.clone(), tile };
             let choices = variants.iter().map(choice).collect();
             let (beside, layers) = (Beside::Libraries, row.layers);
-            shapes.push(Shape { op, choices, options, beside, layers });
+            let larger_plan = row.larger_plan.filter(|&most| m < most);
+            shapes.push(Shape { op, choices, options, beside, layers, larger_plan });
         }
     }
     if shapes.is_empty() {

@@ -34,12 +34,15 @@ impl Shape {
     /// that the call does not have is null here.
     pub(super) fn subject(&self, choice: &Choice) -> Value {
         let OpOptions { m, n, k, dtype, shard, workgroups, rms_norm, .. } = self.options;
-        // A decoder step is timed with the first choice.
-        let layers = self.layers.filter(|_| self.choices.first() == Some(choice));
+        // A decoder step and a larger plan are timed with the first choice.
+        let is_first = self.choices.first() == Some(choice);
+        let layers = self.layers.filter(|_| is_first);
+        let larger_plan = self.larger_plan.filter(|_| is_first);
         json!({
             "op": self.op.name(), "asked": choice.variant, "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "columns": (shard == Shard::Columns).then_some(true),
             "workgroups": workgroups, "rms_norm": rms_norm, "layers": layers,
+            "larger_plan": larger_plan,
         })
     }
 }
@@ -47,6 +50,8 @@ impl Shape {
 /// Plans that a rank makes for one shape.
 struct Plans {
     variants: Vec<Plan>,
+    /// Plan of the first variant for more rows than the call has.
+    larger: Option<Plan>,
     /// Whether the op of the first variant is made a second time, for timing decoder steps.
     steps: bool,
     /// M, N, K and plan of this rank's own GEMM without communication; `None` if the op has no
@@ -60,12 +65,18 @@ impl Plans {
     fn new(shape: &Shape, ranks: Ranks) -> Result<Plans> {
         let variants = shape.choices.iter().map(|choice| shape.plan(choice, ranks));
         let variants = variants.collect::<Result<_>>()?;
+        let larger = shape.larger_plan.map(|m| {
+            let options = OpOptions { m, ..shape.options.clone() };
+            Shape { options, ..shape.clone() }.plan(&shape.choices[0], ranks)
+        });
+        let larger = larger.transpose()?;
         let OpOptions { m, n, k, dtype, rms_norm, .. } = shape.options;
         let plain = OpOptions { rms_norm: None, ..shape.options.clone() };
         let apart = || suite::plan(shape.op, "auto", ranks, &plain);
         let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
-            return Ok(Plans { variants, steps: shape.layers.is_some(), alone: None, apart });
+            let steps = shape.layers.is_some();
+            return Ok(Plans { variants, larger, steps, alone: None, apart });
         }
         let m = match Meaning::of(shape.op).gives {
             Rows::Own => split(m, ranks.size, ranks.rank).len(),
@@ -75,6 +86,7 @@ impl Plans {
         let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
         Ok(Plans {
             variants,
+            larger,
             steps: shape.layers.is_some(),
             alone: Some(([m, n, k], alone)),
             apart,
@@ -82,7 +94,7 @@ impl Plans {
     }
 
     fn room(&self) -> Room {
-        let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
+        let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart).chain(&self.larger);
         let again = self.variants.iter().take(usize::from(self.steps));
         let all = self.variants.iter().chain(again).chain(others);
         let words = Room { data: 0, signal: 60 << 10 };
@@ -218,7 +230,7 @@ impl Matrices {
 #[derive(Serialize, Deserialize)]
 struct Seen {
     times: Vec<Times>,
-    /// Relative errors of the variants, stored as the bits of f64, because JSON has no NaN.
+    /// Relative errors of the variants and of the larger plan, stored as the bits of f64, because JSON has no NaN.
     errors: Vec<u64>,
 }
 
@@ -235,13 +247,17 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
 
-    // Sides in this order: the ops, this rank's GEMM by the kernel of iris, then the libraries.
+    // Sides in this order: the ops, the op of the larger plan, this rank's GEMM by the kernel of iris, then the libraries.
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
         sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
     }
     let variants = sides.len();
+    if let Some(plan) = &plans.larger {
+        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
+    }
+    let ops = sides.len();
     let slices = [matrices.a, matrices.b, matrices.other_c, matrices.between, matrices.workspace];
     let buffers = Buffers::new(heap, slices)?;
     let nccl = rank.nccl.as_ref().map_err(String::clone);
@@ -321,7 +337,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();
     for (at, side) in sides.iter_mut().enumerate() {
-        let to = if at < variants { matrices.c } else { matrices.other_c };
+        let to = if at < ops { matrices.c } else { matrices.other_c };
         sampled.poison(heap, to)?;
         clock.prepare(side)?;
         heap.check()?;
@@ -333,7 +349,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let error = |at: usize| base.map_or(0.0, |base| relative(&results[at], &results[base]));
     let seen = Seen {
         times: sides.iter().map(|side| side.times().clone()).collect(),
-        errors: (0..variants).map(|at| error(at).to_bits()).collect(),
+        errors: (0..ops).map(|at| error(at).to_bits()).collect(),
     };
     let all: Vec<Seen> = gather(world, &seen)?;
     for side in sides {
@@ -391,21 +407,26 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("windowed_us", windowed.map(|side| time(side, calls).into()));
         // Each sample is divided by the baseline's sample of the same round, because both ran at
         // nearly the same clock frequencies.
-        let paired = |base| {
+        let paired = |at, base| {
             let both = samples(at, calls).into_iter().zip(samples(base, calls));
-            both.map(|(time, base)| time / base).collect()
+            quartiles(both.map(|(time, base)| time / base).collect())
         };
-        let [low, middle, high] = quartiles(better.map_or(Vec::new(), paired));
+        let [low, middle, high] = better.map_or([None; 3], |base| paired(at, base));
         set("ratio", middle.map(|it| round(it, 1000.0).into()));
         let spread =
             low.zip(high).map(|(low, high)| json!([round(low, 1000.0), round(high, 1000.0)]));
         set("ratio_spread", spread);
+        let larger = (at == 0 && variants < ops).then_some(variants);
+        set("larger_plan_us", larger.map(|side| time(side, calls).into()));
+        let [_, of_larger, _] = larger.map_or([None; 3], |side| paired(side, at));
+        set("larger_plan_ratio", of_larger.map(|it| round(it, 1000.0).into()));
         set("transfer_us", transfer.map(Value::from));
         set("limit_us", limit.map(Value::from));
         set("of_limit", limit.map(|limit| round(us / limit, 1000.0).into()));
         set("product_us", library.map(|side| time(side, calls).into()));
         set("own_product_us", own.map(|side| time(side, calls).into()));
-        let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
+        let both = [Some(at), larger].into_iter().flatten();
+        let errors = all.iter().flat_map(|it| both.clone().map(|at| f64::from_bits(it.errors[at])));
         // Larger of two errors, where a NaN counts as larger than any number; `f64::max` would drop
         // it.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };

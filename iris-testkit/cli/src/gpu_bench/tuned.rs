@@ -39,6 +39,7 @@ pub(crate) fn tune(
     for shape in &mut shapes {
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
+        shape.larger_plan = None;
     }
     // A shape with only one choice is not timed, because there is nothing to choose.
     shapes.retain(|shape| shape.choices.len() > 1);
@@ -82,7 +83,7 @@ pub(crate) fn timed(
     let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
         let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
         let (choices, options) = (variants.iter().map(choice).collect(), options.clone());
-        Shape { op: *op, choices, options, beside: Beside::First, layers: None }
+        Shape { op: *op, choices, options, beside: Beside::First, layers: None, larger_plan: None }
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
     let lines = Mutex::new(Vec::new());
