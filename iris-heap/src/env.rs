@@ -1,5 +1,5 @@
-//! Table of the `IRIS_*` environment variables of all crates, and the settings that this crate
-//! reads from them.
+//! Table of the `IRIS_*` environment variables of all crates, [`VARIABLES`], and the settings that
+//! this crate reads from them.
 
 mod unknown;
 
@@ -24,133 +24,79 @@ pub struct Variable {
     pub agreed: bool,
 }
 
-/// All variables that iris reads. A set variable `IRIS_*` that is not listed causes a warning.
-pub const VARIABLES: &[Variable] = &[
-    Variable {
-        name: "IRIS_DEADLINE",
-        doc: "factor on every deadline: 600 s for a peer to enter, 30 s for progress after that, \
-              720 s for host collectives; default 1, at most 1e6",
-        agreed: true,
-    },
-    Variable {
-        name: "IRIS_RENDEZVOUS",
-        doc: "absolute path of a private folder (mode 0700) where the processes of this job meet; \
-              default: a folder of the user's in the temporary folder, with a name made from the \
-              launcher's job id or MASTER_ADDR:MASTER_PORT",
-        agreed: true,
-    },
-    Variable {
-        name: "IRIS_PORT",
-        doc: "port of the host of rank 0 at which ranks on several hosts meet, 1 to 65535; default: MASTER_PORT + 1, \
-              else one made from Slurm's job id, else 29501",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_SECRET_FILE",
-        doc: "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
-              ranks; `iris secret FILE` makes one; default none, which only loopback addresses allow",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_TRUST_NETWORK",
-        doc: "1: ranks on several hosts meet without a secret, on a network that nobody else reaches; default 0",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_NETWORK_GBIT",
-        doc: "line rate in Gbit/s of the network port that each rank has, by which calls over several hosts are cut \
-              into blocks, 1 to 100000; default 400",
-        agreed: true,
-    },
-    Variable {
-        name: "IRIS_NODE",
-        doc: "name of the node that this rank is on, in place of its host's identity, for tests that play several \
-              nodes on one host; default: found out",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_THREADS",
-        doc: "number of a rank's threads for workgroups of CPU kernels; default: cores / ranks of the \
-              host, at least 1",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_CACHE",
-        doc: "cache folder for compiled device kernels; default: iris in the user's cache folder",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_TUNING",
-        doc: "tuning file written by `iris tune`, or off; default: the file for this device, driver and number of \
-              ranks in the folder of IRIS_CACHE, if it exists",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_NVRTC",
-        doc: "path of NVIDIA's run-time compiler library NVRTC, or of its folder; default: the usual \
-              places are searched",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_NCCL",
-        doc: "path of the NCCL library, or of its folder, which moves data between nodes of GPUs and is a \
-              benchmark's baseline; default: the usual places are searched",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_CUBLASLT",
-        doc: "path of the cuBLASLt library, or of its folder; default: the usual places are searched",
-        agreed: false,
-    },
-    Variable { name: "IRIS_RCCL", doc: "path of the RCCL library, like IRIS_NCCL", agreed: false },
-    Variable {
-        name: "IRIS_HIPBLASLT",
-        doc: "path of the hipBLASLt library, like IRIS_CUBLASLT",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_HIPRTC",
-        doc: "path of AMD's run-time compiler library hiprtc, like IRIS_NVRTC",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_HIP_DATA",
-        doc: "caching of matrices and messages on AMD devices: plain, fine or uncached; default plain",
-        agreed: true,
-    },
-    Variable {
-        name: "IRIS_HIP_SIGNAL",
-        doc: "caching of words that peers poll on AMD devices: plain, fine or uncached; default uncached, \
-              or fine if the device has no uncached memory",
-        agreed: true,
-    },
-    Variable {
-        name: "IRIS_DELAY",
-        doc: "maximum random delay before signals and waits of kernels, in microseconds (at most 1000 \
-              on a GPU), for stress tests; default: no delay",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_TEST_LEVEL",
-        doc: "extent of the tests: smoke, quick, normal or full; default normal",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_TEST_BACKEND",
-        doc: "backend of the long tests: cpu or cuda; default cpu",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_COMMIT",
-        doc: "commit id that `iris bench` records with its results; default: asked from git",
-        agreed: false,
-    },
-    Variable {
-        name: "IRIS_LOG",
-        doc: "log level of the programs: error, warn, info, debug or trace; default warn",
-        agreed: false,
-    },
-];
+/// Defines [`VARIABLES`] and the table in its documentation.
+macro_rules! variables {
+    ($($name:ident, agreed: $agreed:literal, $doc:literal;)*) => {
+        /// All variables that iris reads. A set variable `IRIS_*` that is not listed causes a warning.
+        ///
+        /// | variable | must be equal on all ranks | meaning, values and default |
+        /// | --- | --- | --- |
+        $(#[doc = concat!("| `", stringify!($name), "` | ", $agreed, " | ", $doc, " |")])*
+        pub const VARIABLES: &[Variable] =
+            &[$(Variable { name: stringify!($name), doc: $doc, agreed: $agreed }),*];
+    };
+}
+
+variables! {
+    IRIS_DEADLINE, agreed: true,
+        "factor on every deadline: 600 s for a peer to enter, 30 s for progress after that, 720 s for host \
+            collectives; default 1, at most 1e6";
+    IRIS_RENDEZVOUS, agreed: true,
+        "absolute path of a private folder (mode 0700) where the processes of this job meet; default: a folder of \
+            the user's in the temporary folder, with a name made from the launcher's job id or \
+            MASTER_ADDR:MASTER_PORT";
+    IRIS_PORT, agreed: false,
+        "port of the host of rank 0 at which ranks on several hosts meet, 1 to 65535; default: MASTER_PORT + 1, \
+            else one made from Slurm's job id, else 29501";
+    IRIS_SECRET_FILE, agreed: false,
+        "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
+            ranks; `iris secret FILE` makes one; default none, which only loopback addresses allow";
+    IRIS_TRUST_NETWORK, agreed: false,
+        "1: ranks on several hosts meet without a secret, on a network that nobody else reaches; default 0";
+    IRIS_NETWORK_GBIT, agreed: true,
+        "line rate in Gbit/s of the network port that each rank has, by which calls over several hosts are cut \
+            into blocks, 1 to 100000; default 400";
+    IRIS_NODE, agreed: false,
+        "name of the node that this rank is on, in place of its host's identity, for tests that play several \
+            nodes on one host; default: found out";
+    IRIS_THREADS, agreed: false,
+        "number of a rank's threads for workgroups of CPU kernels; default: cores / ranks of the host, at least 1";
+    IRIS_CACHE, agreed: false,
+        "cache folder for compiled device kernels; default: iris in the user's cache folder";
+    IRIS_TUNING, agreed: false,
+        "tuning file written by `iris tune`, or off; default: the file for this device, driver and number of \
+            ranks in the folder of IRIS_CACHE, if it exists";
+    IRIS_NVRTC, agreed: false,
+        "path of NVIDIA's run-time compiler library NVRTC, or of its folder; default: the usual places are \
+            searched";
+    IRIS_NCCL, agreed: false,
+        "path of the NCCL library, or of its folder, which moves data between nodes of GPUs and is a benchmark's \
+            baseline; default: the usual places are searched";
+    IRIS_CUBLASLT, agreed: false,
+        "path of the cuBLASLt library, or of its folder; default: the usual places are searched";
+    IRIS_RCCL, agreed: false,
+        "path of the RCCL library, like IRIS_NCCL";
+    IRIS_HIPBLASLT, agreed: false,
+        "path of the hipBLASLt library, like IRIS_CUBLASLT";
+    IRIS_HIPRTC, agreed: false,
+        "path of AMD's run-time compiler library hiprtc, like IRIS_NVRTC";
+    IRIS_HIP_DATA, agreed: true,
+        "caching of matrices and messages on AMD devices: plain, fine or uncached; default plain";
+    IRIS_HIP_SIGNAL, agreed: true,
+        "caching of words that peers poll on AMD devices: plain, fine or uncached; default uncached, or fine if \
+            the device has no uncached memory";
+    IRIS_DELAY, agreed: false,
+        "maximum random delay before signals and waits of kernels, in microseconds (at most 1000 on a GPU), for \
+            stress tests; default: no delay";
+    IRIS_TEST_LEVEL, agreed: false,
+        "extent of the tests: smoke, quick, normal or full; default normal";
+    IRIS_TEST_BACKEND, agreed: false,
+        "backend of the long tests: cpu or cuda; default cpu";
+    IRIS_COMMIT, agreed: false,
+        "commit id that `iris bench` records with its results; default: asked from git";
+    IRIS_LOG, agreed: false,
+        "log level of the programs: error, warn, info, debug or trace; default warn";
+}
 
 /// Settings of a world, read from the environment or set by the program.
 #[derive(Clone, Debug, PartialEq)]

@@ -408,9 +408,11 @@ pub enum Error {
 pub enum ErrorKind {
     /// The environment or an argument is wrong: correct it.
     Usage,
-    /// The ranks called different functions or passed different values: correct the program.
+    /// The ranks called different functions or passed different values, as the hosts or the kernels
+    /// found: correct the program.
     Disagreement,
-    /// A rank did not arrive in time.
+    /// A rank did not arrive in time: at a collective call of the hosts, or where a kernel waits for
+    /// it.
     Timeout,
     /// A rank is gone: close the world and open a new one with the remaining ranks.
     PeerLost,
@@ -418,7 +420,7 @@ pub enum ErrorKind {
     OutOfMemory,
     /// An object was used after it had been closed or freed.
     Closed,
-    /// A kernel failed or gave up a wait.
+    /// A kernel failed, was aborted, or gave up because another rank did.
     Fault,
     /// The backend or platform does not support the request.
     Unsupported,
@@ -453,16 +455,17 @@ fn driver_advice(code: u32) -> &'static str {
     }
 }
 
-/// Lists what each rank is in, `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that
-/// this may break; empty for an empty list.
+/// Lists what the ranks are in, each place once, `; rank 0 and 2 in X, call 3 of the heap; rank 1 ..`,
+/// and the rule that this may break; empty for an empty list.
 fn list_standing(standing: &[(usize, String)]) -> String {
     if standing.is_empty() {
         return String::new();
     }
-    let ranks = standing
-        .iter()
-        .map(|(rank, place)| format!("; rank {rank} is {place}"))
-        .collect::<String>();
+    let text = |(place, ranks): (&String, Vec<usize>)| {
+        let are = if ranks.len() == 1 { "is" } else { "are" };
+        format!("; rank {} {are} {place}", list_ranks(&ranks))
+    };
+    let ranks: String = by_value(standing).into_iter().map(text).collect();
     format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
 }
 
@@ -499,21 +502,24 @@ impl Error {
             Error::Disagreement { .. } | Error::Mismatch { .. } | Error::Order { .. } => {
                 ErrorKind::Disagreement
             }
-            Error::Absent { .. } => ErrorKind::Timeout,
+            Error::Absent { .. } | Error::NodeSilent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost { .. } => {
                 ErrorKind::PeerLost
             }
-            // A fault about a lost peer counts as a lost peer, because either the host or a kernel
-            // may be the first to notice that a rank is gone.
-            Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
+            // A fault has the kind of the host's error with the same cause, because either the host
+            // or a kernel may be the first to notice it.
+            Error::Fault { fault, .. } => match fault.kind {
+                FaultKind::NotEntered | FaultKind::NoProgress => ErrorKind::Timeout,
+                FaultKind::Mismatch | FaultKind::StepDiffers => ErrorKind::Disagreement,
+                FaultKind::PeerLost => ErrorKind::PeerLost,
+                _ => ErrorKind::Fault,
+            },
             // Code 2 of a driver means out of memory, in CUDA and in HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
-            Error::Panicked { .. }
-            | Error::Fault { .. }
-            | Error::NodeSilent { .. }
-            | Error::GaveUp { .. }
-            | Error::Aborted { .. } => ErrorKind::Fault,
+            Error::Panicked { .. } | Error::GaveUp { .. } | Error::Aborted { .. } => {
+                ErrorKind::Fault
+            }
             Error::AfterFault { then, .. } => then.kind(),
             // Missing drivers count as unsupported, and so does a driver without a device: code 100
             // of CUDA and of HIP.
@@ -567,6 +573,13 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
 
 /// Lists values with their ranks as text, such as `4 on rank 0, 2; 5 on rank 1`: each value once.
 pub(crate) fn list_values(values: &[(usize, String)]) -> String {
+    let text =
+        |(value, ranks): (&String, Vec<usize>)| format!("{value} on rank {}", list_ranks(&ranks));
+    by_value(values).into_iter().map(text).collect::<Vec<_>>().join("; ")
+}
+
+/// Values in the order in which they first occur, each with its ranks.
+fn by_value(values: &[(usize, String)]) -> Vec<(&String, Vec<usize>)> {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values {
         match seen.iter_mut().find(|(v, _)| *v == value) {
@@ -574,10 +587,7 @@ pub(crate) fn list_values(values: &[(usize, String)]) -> String {
             None => seen.push((value, vec![*rank])),
         }
     }
-    seen.into_iter()
-        .map(|(value, ranks)| format!("{value} on rank {}", list_ranks(&ranks)))
-        .collect::<Vec<_>>()
-        .join("; ")
+    seen
 }
 
 /// Ranks whose value is not the most common one; if several are equally common, the first one

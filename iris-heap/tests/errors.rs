@@ -167,6 +167,34 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     assert!(e.to_string().contains("rank 1 has not entered"), "{e}");
 }
 
+/// Tests that the text of an error that explains a fault has the cause once: the fault is not added.
+#[test]
+fn an_error_that_explains_a_fault_stands_alone() {
+    for reason in [Some("the disk is full"), None] {
+        let results = each(2, |w| {
+            let heap = SymmetricHeap::open(&w, options())?;
+            if w.rank() == 0 {
+                heap.control().record_fault(&a_fault(&heap));
+            }
+            w.barrier()?;
+            match (w.rank(), reason) {
+                (0, _) => return heap.zeros::<f32>(5).map(drop),
+                (_, Some(reason)) => w.abort_with(reason),
+                (_, None) => w.abort(),
+            }
+            Ok(())
+        });
+        let e = results[0].as_ref().unwrap_err();
+        let (cause, is_told) = match reason {
+            Some(reason) => (reason, matches!(e, Error::PeerFailed { rank: 1, .. })),
+            None => ("is lost", matches!(e, Error::PeerLost { rank: 1 })),
+        };
+        let text = e.to_string();
+        assert!(is_told && text.matches(cause).count() == 1, "{e:?}");
+        assert!(!text.contains("has not entered"), "{text}");
+    }
+}
+
 /// Tests that the panic of a rank's thread is not reported as the panic of a workgroup.
 #[test]
 fn who_panicked_is_named_as_what_it_is() {

@@ -340,8 +340,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 }
 
 /// Lends host memory to calls on `stream`, on the CPU, and returns when these calls have ended,
-/// even if `f` fails or panics, or another thread closes the heap. If both `f` and a call fail, the error of `f` is returned. Before
-/// `f` runs, `scope` waits for the work that is already enqueued on the stream.
+/// even if `f` fails or panics, or another thread closes the heap. If both `f` and a call fail, the
+/// error of `f` is returned. Before `f` runs, `scope` waits for the work that is already enqueued on
+/// the stream.
 ///
 /// ```
 /// use iris_heap::World;

@@ -295,13 +295,29 @@ fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
 }
 
 #[test]
-fn a_lost_rank_is_the_same_kind_of_error_for_a_kernel_and_for_the_host() {
-    for (fault, kind) in [
-        (FaultKind::PeerLost, ErrorKind::PeerLost),
-        (FaultKind::PeerGaveUp, ErrorKind::Fault),
-        (FaultKind::NotEntered, ErrorKind::Fault),
+fn a_cause_is_the_same_kind_of_error_for_a_kernel_and_for_the_host() {
+    let absent = || Error::Absent { ranks: vec![2], what: "free".into(), waited: Duration::ZERO };
+    let mismatch = || Error::Mismatch { ranks: vec![2], calls: Vec::new() };
+    for (fault, host) in [
+        (FaultKind::PeerLost, Error::PeerLost { rank: 2 }),
+        (FaultKind::PeerGaveUp, Error::GaveUp { rank: 2, host: None }),
+        (FaultKind::NotEntered, absent()),
+        (FaultKind::NoProgress, absent()),
+        (FaultKind::Mismatch, mismatch()),
+        (FaultKind::StepDiffers, mismatch()),
+        (FaultKind::HostAbort, Error::Aborted { code: 1, reason: "a test".into() }),
     ] {
-        assert_eq!(faulty(fault, -1, &[]).kind(), kind, "{fault:?}");
+        assert_eq!(faulty(fault, -1, &[]).kind(), host.kind(), "{fault:?}");
     }
-    assert_eq!(Error::PeerLost { rank: 1 }.kind(), ErrorKind::PeerLost);
+}
+
+#[test]
+fn a_fault_tells_each_place_once() {
+    let places = ["in up, call 3 of the heap", "in down, call 2 of the heap"];
+    let standing: Vec<_> = (0..64).map(|rank| places[usize::from(rank == 2)]).collect();
+    let text = faulty(FaultKind::NotEntered, -1, &standing).to_string();
+    for place in places {
+        assert_eq!(text.matches(place).count(), 1, "{text}");
+    }
+    assert!(text.contains("63 are in up") && text.contains("rank 2 is in down"), "{text}");
 }

@@ -36,7 +36,7 @@ impl SymmetricHeap {
     pub fn slice_view<T: Element>(&self, slice: SymSlice<T>) -> Result<SliceView> {
         self.locate(&slice.raw(), self.local_rank())?;
         if slice.segment() != Segment::Data {
-            return Err(Error::invalid("segment of a slice", slice.segment(), "data"));
+            return Err(Error::invalid("segment of slice_view", slice.segment(), "data"));
         }
         Ok(SliceView { offset: slice.offset(), len: slice.len() as u64 })
     }
@@ -50,7 +50,7 @@ impl SymmetricHeap {
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
     pub fn write<T: Element>(&self, slice: SymSlice<T>, data: &[T]) -> Result<()> {
-        same_length(&slice, data.len())?;
+        same_length("write", &slice, data.len())?;
         let (mapping, offset) = self.locate(&slice.raw(), self.local_rank())?;
         self.backend.write(&*mapping, offset, bytemuck::cast_slice(data))
     }
@@ -90,7 +90,7 @@ impl SymmetricHeap {
         slice: SymSlice<T>,
         data: &[T],
     ) -> Result<()> {
-        same_length(&slice, data.len())?;
+        same_length("write_on", &slice, data.len())?;
         self.check_stream("a copy", stream)?;
         let state = self.open_state()?;
         let to = self.locate_for_work(&state, &slice.raw(), self.local_rank())?;
@@ -140,7 +140,7 @@ impl SymmetricHeap {
         (to, to_rank): (SymSlice<T>, usize),
         (from, from_rank): (SymSlice<T>, usize),
     ) -> Result<()> {
-        same_length(&to, from.len())?;
+        same_length("copy_on", &to, from.len())?;
         let to_rank = self.on_this_node("copy_on", to_rank)?;
         let from_rank = self.on_this_node("copy_on", from_rank)?;
         self.check_stream("a copy", stream)?;
@@ -305,11 +305,15 @@ impl SymmetricHeap {
     }
 }
 
-fn same_length<T: Element>(slice: &SymSlice<T>, len: usize) -> Result<()> {
+fn same_length<T: Element>(call: &str, slice: &SymSlice<T>, len: usize) -> Result<()> {
     if slice.len() == len {
         return Ok(());
     }
-    Err(Error::invalid("length of the data", len, format!("{}, as the slice", slice.len())))
+    Err(Error::invalid(
+        format!("length of the data of {call}"),
+        len,
+        format!("{}, as the slice", slice.len()),
+    ))
 }
 
 fn no_words(words: &DevWords) -> Error {

@@ -39,7 +39,7 @@ use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
 use crate::module::Module;
-use crate::root::Distance;
+use crate::root::{self, Distance};
 use crate::segment::JointMemory;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
@@ -823,7 +823,7 @@ impl SymmetricHeap {
     }
 
     /// Adds to an error of a host step the fault that a kernel of this rank left before, if there
-    /// is a fault.
+    /// is a fault that the error does not explain.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
         if control.host_abort() == abort::DISORDER
@@ -833,7 +833,7 @@ impl SymmetricHeap {
             // peers leave.
             return disorder;
         }
-        match control.fault_error() {
+        match control.fault_error().filter(|fault| !root::explains(&then, fault)) {
             // The error is returned unchanged, because the world has already added the fault to it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::World;
 use crate::bootstrap::{Object, OnMissing, Step};
 use crate::error::{Error, Result, odd_ranks};
+use crate::root;
 use crate::util::lock;
 use crate::wire::{Reader, Writer};
 
@@ -206,12 +207,12 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
-    /// Combines an error of a host step with the fault that a kernel of this rank left before. The
-    /// fault may be the reason why a peer is absent.
+    /// Combines an error of a host step with the fault that a kernel of this rank left before, unless
+    /// the error explains the fault. The fault may be the reason why a peer is absent.
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
-        match faults.next() {
+        match faults.next().filter(|fault| !root::explains(&then, fault)) {
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }
@@ -269,7 +270,8 @@ impl World {
         self.publish_step(Some(&step.what));
         let all = self.inner.bootstrap.allgather(&message, &step);
         self.publish_step(None);
-        let all = self.note_returned(all.map_err(|error| self.after_fault(error)))?;
+        let all = all.map_err(|error| self.after_fault(self.hosts().describe(error)));
+        let all = all.inspect_err(|error| self.inner.returned_errors.note(error))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

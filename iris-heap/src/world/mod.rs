@@ -169,7 +169,11 @@ impl World {
     pub fn from_unique_id(id: &UniqueId, rank: usize, size: usize) -> Result<World> {
         check_size("size of the world", size)?;
         if rank >= size {
-            return Err(Error::invalid("rank", rank, format!("0 to {}", size - 1)));
+            return Err(Error::invalid(
+                "rank of from_unique_id",
+                rank,
+                format!("0 to {}", size - 1),
+            ));
         }
         let settings = Settings::from_env()?;
         let place = Place { node: 0, local_rank: rank, local_size: size };

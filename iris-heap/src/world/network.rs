@@ -228,7 +228,7 @@ impl World {
         check_size("size of the world", size)?;
         settings.check()?;
         if rank >= size {
-            return Err(Error::invalid("rank", rank, format!("0 to {}", size - 1)));
+            return Err(Error::invalid("rank of over_network", rank, format!("0 to {}", size - 1)));
         }
         let Network { address, job, secret, node, .. } = network.clone();
         let key = secret.map_or([0; 32], |secret| secret.0);

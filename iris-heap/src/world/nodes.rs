@@ -25,7 +25,9 @@ impl World {
     pub fn host_of(&self, rank: usize) -> Result<&str> {
         match rank < self.size() {
             true => Ok(self.hosts().name(rank)),
-            false => Err(Error::invalid("rank", rank, format!("below {}", self.size()))),
+            false => {
+                Err(Error::invalid("rank of host_of", rank, format!("0 to {}", self.size() - 1)))
+            }
         }
     }
 

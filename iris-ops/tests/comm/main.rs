@@ -255,7 +255,7 @@ fn ranks_meet_by_an_id() {
         all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
     let error = Comm::from_rank(CPU, 3, 3, id).unwrap_err().to_string();
-    assert!(error.contains("rank is 3"), "{error}");
+    assert!(error.contains("rank of from_unique_id is 3: expected 0 to 2"), "{error}");
     let error = Comm::from_rank(CPU, 0, 65, Id::new().unwrap()).unwrap_err().to_string();
     assert!(error.contains("is 65: expected 1 to 64"), "{error}");
 }
