@@ -127,6 +127,19 @@ pub enum Error {
         /// Text of the error on the failed rank.
         message: String,
     },
+    /// A rank ended its part in the world because its own program failed
+    /// ([`World::abort_with`](crate::World::abort_with)).
+    #[error(
+        "rank {rank}{} gave up: {reason}; mend that on rank {rank}, then start all ranks anew", place(.host)
+    )]
+    PeerAborted {
+        /// Number of the rank that gave up, in the whole world.
+        rank: usize,
+        /// Name of that rank's host; `None` if the world has one node.
+        host: Option<String>,
+        /// Reason that the rank gave.
+        reason: String,
+    },
     /// A rank of the launched world, whose process carries messages of this split world, has ended.
     #[error(
         "rank {rank} of the launched world is lost, which carries this world's messages and must outlive it: see what \
@@ -319,7 +332,7 @@ pub enum Error {
     #[error(
         "rank {rank}{} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
          open them anew",
-        host.as_ref().map_or(String::new(), |host| format!(" on host {host}"))
+        place(.host)
     )]
     GaveUp {
         /// Number of the rank that gave up, in the whole world.
@@ -469,6 +482,11 @@ fn list_standing(standing: &[(usize, String)]) -> String {
     format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
 }
 
+/// Text ` on host b` after the number of a rank; empty if the world has one node.
+fn place(host: &Option<String>) -> String {
+    host.as_ref().map_or(String::new(), |host| format!(" on host {host}"))
+}
+
 /// Text that names the host of the rank that a fault is about; empty if the world has one node.
 fn on_host(fault: &iris_sync::Fault, host: &Option<String>) -> String {
     host.as_ref().map_or(String::new(), |host| format!("; rank {} is on host {host}", fault.rank))
@@ -503,9 +521,10 @@ impl Error {
                 ErrorKind::Disagreement
             }
             Error::Absent { .. } | Error::NodeSilent { .. } => ErrorKind::Timeout,
-            Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost { .. } => {
-                ErrorKind::PeerLost
-            }
+            Error::PeerLost { .. }
+            | Error::RankLost { .. }
+            | Error::PeerAborted { .. }
+            | Error::HubLost { .. } => ErrorKind::PeerLost,
             // A fault has the kind of the host's error with the same cause, because either the host
             // or a kernel may be the first to notice it.
             Error::Fault { fault, .. } => match fault.kind {

@@ -28,6 +28,7 @@ impl Distance {
             | Error::RankLost { .. }
             | Error::HubLost { .. }
             | Error::PeerFailed { .. }
+            | Error::PeerAborted { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => Distance::Consequence,
             Error::Absent { .. } | Error::NodeSilent { .. } => Distance::Silence,
@@ -64,7 +65,8 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
             | Error::HubLost { .. }
-            | Error::PeerFailed { .. },
+            | Error::PeerFailed { .. }
+            | Error::PeerAborted { .. },
             _,
             distance,
         ) => distance > Distance::Root,

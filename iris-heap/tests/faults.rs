@@ -378,10 +378,12 @@ fn check_reason(worlds: impl IntoIterator<Item = (usize, World)>) {
                 if rank == 1 {
                     return world.abort_with("the tokenizer has no file");
                 }
-                for told in [world.barrier().unwrap_err(), heap.close().unwrap_err()] {
+                // The ranks of another node than that of rank 1 can close their heap.
+                let closed = (world.node() == 0).then(|| heap.close().unwrap_err());
+                for told in [Some(world.barrier().unwrap_err()), closed].into_iter().flatten() {
                     let text = told.to_string();
-                    assert!(matches!(told, Error::PeerFailed { rank: 1, .. }), "{text}");
-                    assert!(text.contains("the tokenizer has no file"), "{text}");
+                    assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{text}");
+                    assert!(text.contains("gave up: the tokenizer has no file;"), "{text}");
                 }
                 world.abort_with("a consequence");
             });
@@ -400,4 +402,34 @@ fn the_first_reason_of_an_abort_is_shown_by_all() {
         opening.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     check_reason(worlds);
+    // Nodes of two ranks.
+    let nodes = World::threads_on_nodes(2, 2, &Settings::default()).unwrap();
+    check_reason(nodes.into_iter().enumerate());
+}
+
+/// Tests that the others show the error or panic with which the function of a rank has ended.
+#[test]
+fn the_error_that_ends_a_rank_is_shown_by_all() {
+    for panics in [false, true] {
+        let rank = |world: World| -> Result<(), Error> {
+            if world.rank() != 1 {
+                return world.barrier();
+            }
+            if panics {
+                panic!("out of paper");
+            }
+            Err(Error::other(std::io::Error::other("out of paper")))
+        };
+        for told in [
+            World::run_threads_each(3, &Settings::default(), rank).unwrap(),
+            World::run_nodes_each((2, 2), &Settings::default(), rank).unwrap(),
+        ] {
+            for (rank, told) in told.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+                let told = told.unwrap_err();
+                let text = told.to_string();
+                assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "rank {rank}: {text}");
+                assert!(text.contains("gave up: ") && text.contains("out of paper"), "{text}");
+            }
+        }
+    }
 }

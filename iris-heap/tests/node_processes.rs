@@ -21,6 +21,7 @@ fn rank_program() {
         "heap" => heap(),
         "groups" => groups(),
         "killed" => killed(),
+        "gives up" => gives_up(),
         "stopped" => stopped(),
         "connections" => connections(),
         "fails" => fails(),
@@ -75,6 +76,22 @@ fn killed() -> Result<String, Error> {
     world.barrier()?;
     if env("VICTIMS").contains(&world.rank().to_string()) {
         std::process::abort();
+    }
+    launch_until_abort(&heap, &stream)?;
+    let in_kernel = stream.sync().unwrap_err();
+    let in_barrier = world.barrier().unwrap_err();
+    Ok(format!("kernel: {in_kernel}; barrier: {in_barrier}"))
+}
+
+/// Case in which rank 3 gives its reason while the others wait in a kernel on their node.
+fn gives_up() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
+    let stream = heap.stream()?;
+    world.barrier()?;
+    if world.rank() == 3 {
+        world.abort_with("the tokenizer has no file");
+        return Ok("gone".into());
     }
     launch_until_abort(&heap, &stream)?;
     let in_kernel = stream.sync().unwrap_err();
@@ -310,6 +327,17 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
                 "rank {rank} without {victims}: {text}"
             );
         }
+    }
+}
+
+#[test]
+fn the_reason_of_a_rank_is_shown_on_all_nodes() {
+    let (job, port) = (Job::new("gives up"), free_port());
+    let ranks = job.ranks(4, |rank| torchrun(rank, port));
+    for text in ranks.into_iter().map(result).take(3) {
+        contains(&text, &["kernel: rank 3 on", "barrier: rank 3 on"]);
+        let reason = "(node 1) gave up: the tokenizer has no file;";
+        assert_eq!(text.matches(reason).count(), 2, "{text}");
     }
 }
 

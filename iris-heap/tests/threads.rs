@@ -115,7 +115,7 @@ fn every_rank_reads_what_its_peers_wrote() {
 }
 
 #[test]
-fn a_panicking_rank_is_lost_to_the_others() {
+fn a_panicking_rank_tells_the_others() {
     let results = each(3, |w| {
         if w.rank() == 1 {
             panic!("by design");
@@ -124,7 +124,9 @@ fn a_panicking_rank_is_lost_to_the_others() {
     });
     all_fail(results, |rank, e| match rank {
         1 => matches!(e, Error::Panicked { message, .. } if message == "by design"),
-        _ => matches!(e, Error::PeerLost { rank: 1 }),
+        _ => {
+            matches!(e, Error::PeerAborted { rank: 1, reason, .. } if reason.contains("by design"))
+        }
     });
     let e = World::run_threads(3, |w| {
         if w.rank() == 1 {
@@ -152,7 +154,11 @@ fn a_lost_peer_sets_the_abort_word_of_waiting_kernels() {
         stream.sync()?;
         heap.check()
     });
-    assert!(matches!(results[0], Err(Error::PeerLost { rank: 1 })), "{:?}", results[0]);
+    let told = results[0].as_ref().unwrap_err();
+    assert!(
+        matches!(told, Error::PeerAborted { rank: 1, reason, .. } if reason == "by design"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -120,6 +120,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::Wire { what, problem } => {
             w.u64(7).text(what).text(problem);
         }
+        Error::PeerAborted { rank, reason, .. } => {
+            w.u64(8).u64(*rank as u64).text(reason);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -145,6 +148,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
         5 => Error::HubLost { rank: r.u64()? as usize },
         6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
         7 => Error::Wire { what: r.text()?, problem: r.text()? },
+        8 => Error::PeerAborted { rank: r.u64()? as usize, host: None, reason: r.text()? },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }

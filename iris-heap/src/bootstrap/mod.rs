@@ -72,17 +72,11 @@ impl Step {
     }
 }
 
-/// Error that the peers of `rank` get if its own program has failed, for `reason`.
-pub(crate) fn program_failed(rank: usize, reason: &str) -> Error {
-    let what = "a part of its own program".into();
-    Error::PeerFailed { rank, what, message: reason.into() }
-}
-
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
 /// processes of one host and for several hosts; other transports can be added.
 ///
-/// All methods except [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost) and
-/// [`leave`](Bootstrap::leave) are collective and must be called in the same order on every rank;
+/// All methods except [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost),
+/// [`give_up`](Bootstrap::give_up) and [`leave`](Bootstrap::leave) are collective and must be called in the same order on every rank;
 /// the world ensures this and tags its messages. After an error of a collective method the
 /// bootstrap is broken, and every further collective method returns that error.
 pub trait Bootstrap: Send + Sync {
@@ -162,11 +156,9 @@ pub trait Bootstrap: Send + Sync {
     fn lost(&self) -> Option<Error>;
 
     /// Tells the peers that this rank's own program has failed, for `reason`, before
-    /// [`leave`](Bootstrap::leave). They get [`Error::PeerFailed`], unless they have learned of
-    /// another failure before.
-    fn give_up(&self, reason: &str) {
-        let _ = reason;
-    }
+    /// [`leave`](Bootstrap::leave). They get [`Error::PeerAborted`], unless they have learned of
+    /// another failure before. Never waits for another rank.
+    fn give_up(&self, reason: &str);
 
     /// Ends this rank's participation. `clean` is true after a collective close; if it is false,
     /// the peers get the error that this rank is lost. Never waits.

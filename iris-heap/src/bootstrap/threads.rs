@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notice::{Patience, notice};
-use super::{Bootstrap, Object, Step, Watcher, program_failed};
+use super::{Bootstrap, Object, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 
 /// Contribution of one rank to an exchange.
@@ -228,7 +228,7 @@ impl Bootstrap for Threads {
     }
 
     fn give_up(&self, reason: &str) {
-        self.hub.fail(&program_failed(self.rank, reason));
+        self.hub.fail(&Error::PeerAborted { rank: self.rank, host: None, reason: reason.into() });
     }
 
     fn leave(&self, clean: bool) {

@@ -18,7 +18,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place};
 use super::socket::Socket;
-use super::{Bootstrap, Step, Watcher, program_failed};
+use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -389,7 +389,7 @@ impl Bootstrap for Processes {
     }
 
     fn give_up(&self, reason: &str) {
-        let error = program_failed(self.rank, reason);
+        let error = Error::PeerAborted { rank: self.rank, host: None, reason: reason.into() };
         // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::GaveUp { group: self.group, error };
         let _ = self.connection.send(frame, Instant::now() + PARTING);

@@ -15,7 +15,7 @@ use super::*;
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
-    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, HubLost, Rendezvous, OutOfHeap, Closed,
+    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, Rendezvous, OutOfHeap, Closed,
     StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, NodeSilent, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
@@ -105,6 +105,18 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::PeerFailed { rank: 2, what: "open".into(), message: "no memory".into() },
             ["rank 2 failed in open", "which all ranks must do", "mend that on rank 2"],
+        ),
+        (
+            Error::PeerAborted {
+                rank: 3,
+                host: Some("b".into()),
+                reason: "vocab.txt has 7 lines, expected 8".into(),
+            },
+            [
+                "rank 3 on host b gave up: vocab.txt has 7 lines",
+                "expected 8",
+                "mend that on rank 3",
+            ],
         ),
         (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),
         (

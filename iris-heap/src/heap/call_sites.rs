@@ -58,6 +58,8 @@ impl Bootstrap for Recorder {
         None
     }
 
+    fn give_up(&self, _: &str) {}
+
     fn leave(&self, _: bool) {}
 }
 

@@ -177,6 +177,10 @@ impl Hosts {
                 let (rank, host) = (self.number(rank), self.name(rank));
                 Error::PeerFailed { rank, what: format!("{what} on host {host}"), message }
             }
+            Error::PeerAborted { rank, host: None, reason } if rank < self.node_of.len() => {
+                let (rank, host) = (self.number(rank), Some(self.name(rank).into()));
+                Error::PeerAborted { rank, host, reason }
+            }
             error => error,
         }
     }
@@ -236,6 +240,9 @@ mod tests {
             let text = hosts.describe(absent.clone()).to_string();
             assert!(text.contains(&format!("rank 5 is on host {host}")), "{text}");
             assert!(!text.contains("rank 2"), "{text}");
+            let aborted = Error::PeerAborted { rank: 2, host: None, reason: "no room".into() };
+            let text = hosts.describe(aborted).to_string();
+            assert!(text.starts_with(&format!("rank 5 on host {host} gave up: no room")), "{text}");
             let (what, message) = ("alloc".into(), "no room".into());
             let text = hosts.describe(Error::PeerFailed { rank: 2, what, message }).to_string();
             assert!(text.starts_with(&format!("rank 5 failed in alloc on host {host}")), "{text}");

@@ -364,9 +364,9 @@ impl World {
             Ok(())
         });
         match &outcome {
-            Ok(()) => self.leave(true),
+            Ok(()) => self.inner.leave(true, None),
             Err(Error::StillOpen { .. } | Error::Closed { .. } | Error::Mismatch { .. }) => {}
-            Err(_) => self.leave(false),
+            Err(_) => self.inner.leave(false, None),
         }
         outcome
     }
@@ -382,14 +382,10 @@ impl World {
         self.inner.abort(None);
     }
 
-    /// Does [`World::abort`] and tells the peers why: their calls fail with [`Error::PeerFailed`],
+    /// Does [`World::abort`] and tells the peers why: their calls fail with [`Error::PeerAborted`],
     /// which shows `reason`, unless they have learned of another failure before. Not collective.
     pub fn abort_with(&self, reason: impl fmt::Display) {
         self.inner.abort(Some(&reason.to_string()));
-    }
-
-    fn leave(&self, clean: bool) {
-        self.inner.leave(clean);
     }
 
     /// Records the error of `outcome`, if there is one, as returned to the program.
@@ -417,34 +413,28 @@ impl World {
 
 impl Inner {
     fn abort(&self, reason: Option<&str>) {
-        if let Some(reason) = reason
-            && self.process.check("leaving").is_ok()
-            && !*lock(&self.closed)
-        {
-            self.stop_own_kernels();
-            self.bootstrap.give_up(reason);
-        }
-        self.leave(false);
+        self.leave(false, reason);
         let split = std::mem::take(&mut *lock(&self.split));
         split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort(reason));
     }
 
-    /// Makes this rank's kernels leave. This precedes the announcement to the peers, of which this
-    /// rank's own heaps may also be told: the first reason is kept, and this rank is not lost.
-    fn stop_own_kernels(&self) {
-        for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
-            control.set_host_abort(abort::USER);
-        }
-    }
-
-    fn leave(&self, clean: bool) {
+    /// Ends this rank's part in the world, unless it has ended; `clean` is true after a collective
+    /// close. Peers are told the `reason`, if there is one.
+    fn leave(&self, clean: bool, reason: Option<&str>) {
         if self.process.check("leaving").is_err()
             || std::mem::replace(&mut *lock(&self.closed), true)
         {
             return;
         }
         if !clean {
-            self.stop_own_kernels();
+            // This precedes the announcement to the peers, of which this rank's own heaps may also
+            // be told: the first reason is kept, and this rank is not lost.
+            for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
+                control.set_host_abort(abort::USER);
+            }
+        }
+        if let Some(reason) = reason {
+            self.bootstrap.give_up(reason);
         }
         self.bootstrap.leave(clean);
         if let Some(parent) = &self.parent {
@@ -465,7 +455,7 @@ impl Drop for Inner {
             let rank = self.bootstrap.rank();
             tracing::debug!(rank, "a world was dropped without close: its peers lose this rank");
         }
-        self.leave(false);
+        self.leave(false, None);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Worlds over several nodes: the worlds of one node and across nodes, and simulated nodes for
 //! tests, whose ranks are threads of one process.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use super::hosts::Hosts;
@@ -122,7 +123,7 @@ impl World {
     ) -> Result<Vec<Result<T, E>>>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let worlds = World::threads_on_nodes(nodes, per_node, settings)?;
@@ -136,7 +137,7 @@ impl World {
     pub fn run_nodes<T, E, F>(nodes: usize, per_node: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let settings = Settings::from_env()?;

@@ -1,8 +1,11 @@
 //! Worlds whose ranks are threads of this process, and functions that run a program on all of them.
 
+use std::any::Any;
+use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, Thread};
 
 use super::collective::END_OF_RANK;
 use super::{Place, World, check_size};
@@ -15,6 +18,12 @@ use crate::util::{panic_message, thread_error};
 /// Error of a rank, with its place among the errors of all ranks: the distance from the root cause,
 /// then the number of ranks that had failed before it.
 struct Placed<E>((Distance, usize), E);
+
+impl<E: Display> Display for Placed<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.1.fmt(f)
+    }
+}
 
 impl<E: From<Error>> From<Error> for Placed<E> {
     fn from(error: Error) -> Self {
@@ -49,8 +58,8 @@ impl World {
 
     /// Runs `f` on `size` threads, one per rank, and returns the results by rank.
     ///
-    /// A rank that returns `Ok` closes its world if `f` has not. A rank that fails or panics is
-    /// reported lost to the others at once, so that they need not wait for their deadlines.
+    /// A rank that returns `Ok` closes its world if `f` has not. A rank that fails or panics tells
+    /// the others its error at once, by [`World::abort_with`].
     ///
     /// # Errors
     /// The root error: the first failure, ignoring ranks that failed only after they were told of
@@ -58,7 +67,7 @@ impl World {
     pub fn run_threads<T, E, F>(size: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         World::run_to_root(World::threads(size)?, f)
@@ -69,7 +78,7 @@ impl World {
     pub(super) fn run_to_root<T, E, F>(worlds: Vec<World>, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let size = worlds.len();
@@ -80,11 +89,7 @@ impl World {
             match catch_unwind(AssertUnwindSafe(|| f(world))) {
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err(e)) => Err(Placed(place(), e)),
-                Err(panic) => {
-                    let name = std::thread::current().name().unwrap_or_default().to_string();
-                    let message = panic_message(&*panic);
-                    Err(Placed(place(), Error::Panicked { name, group: None, message }.into()))
-                }
+                Err(panic) => Err(Placed(place(), panicked(&thread::current(), &*panic).into())),
             }
         };
         let results = World::run_worlds(worlds, placed);
@@ -111,7 +116,7 @@ impl World {
     ) -> Result<Vec<Result<T, E>>>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         Ok(World::run_worlds(World::threads_with(size, settings)?, f))
@@ -122,51 +127,48 @@ impl World {
     pub(super) fn run_worlds<T, E, F>(worlds: Vec<World>, f: F) -> Vec<Result<T, E>>
     where
         T: Send,
-        E: Send + From<Error>,
+        E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let f = &f;
         let rank_main = move |world: World| {
-            let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
+            let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())))
+                .unwrap_or_else(|panic| Err(panicked(&thread::current(), &*panic).into()));
             match &result {
                 // An error of `close` is ignored here: it means that another rank has failed, and
                 // that rank reports the error.
-                Ok(Ok(_)) => drop(world.close_in(END_OF_RANK)),
-                _ => world.abort(),
+                Ok(_) => drop(world.close_in(END_OF_RANK)),
+                // The alternate form of an `anyhow::Error` has all of its causes.
+                Err(error) => world.abort_with(format_args!("{error:#}")),
             }
             result
         };
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let start = |world: World| {
                 let rank = world.rank();
                 let spare = world.clone();
                 let name = format!("iris-rank-{rank}");
-                let builder = std::thread::Builder::new().name(name.clone());
+                let builder = thread::Builder::new().name(name.clone());
                 let thread = builder.spawn_scoped(scope, move || rank_main(world));
-                if thread.is_err() {
+                thread.map_err(|e| {
+                    let error = thread_error(&name, e);
                     // The ranks that have started wait for this one, and must learn it at once.
-                    spare.abort();
-                }
-                (name, thread)
+                    spare.abort_with(&error);
+                    error
+                })
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
-            let finish = |(name, thread): (String, std::io::Result<_>)| {
-                let thread: std::thread::ScopedJoinHandle<'_, _> = match thread {
-                    Ok(thread) => thread,
-                    Err(e) => {
-                        return Err(thread_error(&name, e).into());
-                    }
-                };
-                let outcome: std::thread::Result<_> = thread.join();
-                match outcome.and_then(|r| r) {
-                    Ok(result) => result,
-                    Err(panic) => {
-                        Err(Error::Panicked { name, group: None, message: panic_message(&*panic) }
-                            .into())
-                    }
-                }
+            let finish = |started: Result<thread::ScopedJoinHandle<'_, _>>| {
+                let handle = started?;
+                let thread = handle.thread().clone();
+                handle.join().unwrap_or_else(|panic| Err(panicked(&thread, &*panic).into()))
             };
             started.into_iter().map(finish).collect()
         })
     }
+}
+
+fn panicked(thread: &Thread, panic: &(dyn Any + Send)) -> Error {
+    let name = thread.name().unwrap_or_default().to_string();
+    Error::Panicked { name, group: None, message: panic_message(panic) }
 }

@@ -44,7 +44,8 @@ fn part<J: Job>(job: &str) -> Result<()> {
     if let Some(mpi) = &mpi {
         anyhow::ensure!(mpi.carries(&world), "ranks of MPI_COMM_WORLD differ from {world:?}");
     }
-    let report = job.run_rank(&world)?;
+    let report =
+        job.run_rank(&world).inspect_err(|error| world.abort_with(format_args!("{error:#}")))?;
     world.close()?;
     if let Some(report) = report {
         say!("{}", serde_json::to_string(&report)?)?;
