@@ -76,7 +76,8 @@ impl WholeGemm {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, Some(addend)))
     }
 
-    /// Enqueues the product of a call in the order of the heap's ops; returns false if no
+    /// Enqueues the product of a call in the order of the heap's ops, by the preferred
+    /// implementation or, if that refuses it, by the other one; returns false if no
     /// implementation can do the call. `workspace` is the address of a workspace of
     /// [`GemmRequest::library_bytes`] bytes.
     ///
@@ -96,16 +97,21 @@ impl WholeGemm {
         workspace: u64,
     ) -> Result<bool> {
         let gpu = heap.gpu()?;
-        let prefers = |gemm: &&Gemm| !self.chooses_by_shape || gemm.is_preferred(args);
-        if let Some(gemm) = self.ours.as_ref().filter(prefers)
+        let ours = || match &self.ours {
             // SAFETY: the caller keeps this function's contract, which covers that of `launch`.
-            && unsafe { gemm.launch(gpu, stream, args) }?
-        {
+            Some(gemm) => unsafe { gemm.launch(gpu, stream, args) },
+            None => Ok(false),
+        };
+        let prefers = |gemm: &Gemm| !self.chooses_by_shape || gemm.is_preferred(args);
+        let ours_first = self.ours.as_ref().is_some_and(prefers);
+        if ours_first && ours()? {
             return Ok(true);
         }
         // SAFETY: the caller keeps this function's contract, which covers that of `enqueue_vendors`
         // without an addend.
-        unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }
+        let done = unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }?;
+        // The library may refuse a product only when it is enqueued.
+        Ok(done || !ours_first && ours()?)
     }
 
     /// Enqueues C = A B + addend, plus the call's bias, by the vendor's library. Returns false if

@@ -109,6 +109,17 @@ pub(crate) fn child_of(
         .unwrap()
 }
 
+/// Makes the stand-in of cuBLASLt refuse products with `rows` rows when they are enqueued.
+pub(crate) fn refuse_products(rows: u64) {
+    let path = std::env::var("IRIS_CUBLASLT").unwrap();
+    // SAFETY: the stand-in is our own library and runs no code when it is loaded.
+    let library = unsafe { Library::new(path) }.unwrap();
+    // SAFETY: blaslt.cpp defines the function with this type.
+    let refuse = unsafe { library.get::<unsafe extern "C" fn(u64) -> c_int>(b"fake_refuse") };
+    // SAFETY: `fake_refuse` accepts any number.
+    assert_eq!(unsafe { refuse.unwrap()(rows) }, 0);
+}
+
 /// Functions for tests that the loaded stand-in driver exports.
 pub(crate) struct Standin {
     rank: unsafe extern "C" fn(u32),

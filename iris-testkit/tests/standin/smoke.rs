@@ -10,7 +10,7 @@ use iris_testkit::suite::{Case, Options as CaseOptions};
 
 use crate::calls::{Calls, Captured, heap};
 use crate::cases::{Call, Extent, Planned, all};
-use crate::library::{Machine, Standin};
+use crate::library::{Machine, Standin, refuse_products};
 use crate::logs::{captures, of_case, title};
 
 /// Finds the case with the title `wanted`.
@@ -151,6 +151,32 @@ fn a_call_of_few_rows_has_the_launch_of_its_own_plan(machine: &Machine) {
     // Two owners have one row of 64 tiles each, and the device has 132 multiprocessors.
     for word in ["IRIS_GEMM_CLUSTER=1", "IRIS_GEMM_WIDTH=128", " 128x384 "] {
         assert!(own[0].contains(word), "{word} in {}", own[0]);
+    }
+}
+
+/// Tests that a product that cuBLASLt refuses when it is enqueued is done by the built-in
+/// whole-matrix GEMM, and not by the tile GEMM.
+fn a_product_that_the_library_refuses_is_done_by_our_gemm(machine: &Machine) {
+    let options = CaseOptions::new(8192, 8192, 3584).dtype(DType::BF16).backend(BackendKind::Cuda);
+    let case = Case::new(Op::Matmul, "auto", options);
+    let calls = vec![Call { what: String::new(), case: case.clone(), bias: DType::BF16 }];
+    let planned = Planned { what: String::new(), case, calls };
+    let called = |refused| {
+        refuse_products(refused);
+        let logs = on_two_of(machine, &planned, |calls, standin| {
+            let stream = calls.heap().stream()?;
+            standin.take();
+            calls.run(&planned.calls[0], 512, &stream)?;
+            Ok(steps(&standin.take()))
+        });
+        refuse_products(0);
+        logs.into_iter().map(|log| log.join("\n")).collect::<Vec<_>>()
+    };
+    for log in called(0) {
+        assert!(log.starts_with("Matmul s0"), "{log}");
+    }
+    for log in called(512) {
+        assert_eq!(log, "cuLaunchKernelEx s0 iris_gemm");
     }
 }
 
@@ -315,6 +341,9 @@ pub(crate) fn run(machine: &Machine) {
         a_loss_after_the_last_call_harms_no_result(machine);
         a_communicator_is_not_closed_in_a_capture(machine);
         a_call_fails_on_request(machine);
+    }
+    if machine.backend() == BackendKind::Cuda && machine.library {
+        a_product_that_the_library_refuses_is_done_by_our_gemm(machine);
     }
     logs_are_the_same_in_every_run(machine);
 }
