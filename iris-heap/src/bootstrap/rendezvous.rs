@@ -18,7 +18,8 @@
 //!
 //! This file is long because all of the code is about one folder and the files in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
@@ -586,8 +587,26 @@ impl ShortPath {
 }
 
 /// Time since boot at which this process last met others at a place, successfully or not, by socket
-/// path.
+/// path. Without a file of the place there is no event from before that time, so only places with
+/// files are kept.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
+
+/// Removes the places that have no file from `visited`.
+fn forget(visited: &mut BTreeMap<PathBuf, Duration>) {
+    // Names of the files of each folder, without extensions; `None` if they cannot be read now.
+    let mut folders: BTreeMap<PathBuf, Option<BTreeSet<OsString>>> = BTreeMap::new();
+    visited.retain(|socket, _| {
+        let folder = socket.parent().unwrap_or(Path::new("/"));
+        let names = folders.entry(folder.into()).or_insert_with(|| match fs::read_dir(folder) {
+            Ok(files) => {
+                let name = |file: fs::DirEntry| Some(file.path().file_stem()?.to_owned());
+                Some(files.flatten().filter_map(name).collect())
+            }
+            Err(e) => (e.kind() == ErrorKind::NotFound).then(BTreeSet::new),
+        });
+        names.as_ref().zip(socket.file_stem()).is_none_or(|(names, name)| names.contains(name))
+    });
+}
 
 /// Guard of a meeting in progress; see [`Place::visit`].
 pub(crate) struct Visit<'a> {
@@ -597,8 +616,12 @@ pub(crate) struct Visit<'a> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        lock(&VISITED).insert(self.place.socket.clone(), up());
-        if self.presence.take().is_some() {
+        let shown = self.presence.take().is_some();
+        let mut visited = lock(&VISITED);
+        visited.insert(self.place.socket.clone(), up());
+        forget(&mut visited);
+        drop(visited);
+        if shown {
             self.place.leave_folder();
         }
     }
@@ -871,6 +894,21 @@ mod tests {
         fs::write(place.presence(2), "").unwrap();
         let told = place.connect(1, 3, Instant::now() + Duration::from_secs(60)).unwrap_err();
         assert!(matches!(told, Error::PeerLost { rank: 2 }), "{told}");
+    }
+
+    /// Tests that a process remembers its visit to a place only while there are files of that place.
+    #[test]
+    fn a_place_without_files_is_forgotten() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = |job: &str| Place::at(temp.path().join("iris"), true, job.into());
+        let is_known = |place: &Place| lock(&VISITED).contains_key(&place.socket);
+        let [met, failed, next] = ["met", "failed", "next"].map(place);
+        failed.clear(Some(&failed.error("too late")));
+        [&met, &failed].iter().for_each(|place| drop(place.visit(1).unwrap()));
+        assert_eq!([&met, &failed].map(is_known), [false, true]);
+        fs::remove_file(failed.note()).unwrap();
+        drop(next.visit(1).unwrap());
+        assert_eq!([&met, &failed, &next].map(is_known), [false; 3]);
     }
 
     #[test]
