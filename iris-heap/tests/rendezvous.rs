@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command};
 use std::time::{Duration, Instant};
 
-use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use iris_heap::{Error, HeapOptions, Network, SymmetricHeap, UniqueId, World};
 use job::{CASE, Job, contains, env, no_vars, report, result, said, wait_for, wait_for_file};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -576,5 +576,21 @@ fn a_link_that_leads_nowhere_is_replaced() {
     let socket = remove_socket(&job, with("0"));
     std::os::unix::fs::symlink("/nowhere/at/all", &socket).unwrap();
     assert_eq!(["0", "1"].map(with).map(result), ["ok met"; 2]);
+    job.check_left();
+}
+
+/// Tests that the length of a job's name is checked wherever the name comes from.
+#[test]
+fn a_job_name_longer_than_a_hello_is_refused_by_every_rank() {
+    let job = Job::new("barrier");
+    let port = "9".repeat(9000);
+    for text in job.ranks(2, |_| vec![("MASTER_PORT", port.clone())]).into_iter().map(result) {
+        contains(&text, &["error", "length of the job's name is 9021 bytes", "at most 8168 bytes"]);
+    }
+    let network = Network::new("127.0.0.1:1", &UniqueId::new().unwrap()).node("n".repeat(9000));
+    for rank in 0..2 {
+        let text = World::over_network(&network, rank, 2).unwrap_err().to_string();
+        contains(&text, &["length of the job's name is 9", "at most 8168 bytes"]);
+    }
     job.check_left();
 }

@@ -19,6 +19,8 @@ pub(super) const EXCHANGED: u64 = LONGEST - (1 << 20);
 /// Largest body of a hello in bytes. Together with the maximum number of connections without a
 /// hello, it bounds the memory that unidentified processes can occupy in rank 0.
 pub(super) const HELLO: usize = 8 << 10;
+/// Longest name of a job in bytes. A hello has the name, its length, a rank and a size.
+pub(super) const JOB_NAME: usize = HELLO - 3 * size_of::<u64>();
 
 /// Contribution of one rank to an exchange: bytes, and file descriptors.
 #[derive(Debug, Default)]

@@ -234,6 +234,7 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frames::JOB_NAME;
     use super::super::frames::Part;
     use super::*;
     use std::os::unix::net::UnixStream;
@@ -310,6 +311,8 @@ mod tests {
         assert!(long.contains("a frame of"), "{long}");
         let with_descriptor = text(send(1, 1));
         assert!(with_descriptor.contains("before a hello"), "{with_descriptor}");
+        let hello = Frame::Hello { job: "x".repeat(JOB_NAME), rank: 1, size: 2 };
+        assert_eq!(hello.pack().bytes.len(), HEADER + HELLO, "the longest name fits");
     }
 
     #[test]

@@ -35,7 +35,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::frames::{error_of_bytes, error_to_bytes};
+use super::frames::{JOB_NAME, error_of_bytes, error_to_bytes};
 use super::launcher_env::Get;
 use super::notice::{Patience, notice};
 use super::presence::Presence;
@@ -86,7 +86,19 @@ impl Place {
     /// Makes the meeting place of the job with identity `job`. The folder is `IRIS_RENDEZVOUS` if
     /// that is set, else a folder of the user within the system's temporary folder. `launched`
     /// tells whether a launcher of this library started the ranks.
+    ///
+    /// # Errors
+    /// [`Error::Env`]; [`Error::Invalid`] for a name that no hello can carry.
     pub(crate) fn new(job: String, launched: bool) -> Result<Place> {
+        if job.len() > JOB_NAME {
+            let start: String = job.chars().take(40).collect();
+            let found = format!("{} bytes ({start}...)", job.len());
+            let expected = format!(
+                "at most {JOB_NAME} bytes: it is made of the launcher's variables or IRIS_RENDEZVOUS, and of \
+                 IRIS_NODE where ranks meet over the network"
+            );
+            return Err(Error::invalid("length of the job's name", found, expected));
+        }
         let (folder, ours) = match env::read("IRIS_RENDEZVOUS")? {
             None => {
                 let user = rustix::process::geteuid().as_raw();
