@@ -594,3 +594,35 @@ fn a_job_name_longer_than_a_hello_is_refused_by_every_rank() {
     }
     job.check_left();
 }
+
+/// Tests that ranks that wait learn why rank 0 failed before it listened, on one host and where
+/// ranks meet over the network.
+#[test]
+fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
+    let network = [("IRIS_NODE", "a"), ("MASTER_ADDR", "127.0.0.1")];
+    for (vars, wrong) in [
+        (&[][..], ("IRIS_DEADLINE", "soon")),
+        (&network, ("IRIS_DEADLINE", "soon")),
+        (&network, ("IRIS_SECRET_FILE", "/nowhere/at/all")),
+    ] {
+        let job = Job::new("barrier");
+        let with = |rank, more: &[(&str, &str)]| {
+            let all = [("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29518")];
+            job.rank(&[&all[..], vars, more].concat())
+        };
+        let mut ranks = vec![with("1", &[]), with("2", &[])];
+        for end in [".rank1", ".rank2"] {
+            let is = |it: &PathBuf| it.to_string_lossy().ends_with(end);
+            wait_for(end, || job::files(job.temp.path()).into_iter().find(is));
+        }
+        ranks.push(with("0", &[wrong]));
+        let texts: Vec<_> = ranks.into_iter().map(result).collect();
+        for text in &texts {
+            contains(text, &["error", wrong.1]);
+        }
+        for text in &texts[..2] {
+            contains(text, &["rank 0 failed in meeting the other ranks"]);
+        }
+        job.check_left();
+    }
+}

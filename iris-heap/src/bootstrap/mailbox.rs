@@ -234,8 +234,7 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frames::JOB_NAME;
-    use super::super::frames::Part;
+    use super::super::frames::{JOB_NAME, Part};
     use super::*;
     use std::os::unix::net::UnixStream;
 

@@ -214,11 +214,22 @@ impl Place {
                  MASTER_PORT to two jobs?",
             )),
             Err(error) => {
-                let (what, message) = ("meeting the other ranks".into(), error.to_string());
-                self.note_or_warn(&Error::PeerFailed { rank: 0, what, message });
+                self.note_or_warn(&failed(&error));
                 Err(error)
             }
         }
+    }
+
+    /// Returns `outcome` of a step that `rank` takes before it visits the place. If rank 0 has failed,
+    /// a note tells the others its reason, unless another process listens at the place.
+    pub(crate) fn prepared<T>(&self, rank: usize, outcome: Result<T>) -> Result<T> {
+        if rank == 0
+            && let Err(error) = &outcome
+            && let Ok(Some(_door)) = self.bind(0)
+        {
+            self.clear(Some(&failed(error)));
+        }
+        outcome
     }
 
     /// Binds the socket and listens, as `rank`; `None` if another process is listening there.
@@ -410,6 +421,15 @@ impl Place {
         ours.then(|| error_of_bytes(error).ok()).flatten()
     }
 
+    /// Reason for the `error` of a rank that was connected: if rank 0 closed its end before this rank
+    /// received a message, the note may have the reason.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        match error {
+            Error::PeerLost { rank: 0 } => self.came_to_nothing(None).unwrap_or(error),
+            error => error,
+        }
+    }
+
     /// Path of the note of a failed world.
     fn note(&self) -> PathBuf {
         self.socket.with_extension("over")
@@ -568,6 +588,12 @@ impl fmt::Display for Place {
         }
         f.write_str(")")
     }
+}
+
+/// Error that the other ranks get if rank 0 fails with `error` before it listens.
+fn failed(error: &Error) -> Error {
+    let (what, message) = ("meeting the other ranks".into(), error.to_string());
+    Error::PeerFailed { rank: 0, what, message }
 }
 
 /// Hint for ranks whose variables were set by hand and name the host of rank 0: that alone does not

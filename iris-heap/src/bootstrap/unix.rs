@@ -111,12 +111,7 @@ impl Processes {
             Ok(()) => Ok(processes),
             Err(error) => {
                 processes.explain(&error);
-                // If rank 0 closed its end before this rank received a message, the note may have
-                // the reason.
-                Err(match error {
-                    Error::PeerLost { rank: 0 } => place.came_to_nothing(None).unwrap_or(error),
-                    error => error,
-                })
+                Err(place.explained(error))
             }
         }
     }

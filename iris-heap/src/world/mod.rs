@@ -136,15 +136,16 @@ impl World {
     /// [`Error::Rendezvous`] for other problems, such as two processes with one rank.
     pub fn from_env() -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let settings = Settings::from_env()?;
+        // A world that could not be formed counts on every rank, whatever its reason.
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let launch = Launch::from_env()?;
         let Launch { rank, size, place, .. } = launch;
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let settings = Settings::from_env();
         if let Some(network) = network::from_env(&launch, number)? {
-            return World::over_network_with(&network, rank, size, settings);
+            return World::meet_over(&network, rank, size, settings);
         }
         if size == 1 {
-            return Ok(World::alone(settings, place));
+            return Ok(World::alone(settings?, place));
         }
         let folder = env::read("IRIS_RENDEZVOUS")?;
         let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
@@ -175,10 +176,10 @@ impl World {
                 format!("0 to {}", size - 1),
             ));
         }
-        let settings = Settings::from_env()?;
+        let settings = Settings::from_env();
         let place = Place { node: 0, local_rank: rank, local_size: size };
         if size == 1 {
-            return Ok(World::alone(settings, place));
+            return Ok(World::alone(settings?, place));
         }
         World::rendezvous(&format!("unique id {id}"), false, rank, size, place, settings)
     }
@@ -194,9 +195,10 @@ impl World {
         rank: usize,
         size: usize,
         place: Place,
-        settings: Settings,
+        settings: Result<Settings>,
     ) -> Result<World> {
         let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
+        let settings = place_to_meet.prepared(rank, settings)?;
         let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
         let deadline = Instant::now() + settings.host_deadline();
         let what = "exchange of process ids".into();

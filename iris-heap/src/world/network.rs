@@ -152,6 +152,33 @@ impl Network {
         Network { node: Some(name.into()), ..self }
     }
 
+    /// Adds the address and the secret that the variables of `get` describe.
+    fn completed(self, get: Get<'_>, launch: &Launch) -> Result<Network> {
+        let (host, port) = launch.master()?;
+        let secret = get("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
+        let trusted = match get("IRIS_TRUST_NETWORK")?.as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
+        };
+        // An IPv6 address is put in brackets, because a port follows.
+        let host =
+            if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
+        Ok(Network { address: format!("{host}:{port}"), secret, trusted, ..self })
+    }
+
+    /// Place where the ranks of this rank's node meet, and identity and name of the node.
+    fn own_node(&self) -> Result<(rendezvous::Place, String, String)> {
+        let name = host_name();
+        let (identity, name) = match &self.node {
+            Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
+            None => (identity(), name),
+        };
+        let hash = hash(&[identity.as_bytes()]);
+        let job = format!("{}, relay of {name}, {hash:032x}", self.job);
+        Ok((rendezvous::Place::new(job, false)?, identity, name))
+    }
+
     /// Checks that a job without a secret meets at a loopback address, unless the network is
     /// trusted.
     fn check_trust(&self, meeting: &Meeting) -> Result<()> {
@@ -190,18 +217,10 @@ fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network
     if launch.size == 1 || (launch.several_hosts.is_none() && node.is_none()) {
         return Ok(None);
     }
-    let (host, port) = launch.master()?;
-    let secret = get("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
-    let trusted = match get("IRIS_TRUST_NETWORK")?.as_deref() {
-        None | Some("0") => false,
-        Some("1") => true,
-        Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
-    };
-    // An IPv6 address is put in brackets, because a port follows.
-    let host =
-        if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     let job = format!("{}, world {number}", launch.job);
-    Ok(Some(Network { address: format!("{host}:{port}"), job, secret, trusted, node }))
+    let network = Network { address: String::new(), job, secret: None, trusted: false, node };
+    let (place, ..) = network.own_node()?;
+    place.prepared(launch.rank, network.completed(get, launch)).map(Some)
 }
 
 impl World {
@@ -212,7 +231,7 @@ impl World {
     /// The errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range;
     /// [`Error::Env`] for a network without a secret that others may reach.
     pub fn over_network(network: &Network, rank: usize, size: usize) -> Result<World> {
-        World::over_network_with(network, rank, size, Settings::from_env()?)
+        World::meet_over(network, rank, size, Settings::from_env())
     }
 
     /// Opens a world like [`World::over_network`], with the program's own settings.
@@ -225,24 +244,32 @@ impl World {
         size: usize,
         settings: Settings,
     ) -> Result<World> {
+        World::meet_over(network, rank, size, Ok(settings))
+    }
+
+    /// Opens a world over several hosts; an error of the settings is told to ranks that wait.
+    pub(super) fn meet_over(
+        network: &Network,
+        rank: usize,
+        size: usize,
+        settings: Result<Settings>,
+    ) -> Result<World> {
         check_size("size of the world", size)?;
-        settings.check()?;
         if rank >= size {
             return Err(Error::invalid("rank of over_network", rank, format!("0 to {}", size - 1)));
         }
-        let Network { address, job, secret, node, .. } = network.clone();
-        let key = secret.map_or([0; 32], |secret| secret.0);
-        let terms = Terms { key, job: job.clone(), size };
-        let meeting = Meeting { address, terms, silence: settings.silence() };
-        network.check_trust(&meeting)?;
-        let timeout = settings.host_deadline();
-        let name = host_name();
-        let (identity, name) = match node {
-            Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
-            None => (identity(), name),
-        };
-        let node = format!("{job}, relay of {name}, {:032x}", hash(&[identity.as_bytes()]));
-        let place = rendezvous::Place::new(node, false)?;
+        let (place, identity, name) = network.own_node()?;
+        let prepared = settings.and_then(|settings| {
+            settings.check()?;
+            let key = network.secret.as_ref().map_or([0; 32], |secret| secret.0);
+            let terms = Terms { key, job: network.job.clone(), size };
+            let silence = settings.silence();
+            let meeting = Meeting { address: network.address.clone(), terms, silence };
+            network.check_trust(&meeting)?;
+            Ok((settings, meeting))
+        });
+        let (settings, meeting) = place.prepared(rank, prepared)?;
+        let (job, timeout) = (network.job.as_str(), settings.host_deadline());
         let all = meeting.rendezvous(place, rank, timeout)?;
         tracing::debug!(rank, size, job, "all ranks have met over the network");
         let step = Step {
@@ -252,7 +279,7 @@ impl World {
             numbers: None,
         };
         let place = (identity.as_str(), name.as_str());
-        let (nodes, hosts) = Nodes::join(all, place, &job, timeout, &step)?;
+        let (nodes, hosts) = Nodes::join(all, place, job, timeout, &step)?;
         Ok(World::on_nodes(Arc::new(nodes) as Arc<dyn Bootstrap>, settings, hosts, None))
     }
 }

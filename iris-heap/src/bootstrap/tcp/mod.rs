@@ -288,7 +288,7 @@ impl Meeting {
                     error => error.clone(),
                 };
                 processes.explain(&told);
-                Err(error)
+                Err(visited.explained(error))
             }
         }
     }
