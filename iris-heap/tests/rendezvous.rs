@@ -626,3 +626,25 @@ fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
         job.check_left();
     }
 }
+
+/// Tests that a rank which waits for rank 0 is told if another process takes its place.
+#[test]
+fn a_rank_whose_place_another_process_takes_is_told() {
+    for vars in [&[][..], &[("IRIS_NODE", "a"), ("MASTER_ADDR", "127.0.0.1")]] {
+        let job = Job::new("barrier");
+        let with = |rank| {
+            let all = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29519")];
+            job.rank(&[&all[..], vars].concat())
+        };
+        let first = with("1");
+        let file = wait_for("the file of rank 1", || {
+            let is = |it: &PathBuf| it.to_string_lossy().ends_with(".rank1");
+            job::files(job.temp.path()).into_iter().find(is)
+        });
+        let second = with("1");
+        contains(&result(first), &["error", "another process", "as rank 1"]);
+        assert!(file.exists(), "the file of the second process is left to it");
+        assert_eq!([second, with("0")].map(result), ["ok met"; 2]);
+        job.check_left();
+    }
+}

@@ -178,7 +178,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         // Ranks say hello in this order; rank 1, whose hello is read first, names the wrong size.
         let come = |rank: u64| {
-            let socket = place.connect(rank as usize, 4, deadline).unwrap();
+            let socket = place.connect(rank as usize, 4, deadline, None).unwrap();
             let size = if rank == 1 { 3 } else { 4 };
             let mut outbox = Outbox::default();
             outbox.push(Frame::Hello { job: place.job.clone(), rank, size }.pack());

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl Presence {
@@ -24,23 +24,49 @@ impl Presence {
         let file = File::create(&part)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         fs::rename(&part, &path)?;
-        Ok(Presence { path, _file: file })
+        Ok(Presence { path, file })
+    }
+
+    /// Whether the file is still there, and was not removed or replaced by another process.
+    pub(super) fn is_shown(&self) -> bool {
+        is_at(&self.file, &self.path)
+    }
+
+    /// Whether another process has made a file of the same name.
+    pub(super) fn is_replaced(&self) -> bool {
+        !self.is_shown() && self.path.exists()
     }
 
     /// Whether the process that created this file has ended.
     pub(super) fn is_over(path: &Path) -> bool {
-        let number = |file: std::io::Result<fs::Metadata>| file.map(|it| it.ino()).ok();
-        File::open(path).is_ok_and(|file| {
-            let free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-            // The opened file is compared with the file that has this name now, because a living
-            // process may have replaced or removed the opened file.
-            free && number(file.metadata()) == number(fs::metadata(path))
-        })
+        // The opened file must still be there, because a living process may have replaced or
+        // removed it.
+        File::open(path).is_ok_and(|file| !is_held(&file) && is_at(&file, path))
+    }
+
+    /// Whether a living process holds the file.
+    pub(super) fn is_shown_at(path: &Path) -> bool {
+        File::open(path).is_ok_and(|file| is_held(&file))
+    }
+}
+
+/// Whether a process holds the lock of `file`.
+fn is_held(file: &File) -> bool {
+    flock(file, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+/// Whether an opened file is still at `path`, and has not been removed or replaced.
+pub(super) fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(mine), Ok(there)) => (there.dev(), there.ino()) == (mine.dev(), mine.ino()),
+        _ => false,
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if self.is_shown() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

@@ -38,7 +38,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::frames::{JOB_NAME, error_of_bytes, error_to_bytes};
 use super::launcher_env::Get;
 use super::notice::{Patience, notice};
-use super::presence::Presence;
+use super::presence::{Presence, is_at};
 use super::process::{began, parent_command};
 use crate::env;
 use crate::error::{Error, Result};
@@ -277,6 +277,7 @@ impl Place {
         rank: usize,
         size: usize,
         deadline: Instant,
+        visit: Option<&Visit<'_>>,
     ) -> Result<UnixStream> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
@@ -292,7 +293,8 @@ impl Place {
                 // listener has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
-            if let Some(error) = self.came_to_nothing(Some(started)) {
+            let displaced = || visit.and_then(|visit| visit.displaced(rank));
+            if let Some(error) = self.came_to_nothing(Some(started)).or_else(displaced) {
                 return Err(error);
             }
             if died {
@@ -476,9 +478,11 @@ impl Place {
                 };
                 is_name && is_socket && is_old() && self.short(&path).is_ok_and(refused)
             };
-            // A turn file in use is not old, because each attempt to take the turn truncates it.
-            if of_a_rank && ours || (of_a_rank || is("over") || is("turn")) && is_old() || is_dead()
-            {
+            // A rank may wait longer than a file takes to be old, and watches its file. A turn file
+            // in use is not old, because each attempt to take the turn truncates it.
+            let is_left = of_a_rank && is_old() && !Presence::is_shown_at(&path);
+            let is_past = (is("over") || is("turn")) && is_old();
+            if of_a_rank && ours || is_left || is_past || is_dead() {
                 let _ = fs::remove_file(path);
             }
         }
@@ -652,6 +656,26 @@ pub(crate) struct Visit<'a> {
     presence: Option<Presence>,
 }
 
+impl Visit<'_> {
+    /// Error if another process has taken the place of this one, which waits as `rank`.
+    pub(super) fn displaced(&self, rank: usize) -> Option<Error> {
+        let presence = self.presence.as_ref().filter(|presence| !presence.is_shown())?;
+        if presence.is_replaced() {
+            return Some(self.place.error(format!(
+                "another process has come there as rank {rank}, and this one gave way: is the rank given to \
+                 two processes, or the same id or MASTER_PORT to two jobs?"
+            )));
+        }
+        // A world that failed has left its note before it removed the files of its ranks.
+        Some(self.place.came_to_nothing(None).unwrap_or_else(|| {
+            self.place.error(format!(
+                "a world has met or failed there while this process waited as rank {rank}, and has removed its \
+                 file: another process may have taken its place"
+            ))
+        }))
+    }
+}
+
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         let shown = self.presence.take().is_some();
@@ -723,14 +747,6 @@ fn listener_rank(socket: &UnixStream) -> Option<usize> {
     name.strip_prefix("part")?.parse().ok()
 }
 
-/// Whether an opened file is still at `path`, and has not been removed or replaced.
-fn is_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(mine), Ok(there)) => (there.dev(), there.ino()) == (mine.dev(), mine.ino()),
-        _ => false,
-    }
-}
-
 /// Time of a file's last change, since boot; `None` if there is no such file.
 fn since_boot(path: &Path) -> Option<Duration> {
     let changed = fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
@@ -776,23 +792,23 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("iris"), true, "job".into());
-        assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
+        assert!(matches!(place.connect(1, 2, soon(), None), Err(Error::Absent { .. })));
         drop(place.listen().unwrap());
         assert!(place.socket.exists(), "a dead process leaves its socket");
-        let lost = place.connect(1, 2, soon()).unwrap_err();
+        let lost = place.connect(1, 2, soon(), None).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0 }), "{lost}");
         // A socket of an earlier run does not concern this run.
         make_old(&place.socket);
-        assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
+        assert!(matches!(place.connect(1, 2, soon(), None), Err(Error::Absent { .. })));
         let listener = place.listen().unwrap();
-        assert!(place.connect(1, 2, soon()).is_ok());
+        assert!(place.connect(1, 2, soon(), None).is_ok());
         let e = place.listen().unwrap_err().to_string();
         assert!(e.contains("another process listens") && e.contains("job"), "{e}");
         drop(listener);
         let other = Place::at(temp.path().join("iris"), true, "other".into());
         let listener = other.listen().unwrap();
         place.clear(None);
-        assert!(!place.socket.exists() && other.connect(1, 2, soon()).is_ok());
+        assert!(!place.socket.exists() && other.connect(1, 2, soon(), None).is_ok());
         drop(listener);
         other.clear(None);
         assert!(!temp.path().join("iris").exists(), "nothing is left");
@@ -833,7 +849,7 @@ mod tests {
         links.iter().for_each(|link| std::os::unix::fs::symlink(&file, link).unwrap());
         let refused = [
             place.listen().unwrap_err(),
-            place.connect(1, 2, soon()).unwrap_err(),
+            place.connect(1, 2, soon(), None).unwrap_err(),
             place.visit(0).map(drop).unwrap_err(),
         ];
         for e in refused {
@@ -861,12 +877,12 @@ mod tests {
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();
-        let lost = place.connect(1, 4, soon()).unwrap_err();
+        let lost = place.connect(1, 4, soon(), None).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 2 }), "{lost}");
         let now = Instant::now();
         assert_eq!((place.lost(&[0, 3], now), place.lost(&[3], now)), (Some(0), None));
         place.clear(Some(&Error::PeerLost { rank: 3 }));
-        let lost = place.connect(1, 4, soon()).unwrap_err();
+        let lost = place.connect(1, 4, soon(), None).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 3 }), "{lost}");
     }
 
@@ -914,9 +930,9 @@ mod tests {
     fn a_long_path_is_no_obstacle() {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("x".repeat(120)), true, "job".into());
-        assert!(place.connect(1, 2, soon()).is_err());
+        assert!(place.connect(1, 2, soon(), None).is_err());
         let _listener = place.listen().unwrap();
-        assert!(place.connect(1, 2, soon()).is_ok());
+        assert!(place.connect(1, 2, soon(), None).is_ok());
         place.clear(None);
     }
 
@@ -930,7 +946,7 @@ mod tests {
         drop(place.visit(1).unwrap());
         std::thread::sleep(2 * TICK);
         fs::write(place.presence(2), "").unwrap();
-        let told = place.connect(1, 3, Instant::now() + Duration::from_secs(60)).unwrap_err();
+        let told = place.connect(1, 3, Instant::now() + Duration::from_secs(60), None).unwrap_err();
         assert!(matches!(told, Error::PeerLost { rank: 2 }), "{told}");
     }
 
@@ -947,6 +963,24 @@ mod tests {
         fs::remove_file(failed.note()).unwrap();
         drop(next.visit(1).unwrap());
         assert_eq!([&met, &failed, &next].map(is_known), [false; 3]);
+    }
+
+    /// Tests that a rank which waits is told of a world that has met without it.
+    #[test]
+    fn a_world_that_met_without_a_waiting_rank_is_told_to_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let [place, other] =
+            ["job", "other"].map(|job| Place::at(temp.path().join("iris"), true, job.to_string()));
+        let [visit, waits_long] = [place.visit(1).unwrap(), other.visit(1).unwrap()];
+        make_old(&other.presence(1));
+        drop(place.listen().unwrap());
+        place.clear(None);
+        let told = place.connect(1, 2, soon(), Some(&visit)).unwrap_err().to_string();
+        assert!(
+            told.contains("a world has met or failed there") && told.contains("as rank 1"),
+            "{told}"
+        );
+        assert!(waits_long.displaced(1).is_none(), "only files of ended processes are old");
     }
 
     #[test]

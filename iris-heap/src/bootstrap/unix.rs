@@ -49,7 +49,7 @@ impl Processes {
         size: usize,
         timeout: Duration,
     ) -> Result<Processes> {
-        let _visit = place.visit(rank)?;
+        let visit = place.visit(rank)?;
         let started = Instant::now();
         let deadline = started + timeout;
         let (socket, hub): (Socket, _) = if rank == 0 {
@@ -77,7 +77,7 @@ impl Processes {
                 }
             }
         } else {
-            (place.connect(rank, size, deadline)?.into(), None)
+            (place.connect(rank, size, deadline, Some(&visit))?.into(), None)
         };
         // Rank 0 sends no hello, because the hub knows the connection of its own process.
         let hello = (rank != 0).then(|| {

@@ -26,7 +26,7 @@ use super::mailbox::{Inbox, Outbox};
 use super::notice::{Patience, notice};
 use super::peer::Peer;
 use super::relay::Relay;
-use super::rendezvous::{self, Place};
+use super::rendezvous::{self, Place, Visit};
 use super::unix::{Processes, failed, grace};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
@@ -96,7 +96,12 @@ impl Meeting {
     /// On node 0 that is a Unix socket, at which rank 0 listens before it listens at its port. On
     /// any other node, one rank at a time tries to reach rank 0; the first one that does becomes the
     /// node's relay and listens at the node's Unix socket.
-    fn find(&self, place: &Place, rank: usize, deadline: Instant) -> Result<Way> {
+    fn find(
+        &self,
+        (place, visit): (&Place, &Visit<'_>),
+        rank: usize,
+        deadline: Instant,
+    ) -> Result<Way> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let (mut pause, mut refusals) = (Duration::from_millis(1), 0);
@@ -109,7 +114,8 @@ impl Meeting {
                 return Ok(Way::Through(socket, relay));
             }
             // Rank 0, or the relay of this node, may have failed before this rank reached it.
-            if let Some(error) = place.came_to_nothing(Some(started)) {
+            let displaced = || visit.displaced(rank);
+            if let Some(error) = place.came_to_nothing(Some(started)).or_else(displaced) {
                 return Err(error);
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
@@ -246,14 +252,14 @@ impl Meeting {
         timeout: Duration,
     ) -> Result<Processes> {
         let visited = place.clone();
-        let _visit = visited.visit(rank)?;
+        let visit = visited.visit(rank)?;
         let size = self.terms.size;
         let started = Instant::now();
         let deadline = started + timeout;
         let job = place.job.clone();
         let way = match rank {
             0 => self.start_hub(&place, deadline)?,
-            _ => self.find(&place, rank, deadline)?,
+            _ => self.find((&place, &visit), rank, deadline)?,
         };
         let mut carriers = Vec::new();
         let (socket, relay) = match way {
