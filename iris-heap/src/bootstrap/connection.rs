@@ -197,19 +197,14 @@ impl Connection {
         is_readable(&self.socket)
     }
 
-    /// Waits for the hub's answer to this process's hello; `greeted` is the result of sending the
-    /// hello.
+    /// Waits for the hub's answer to this process's hello.
     pub(super) fn welcome(
         &self,
         deadline: Instant,
         started: Instant,
-        greeted: Result<()>,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         let (mail, changed) = &*self.mail;
-        // If the hello could not be sent, the hub's message with the reason may be unread; wait
-        // only for that message.
-        let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
         let mut chance = LastChance::new(deadline);
         let mut mail = lock(mail);
         loop {
@@ -218,7 +213,6 @@ impl Connection {
             }
             let now = Instant::now();
             if chance.is_over(now, || self.has_unread()) {
-                greeted?;
                 let ranks = vec![self.silent_rank(&mail)];
                 return Err(Error::Absent { ranks, what: what(), waited: now - started });
             }

@@ -1,18 +1,24 @@
 //! Entrance to a star of Unix sockets: accepts connections at the listening socket, and refuses
 //! those that do not belong to the world.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
 
 use super::frames::Frame;
 use super::peer::Peer;
 use super::rendezvous::{Door, Place, check_user};
 use crate::error::{Error, Result};
 use crate::limits::{explain, is_full};
+use crate::system::peer_of;
 
 /// Largest number of connections that have not said hello. This limit also bounds the memory of
 /// these connections in the accepting process: 64 times 8 KiB.
 const STRANGERS: usize = 64;
+/// Largest number of connections that are accepted before those that are there are heard.
+const IN_A_ROW: usize = 256;
 /// Time after which a connection that has sent no hello may be dropped to make room for another.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
 /// Time for which the accepting process may lack file descriptors for new connections before it
@@ -49,6 +55,9 @@ impl Entrance {
 
     /// Accepts new connections.
     pub(super) fn accept(&mut self) {
+        if self.is_crowded() {
+            self.make_room();
+        }
         match self.try_accept() {
             Ok(()) => self.full = None,
             Err(e) => {
@@ -60,13 +69,9 @@ impl Entrance {
 
     /// Accepts new connections. An error means that this process is out of file descriptors.
     fn try_accept(&mut self) -> std::io::Result<()> {
-        loop {
+        for _ in 0..IN_A_ROW {
             if self.is_crowded() {
-                let silent = |s: &Peer| s.since.elapsed() >= SILENCE;
-                self.strangers.retain(|s| !silent(s));
-                if self.is_crowded() {
-                    return Ok(());
-                }
+                return Ok(());
             }
             let socket = match self.door.listener.accept() {
                 Ok((socket, _)) => socket,
@@ -79,6 +84,33 @@ impl Entrance {
                 Ok(()) => self.strangers.push(Peer::new(socket)?),
                 Err(problem) => tracing::warn!(problem, "a connection is refused"),
             }
+            if self.is_crowded() {
+                self.make_room();
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops silent connections: all but the newest of the process that has most of them, since a
+    /// process of this library connects again only when it has said hello; else those that are old.
+    fn make_room(&mut self) {
+        let mut silent: HashMap<Pid, Vec<usize>> = HashMap::new();
+        for (at, stranger) in self.strangers.iter().enumerate() {
+            // A hello that has come and is not read yet is no silence.
+            if !stranger.is_ready()
+                && let Some(process) = peer_of(&stranger.socket).ok().and_then(|it| it.process)
+            {
+                silent.entry(process).or_default().push(at);
+            }
+        }
+        let most = silent.into_values().max_by_key(Vec::len).unwrap_or_default();
+        if let [older @ .., _] = &most[..]
+            && !older.is_empty()
+        {
+            let mut at = 0..;
+            self.strangers.retain(|_| at.next().is_none_or(|at| !older.contains(&at)));
+        } else {
+            self.strangers.retain(|it| it.is_ready() || it.since.elapsed() < SILENCE);
         }
     }
 
@@ -218,5 +250,41 @@ impl Entrance {
         // Processes that connected before the socket was unlinked, and were not accepted, are
         // refused here.
         self.refuse(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Tests, by the number of passes and not by time, that a rank is heard while a process holds
+    /// more silent connections than the entrance keeps.
+    #[test]
+    fn silent_connections_of_one_process_keep_no_rank_out() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        let mut entrance = Entrance::new(place.clone(), place.listen().unwrap(), 2, 0);
+        let socket = std::fs::read_dir(temp.path().join("iris")).unwrap().next().unwrap();
+        let connect = || UnixStream::connect(socket.as_ref().unwrap().path()).unwrap();
+        let mut silent: Vec<UnixStream> = Vec::new();
+        let mut arrived = Vec::new();
+        for _ in 0..16 {
+            silent.extend((0..STRANGERS).map(|_| connect()));
+            entrance.accept();
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let rank = place.connect(1, 2, deadline, None).unwrap();
+        for _ in 0..3 {
+            entrance.accept();
+            let heard = entrance.hear(|rank, peer, _| {
+                arrived.push((rank, peer));
+                Ok(())
+            });
+            heard.unwrap();
+        }
+        assert_eq!(arrived.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [1]);
+        drop((silent, rank));
     }
 }

@@ -35,8 +35,9 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::frames::{JOB_NAME, error_of_bytes, error_to_bytes};
+use super::frames::{Frame, JOB_NAME, error_of_bytes, error_to_bytes};
 use super::launcher_env::Get;
+use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
 use super::process::{began, parent_command};
@@ -271,7 +272,8 @@ impl Place {
             .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))
     }
 
-    /// Connects to rank 0, as a rank other than 0. Tries until `deadline`.
+    /// Connects to rank 0 and says hello, as a rank other than 0. Tries until `deadline`. With
+    /// `visit`, fails if another process takes this one's place.
     pub(crate) fn connect(
         &self,
         rank: usize,
@@ -286,7 +288,7 @@ impl Place {
             // The socket's time is read before the attempt to connect, because rank 0 of this run
             // may meanwhile replace the socket of an earlier run.
             let bound = self.bound();
-            let died = match self.try_connect()? {
+            let died = match self.try_connect(rank, size)? {
                 Tried::Connected(socket) => return Ok(socket),
                 Tried::Absent => false,
                 // A socket that refuses a connection had a listener once, so the process of that
@@ -326,9 +328,10 @@ impl Place {
         }
     }
 
-    /// Connects to the rank that listens here, if one does; returns the connection and that rank.
-    pub(super) fn knock(&self) -> Result<Option<(UnixStream, usize)>> {
-        Ok(match self.try_connect()? {
+    /// Connects to the rank that listens here, if one does, and says hello as `rank` of `size`;
+    /// returns the connection and the listener's rank.
+    pub(super) fn knock(&self, rank: usize, size: usize) -> Result<Option<(UnixStream, usize)>> {
+        Ok(match self.try_connect(rank, size)? {
             Tried::Connected(socket) => listener_rank(&socket).map(|rank| (socket, rank)),
             Tried::Absent | Tried::Refused => None,
         })
@@ -359,14 +362,28 @@ impl Place {
         self.socket.with_extension("turn")
     }
 
-    fn try_connect(&self) -> Result<Tried> {
+    /// Connects and says hello.
+    fn try_connect(&self, rank: usize, size: usize) -> Result<Tried> {
         if !self.has_folder()? {
             return Ok(Tried::Absent);
         }
+        let _greeting = lock(&GREETING);
         match connect(self.short(&self.socket)?.as_path()) {
             Ok(socket) => {
                 check_user(&socket).map_err(|e| self.error(e))?;
-                Ok(Tried::Connected(socket))
+                let job = self.job.clone();
+                let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
+                let mut outbox = Outbox::default();
+                outbox.push(hello.pack());
+                let sent = socket.set_write_timeout(Some(LOCKED));
+                match sent.and_then(|()| outbox.flush(&socket)) {
+                    // The system has no room for the message at this moment.
+                    Err(e) if crowded(&e) => Ok(Tried::Absent),
+                    // The listener has closed its end, and may have sent the reason before.
+                    Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(Tried::Connected(socket)),
+                    Err(e) => Err(self.error(format!("saying hello: {}", explain(&e)))),
+                    Ok(()) => Ok(Tried::Connected(socket)),
+                }
             }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(Tried::Refused),
             // The attempt failed because there is no socket yet, or because the queue of its
@@ -627,6 +644,10 @@ impl ShortPath {
         &self.path
     }
 }
+
+/// Lock that a thread holds from its connection to its hello, so that a process has at most one
+/// connection that has not said hello. An entrance drops others.
+static GREETING: Mutex<()> = Mutex::new(());
 
 /// Time since boot at which this process last met others at a place, successfully or not, by socket
 /// path. Without a file of the place there is no event from before that time, so only places with
@@ -893,10 +914,10 @@ mod tests {
             let place = Place::at(temp.path().join(name), true, "job".into());
             let turn = place.take_turn().unwrap().expect("nobody has it");
             assert!(place.take_turn().unwrap().is_none(), "a second holder");
-            assert!(place.knock().unwrap().is_none());
+            assert!(place.knock(1, 2).unwrap().is_none());
             let door = place.bind(7).unwrap().expect("nobody listens");
             assert!(place.bind(8).unwrap().is_none(), "a second listener");
-            let (_socket, rank) = place.knock().unwrap().expect("a listener");
+            let (_socket, rank) = place.knock(1, 2).unwrap().expect("a listener");
             assert_eq!(rank, 7);
             drop(turn);
             drop(place.take_turn().unwrap().expect("the turn is free"));

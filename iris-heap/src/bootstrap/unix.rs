@@ -79,11 +79,6 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline, Some(&visit))?.into(), None)
         };
-        // Rank 0 sends no hello, because the hub knows the connection of its own process.
-        let hello = (rank != 0).then(|| {
-            let job = place.job.clone();
-            Frame::Hello { job, rank: rank as u64, size: size as u64 }
-        });
         let connection = match Connection::start(&socket, 0, rank) {
             Ok(connection) => connection,
             Err(error) => {
@@ -91,7 +86,7 @@ impl Processes {
                 // rank.
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
-                hello.into_iter().chain([gave_up]).for_each(|frame| outbox.push(frame.pack()));
+                outbox.push(gave_up.pack());
                 let _ = outbox.flush(&socket);
                 // The hub first tells all ranks the reason, because this process, and with it the
                 // hub's thread, may end when this function returns.
@@ -100,11 +95,10 @@ impl Processes {
             }
         };
         lock(&connection.carriers).extend(hub);
-        let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
         // The rank's deadline is later than the hub's, because the hub knows which ranks are
         // missing and can name them.
-        let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
+        let outcome = connection.welcome(deadline + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
         match outcome {

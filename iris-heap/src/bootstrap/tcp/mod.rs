@@ -110,7 +110,7 @@ impl Meeting {
             let turn = place.take_turn()?;
             // The door is looked for after the turn is taken, because the rank that had it before
             // may have opened the door.
-            if let Some((socket, relay)) = place.knock()? {
+            if let Some((socket, relay)) = place.knock(rank, self.terms.size)? {
                 return Ok(Way::Through(socket, relay));
             }
             // Rank 0, or the relay of this node, may have failed before this rank reached it.
@@ -256,7 +256,6 @@ impl Meeting {
         let size = self.terms.size;
         let started = Instant::now();
         let deadline = started + timeout;
-        let job = place.job.clone();
         let way = match rank {
             0 => self.start_hub(&place, deadline)?,
             _ => self.find((&place, &visit), rank, deadline)?,
@@ -273,17 +272,13 @@ impl Meeting {
             }
         };
         let connection = Connection::start(&socket.into(), relay, rank)?;
-        let greeted = if carriers.is_empty() {
-            let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
-            connection.send(hello, deadline)
-        } else {
+        if !carriers.is_empty() {
             // The relay knows the connection of its own process, so this rank sends no hello.
             lock(&connection.mail.0).forwarded = true;
-            Ok(())
-        };
+        }
         lock(&connection.carriers).extend(carriers);
         let what = || format!("rank {rank} of {size} at {self}");
-        let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
+        let outcome = connection.welcome(deadline + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
         match outcome {
