@@ -32,6 +32,7 @@ fn rank_program() {
         "barrier" => barrier(),
         "busy" => busy(),
         "skip" => skip(),
+        "idle" => idle(),
         "stopped" => stopped(),
         "stopped-in-barrier" => stopped_in_barrier(),
         other => panic!("no case {other}"),
@@ -129,6 +130,19 @@ fn skip() -> Result<String, Error> {
         wait_for_file(env("GO"));
     }
     world.barrier()?;
+    world.close()?;
+    Ok("met".into())
+}
+
+/// Case of a server that is idle three times: rank 0 comes late to the same barrier.
+fn idle() -> Result<String, Error> {
+    let world = World::from_env()?;
+    for _ in 0..3 {
+        if world.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        world.barrier()?;
+    }
     world.close()?;
     Ok("met".into())
 }
@@ -647,4 +661,22 @@ fn a_rank_whose_place_another_process_takes_is_told() {
         assert_eq!([second, with("0")].map(result), ["ok met"; 2]);
         job.check_left();
     }
+}
+
+/// Tests that a later wait for the same rank is told of only if it is twice as long as the one told of
+/// before. The first notice comes after a second.
+#[test]
+fn an_idle_server_tells_of_no_wait_that_is_usual() {
+    let job = Job::new("idle");
+    let texts = job.ranks(2, |_| vec![("IRIS_DEADLINE", "0.1".into())]);
+    let [zero, one] = <[Child; 2]>::try_from(texts).unwrap().map(said);
+    assert_eq!([zero.result(), one.result()], ["ok met"; 2]);
+    let waited = |line: &str| -> Option<f64> {
+        let (_, told) = line.split_once("waits for rank 0")?;
+        told.rsplit_once("s of ")?.0.rsplit_once(' ')?.1.parse().ok()
+    };
+    let waits: Vec<f64> = one.err.lines().filter_map(waited).collect();
+    assert!(!waits.is_empty(), "{}", one.err);
+    // Times are shown with one digit after the point.
+    assert!(waits.windows(2).all(|two| two[1] >= 1.8 * two[0]), "{waits:?}: {}", one.err);
 }

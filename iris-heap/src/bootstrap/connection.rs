@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
+use super::notice::ToldWaits;
 use super::peer::{is_readable, process_of};
 use super::process::ProcessId;
 use super::socket::Socket;
@@ -40,6 +41,7 @@ pub(super) struct Letters {
     /// Hub's answer about an exchange in progress: number of the exchange, missing ranks, and the
     /// rank that shall tell the user.
     pub(super) missing: Option<(u64, Vec<usize>, usize)>,
+    pub(super) told_waits: ToldWaits,
 }
 
 #[derive(Default)]

@@ -1,5 +1,6 @@
 //! Messages to the user while a rank waits for others.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -37,5 +38,41 @@ impl Patience {
             self.until = now + waited;
             waited
         })
+    }
+}
+
+/// Longest waits of which the user was told, by what was awaited. The ranks of an idle server wait for
+/// rank 0 again and again, so a later wait is news only when it takes twice as long.
+#[derive(Debug, Default)]
+pub(crate) struct ToldWaits(BTreeMap<String, Duration>);
+
+impl ToldWaits {
+    /// Whether to tell the user that `awaited` was waited for for the time `waited`; it then counts
+    /// as told.
+    pub(crate) fn is_news(&mut self, awaited: String, waited: Duration) -> bool {
+        let longest = self.0.entry(awaited).or_default();
+        let is_news = waited >= longest.saturating_mul(2);
+        if is_news {
+            *longest = waited;
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_waits_are_told_of_until_they_are_usual() {
+        let mut told = ToldWaits::default();
+        let mut notices = |awaited: &str, seconds: u64| {
+            // Times at which the schedule of one wait is due.
+            let due = (0..).map(|at| 7 << at).take_while(|&due| due <= seconds);
+            due.filter(|&due| told.is_news(awaited.into(), Duration::from_secs(due))).count()
+        };
+        let idle: usize = (0..1000).map(|_| notices("rank 0", 30)).sum();
+        assert_eq!(idle, 3, "after 7, 14 and 28 s of the first wait");
+        assert_eq!([notices("rank 0", 120), notices("rank 1", 30)], [2, 3]);
     }
 }

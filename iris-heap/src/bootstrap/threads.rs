@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::notice::{Patience, notice};
+use super::notice::{Patience, ToldWaits, notice};
 use super::{Bootstrap, Object, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 
@@ -30,6 +30,7 @@ struct Table {
     lost: Option<Error>,
     watchers: Vec<Watcher>,
     has_left: Vec<bool>,
+    told_waits: ToldWaits,
 }
 
 struct Hub {
@@ -47,6 +48,7 @@ impl Hub {
             lost: None,
             watchers: Vec::new(),
             has_left: vec![false; size],
+            told_waits: ToldWaits::default(),
         };
         Arc::new(Hub { table: Mutex::new(table), changed: Condvar::new() })
     }
@@ -131,7 +133,9 @@ impl Threads {
                     on_missing.0(&ranks);
                 }
                 // Only the lowest of the waiting ranks prints the notice, for all of them.
-                if (0..self.rank).all(|r| ranks.contains(&r)) {
+                if (0..self.rank).all(|r| ranks.contains(&r))
+                    && table.told_waits.is_news(format!("{ranks:?} in {}", step.what), waited)
+                {
                     let ranks: Vec<_> = ranks.iter().map(|&rank| step.number(rank)).collect();
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",

@@ -227,8 +227,11 @@ impl Processes {
                     {
                         on_missing.0(&ranks);
                     }
-                    if n == number && teller == self.rank {
-                        let waited = now - started;
+                    let waited = now - started;
+                    if n == number
+                        && teller == self.rank
+                        && group.told_waits.is_news(format!("{ranks:?} in {}", step.what), waited)
+                    {
                         notice(format_args!(
                             "{what} waits for rank {}: {waited:.1?} of {whole:.1?}",
                             list_processes(&ranks, |rank| (step.number(rank), self.process(rank)))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::abi::abort;
 use crate::board::{self, Boards};
 use crate::bootstrap::Object;
-use crate::bootstrap::notice::{Patience, notice};
+use crate::bootstrap::notice::{Patience, ToldWaits, notice};
 use crate::bootstrap::process::list_processes;
 use crate::control::Control;
 use crate::error::{Error, Result};
@@ -100,6 +100,7 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
     let named = |rank| (number(rank), control.process(rank));
     let list = |ranks: &[usize]| list_processes(ranks, named);
     let mut patience: Option<(Instant, Patience)> = None;
+    let mut told_waits = ToldWaits::default();
     while !stop.load(Ordering::Acquire) {
         thread::park_timeout(TICK);
         if control.disorder().or_else(|| control.left_out()).is_some() {
@@ -116,6 +117,9 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
             && let Some((awaited, call)) = control.awaited()
         {
             let stopped = control.stopped();
+            if !told_waits.is_news(format!("{awaited:?} {stopped:?}"), waited) {
+                continue;
+            }
             match (&awaited[..], &stopped[..]) {
                 ([], []) => notice(format_args!(
                     "rank {} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}{}",
