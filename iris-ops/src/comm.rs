@@ -49,7 +49,7 @@
 //! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
 //! | `group`, `group_start`, `group_end` | missing: calls of a communicator run one after the other |
 //! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
-//! | `Drop` aborts | the same for a communicator that opened its world ([`Comm::from_rank`]): peers that still wait get an error. After [`Comm::from_world`] and [`Comm::in_heap`] the world goes on, and `World::abort` ends it. [`Comm::close`] ends a communicator without an abort |
+//! | `Drop` aborts | the same for a communicator that opened its world ([`Comm::from_rank`]): peers that still wait get an error. After [`Comm::from_world`] and [`Comm::in_heap`] the world goes on. [`Comm::abort`] and [`Comm::abort_with`] end it in any case; [`Comm::close`] ends a communicator without an abort |
 //! | returns `NcclStatus` or `NcclError` | returns `()` or [`OpError`](crate::OpError), which has `Debug` and `Display` |
 //!
 //! A `Comm` is `Send` and `Sync`, and threads may share one. All ranks must issue the calls in the
@@ -331,6 +331,19 @@ impl Comm {
     /// open another one with a new [`Id`].
     pub fn check(&self) -> Result<()> {
         self.heap.check().map_err(Error::comm)
+    }
+
+    /// Tells the peers that this rank cannot continue, as [`World::abort`] does. Calls that wait end on
+    /// all ranks, and the communicator is then unusable: drop it. A world that the program has made
+    /// ends, too. Not collective, and never waits for another rank.
+    pub fn abort(&self) {
+        self.heap.whole_world().abort();
+    }
+
+    /// Does [`Comm::abort`] and tells the peers why, as [`World::abort_with`] does: their errors show
+    /// `reason`.
+    pub fn abort_with(&self, reason: impl fmt::Display) {
+        self.heap.whole_world().abort_with(reason);
     }
 
     /// Closes the communicator: collective. Waits for its calls on all ranks, and closes the heap

@@ -104,6 +104,44 @@ fn a_dropped_communicator_ends_its_world_though_its_heap_is_used() {
     assert!(told.contains("rank 1 is lost"), "{told}");
 }
 
+/// Tests the abort of a communicator that has made its own world: peers are told, with the reason if
+/// there is one, and both ranks then refuse calls.
+#[test]
+fn an_aborted_communicator_ends_on_all_ranks() {
+    for (reason, expected) in [
+        (None, "rank 1 is lost"),
+        (Some("the tokenizer has no file"), "rank 1 gave up: the tokenizer has no file;"),
+    ] {
+        let (id, ended) = (Id::new().unwrap(), Barrier::new(2));
+        let rank = |rank: usize| -> Result<String> {
+            let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
+            sums::<f32>(&comm, 10)?;
+            match reason {
+                _ if rank == 0 => {}
+                None => comm.abort(),
+                Some(reason) => comm.abort_with(reason),
+            }
+            // A call would wait for rank 1 until its deadline if the abort were not told.
+            let until = Instant::now() + Duration::from_secs(60);
+            while comm.check().is_ok() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let told = comm.check().err().map(|error| error.to_string());
+            let refused = told.is_some().then(|| comm.all_gather(&[1_u32], &mut [0_u32; 2]));
+            ended.wait();
+            ensure!(refused.is_none_or(|refused| refused.is_err()), "a call of rank {rank}");
+            told.context("no error after an abort")
+        };
+        let told = std::thread::scope(|scope| {
+            let rank = &rank;
+            let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+            all.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(told[0].contains(expected), "{told:?}");
+        assert!(!told[1].contains("rank 1 is lost"), "{told:?}");
+    }
+}
+
 /// Tests that a communicator can be dropped while one of its calls waits for the peer. The call
 /// must end, and the peer's next call must name the rank that is gone.
 #[test]
