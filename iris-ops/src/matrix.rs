@@ -319,14 +319,118 @@ impl MatRef {
         })
     }
 
+    /// Lines of the matrix in memory; a matrix without gaps is one line.
+    fn lines(&self) -> Lines {
+        let (count, len) =
+            if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
+        let [len, pitch] = [len, self.ld].map(|it| it as i128 * self.dtype.size() as i128);
+        match len == pitch {
+            true => Lines { count: 1, bytes: self.extent().into(), pitch },
+            false => Lines { count: count as i128, bytes: len, pitch },
+        }
+    }
+
     /// Whether two matrices share bytes. `own` and `theirs` are the resolved forms of `self` and
-    /// `other`.
+    /// `other`. Exact if the leading dimensions have equal bytes or one matrix is a single line;
+    /// otherwise matrices overlap if the ranges from their first byte to their last do.
     pub(crate) fn overlaps(&self, own: &Matrix, other: &MatRef, theirs: &Matrix) -> bool {
-        let (a, b) = (own.address, theirs.address);
-        let before = |first: u64, matrix: &Self, second: u64| {
-            first.saturating_add(matrix.extent()) <= second
+        if self.extent() == 0 || other.extent() == 0 {
+            return false;
+        }
+        let range = |matrix: &Self| Lines { count: 1, bytes: matrix.extent().into(), pitch: 1 };
+        let (a, b) = match (self.lines(), other.lines()) {
+            (a, b) if a.count > 1 && b.count > 1 && a.pitch != b.pitch => {
+                (range(self), range(other))
+            }
+            lines => lines,
         };
-        let empty = self.extent() == 0 || other.extent() == 0;
-        !empty && !before(a, self, b) && !before(b, other, a)
+        let pitch = if a.count > 1 { a.pitch } else { b.pitch };
+        let distance = i128::from(theirs.address) - i128::from(own.address);
+        // Line i of this matrix and line j of the other one share a byte if (i - j) * pitch is above
+        // distance - a.bytes and below distance + b.bytes. The differences i - j are those from
+        // 1 - b.count to a.count - 1.
+        let least = (distance - a.bytes).div_euclid(pitch) + 1;
+        let most = (distance + b.bytes - 1).div_euclid(pitch);
+        least.max(1 - b.count) <= most.min(a.count - 1)
+    }
+}
+
+/// Rows of a matrix in memory (columns, if transposed): their number, the bytes of each, and the
+/// bytes between the starts of two.
+struct Lines {
+    count: i128,
+    bytes: i128,
+    pitch: i128,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use iris_heap::{HeapOptions, SymmetricHeap, World};
+
+    use super::*;
+    use crate::all_reduce::Options;
+    use crate::{AllReduce, CollectiveArgs};
+
+    /// Matrix of `lines` lines of `len` elements of four bytes, `ld` apart, from byte `address`, and its
+    /// resolved form.
+    fn matrix(address: u64, (lines, len): (usize, usize), ld: usize) -> (MatRef, Matrix) {
+        let matrix = MatRef::at(address as *const f32, 100, (lines, len), true).with_ld(ld);
+        (matrix, Matrix { address, ..Matrix::default() })
+    }
+
+    /// Addresses of all bytes of a matrix that [`matrix`] has made.
+    fn bytes((matrix, at): &(MatRef, Matrix)) -> BTreeSet<u64> {
+        let line = |line: usize| at.address + 4 * (line * matrix.ld) as u64;
+        (0..matrix.rows).flat_map(|row| line(row)..line(row) + 4 * matrix.cols as u64).collect()
+    }
+
+    /// Tests all small pairs of matrices against the sets of their addresses. With different leading
+    /// dimensions, matrices with a common byte must overlap, and those whose ranges are disjoint must
+    /// not.
+    #[test]
+    fn matrices_overlap_if_they_share_a_byte() {
+        let shapes = |ld| (0..=3).flat_map(move |lines| (0..=ld).map(move |len| (lines, len)));
+        for (ld, other) in [1, 2, 3, 5].into_iter().flat_map(|ld| [(ld, ld), (ld, 4)]) {
+            for (first, second) in
+                shapes(ld).flat_map(|first| shapes(other).map(move |second| (first, second)))
+            {
+                for offset in 0..4 * 2 * 15 {
+                    let (a, b) = (matrix(60, first, ld), matrix(offset, second, other));
+                    let [ours, theirs] = [bytes(&a), bytes(&b)];
+                    let overlap = a.0.overlaps(&a.1, &b.0, &b.1);
+                    let shared = !ours.is_disjoint(&theirs);
+                    let disjoint = ours.last() < theirs.first() || theirs.last() < ours.first();
+                    let case =
+                        || format!("{first:?} at 60 by {ld}, {second:?} at {offset} by {other}");
+                    assert_eq!(b.0.overlaps(&b.1, &a.0, &a.1), overlap, "{}", case());
+                    assert!(!shared || overlap, "{}", case());
+                    assert!(!overlap || shared || ld != other && !disjoint, "{}", case());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_may_write_other_columns_of_the_matrix_that_it_reads() {
+        World::run_threads(2, |world| {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+            let plan = Options::rows(4, 3).plan(&heap).expect("a plan");
+            let op = AllReduce::new(&heap, &plan).expect("an operator");
+            let (stream, whole) = (heap.stream()?, heap.arange::<f32>(4 * 6)?);
+            let columns =
+                |first: usize| MatRef::sym(whole.slice(first..).expect("columns"), 4, 3).with_ld(6);
+            let args = CollectiveArgs::new(columns(0), columns(3));
+            op.run(&args, &stream).expect("columns 0..3 and 3..6 share no element");
+            stream.sync()?;
+            let expected = (0..24).map(|at| if at % 6 < 3 { at } else { 2 * (at - 3) } as f32);
+            assert_eq!(heap.read(whole)?, expected.collect::<Vec<_>>());
+            let args = CollectiveArgs::new(columns(0), columns(2));
+            let error = op.run(&args, &stream).expect_err("column 2 is shared").to_string();
+            assert!(error.contains("output and input overlap"), "{error}");
+            heap.close()
+        })
+        .expect("every rank");
     }
 }
