@@ -100,6 +100,14 @@ COPIES(copies_4, float)
 COPIES(copies_8, i64)
 COPIES(copies_16, Vec16)
 
+/// Copies `rows` rows of `cols` elements, `ld` elements apart.
+IRIS_KERNEL rectangle(IRIS_ARGS HeapView heap, Slice<u32> to, Slice<u32> from, u32 rows, u32 cols,
+                      u32 ld) {
+    if (port::workgroup() != 0) return;
+    const u64 own = heap.data[heap.rank];
+    copy_rect(own + to.offset, ld, own + from.offset, ld, rows, cols, sizeof(u32));
+}
+
 /// Waits for a value that no rank stores, so the wait must fail.
 IRIS_KERNEL wait_in_vain(IRIS_ARGS HeapView heap, u32 word) {
     if (wait_until(heap, heap.word(heap.rank, word), ReachedBy{}, 1000, heap.rank)) {

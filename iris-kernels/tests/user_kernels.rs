@@ -44,6 +44,7 @@ fn main() -> ExitCode {
                 words_of_both_widths_on_the_host,
                 nothing_is_lost_among_all_threads_on_the_host,
                 copies_of_every_width_length_and_alignment_on_the_host,
+                a_rectangle_of_many_columns_is_copied_whole_on_the_host,
                 a_wait_in_vain_ends_on_the_host,
             ],
         ),
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
                 words_of_both_widths,
                 nothing_is_lost_among_all_threads,
                 copies_of_every_width_length_and_alignment,
+                a_rectangle_of_many_columns_is_copied_whole,
                 a_wait_in_vain_ends,
                 launches_that_do_not_fit_are_refused,
             ],
@@ -375,6 +377,38 @@ fn copies_of_every_width_length_and_alignment() {
 
 fn copies_of_every_width_length_and_alignment_on_the_host() {
     all_copied(On::Host);
+}
+
+/// Copies a rectangle of more than 65,536 columns that are no whole vectors, beside which nothing may
+/// be written.
+fn rectangle(on: On) {
+    const ROWS: usize = 3;
+    const COLS: usize = 70_001;
+    const LD: usize = 70_008;
+    on.worlds(|world| {
+        let heap = on.open(&world)?;
+        let [to, from] = [heap.alloc::<u32>(ROWS * LD)?, heap.alloc::<u32>(ROWS * LD)?];
+        let data: Vec<u32> = (1..=ROWS * LD).map(|at| at as u32).collect();
+        heap.write(from, &data)?;
+        heap.write(to, &vec![0_u32; ROWS * LD])?;
+        let views = [heap.slice_view(to)?, heap.slice_view(from)?];
+        let sizes = [ROWS, COLS, LD].map(|size| size as u32);
+        let [a, b] = views.each_ref().map(bytes_of);
+        let [rows, cols, ld] = sizes.each_ref().map(bytes_of);
+        call(&heap, &on.kernel(&heap, "rectangle")?, 1, &[a, b, rows, cols, ld])?;
+        let copied = |at: usize| if at % LD < COLS { data[at] } else { 0 };
+        let wrong = heap.read(to)?.iter().enumerate().position(|(at, &got)| got != copied(at));
+        assert_eq!(wrong, None);
+        heap.close()
+    });
+}
+
+fn a_rectangle_of_many_columns_is_copied_whole() {
+    rectangle(On::Gpu);
+}
+
+fn a_rectangle_of_many_columns_is_copied_whole_on_the_host() {
+    rectangle(On::Host);
 }
 
 fn a_wait_in_vain_ends() {

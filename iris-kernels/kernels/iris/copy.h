@@ -63,8 +63,9 @@ IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
     }
 }
 
-/// Copies a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 rows and
-/// columns; row strides are in items. The caller must add a barrier if other threads read the copy.
+/// Copies a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, fewer than 2^30 columns and at
+/// most 2^31 vectors of 16 bytes in all; row strides are in items. The caller must add a barrier if
+/// other threads read the copy.
 IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u32 cols, u32 item) {
     // If the rows are contiguous in source and target, all rows are copied as one run.
     if (rows <= 1 || (to_ld == cols && from_ld == cols)) {

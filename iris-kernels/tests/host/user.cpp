@@ -18,6 +18,7 @@ extern "C" bool user_launch(const char* name, void** args, u32 groups) {
     KERNEL(copies_4)
     KERNEL(copies_8)
     KERNEL(copies_16)
+    KERNEL(rectangle)
     KERNEL(wait_in_vain)
 #undef KERNEL
     return false;
