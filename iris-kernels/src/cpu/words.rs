@@ -15,9 +15,11 @@ use crate::trace::{MAX_GROUPS, TraceSpan};
 
 /// Number of polls before a waiting thread yields the processor.
 const SPINS: u32 = 100;
-/// Number of polls after which a waiting thread sleeps instead of yielding.
-const YIELDS: u32 = 2_000;
-const NAP: Duration = Duration::from_micros(50);
+/// Time of a wait after which the waiting thread sleeps instead of yielding.
+const YIELDING: Duration = Duration::from_millis(1);
+/// Shortest and longest sleep between two polls. In between, a thread sleeps for a sixteenth of the
+/// time that it has waited, so that a sleep adds little to the wait.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
 
 /// Synchronisation words, trace and counters, as seen by one workgroup of one rank.
 pub(crate) struct Words<'a> {
@@ -232,11 +234,12 @@ impl Memory for Words<'_> {
 
     fn pause(&self, spins: u32) {
         if spins < SPINS {
-            std::hint::spin_loop();
-        } else if spins < YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(NAP);
+            return std::hint::spin_loop();
+        }
+        let waited = self.waiting_since.get().elapsed();
+        match waited < YIELDING {
+            true => std::thread::yield_now(),
+            false => std::thread::sleep((waited / 16).clamp(NAPS[0], NAPS[1])),
         }
     }
 
