@@ -1,6 +1,8 @@
 //! Tests of misused streams: memory of another heap, waits from enqueued work, heaps that close or
 //! are dropped. Misuse is an error and never a hang; each test has a time limit.
 
+#![allow(unsafe_code, reason = "copies to words that stay allocated")]
+
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -286,10 +288,12 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
         let x: SymSlice<u8> = heap.alloc(1000).unwrap();
         let stream = other.stream().unwrap();
         let go = hold(&stream);
+        let words = heap.alloc_device_words(2).unwrap();
         for outcome in [
             heap.write_on(&stream, x, &[7; 1000]),
             heap.copy_on(&stream, (x, 0), (x, 0)),
-            heap.copy_words(&stream, &[(0, 1)]),
+            // SAFETY: the words stay allocated.
+            unsafe { heap.copy_words(&stream, words, &[(0, 1)]) },
             heap.check_stream("a test", &stream),
         ] {
             let text = outcome.unwrap_err().to_string();

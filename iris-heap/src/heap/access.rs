@@ -1,12 +1,15 @@
 //! Access to slices: translation to addresses, copies by the host, device-local words.
 
-use std::sync::Arc;
+#![allow(unsafe_code, reason = "enqueued copies of words, whose life the caller vouches for")]
+
+use std::sync::{Arc, MutexGuard};
 
 use super::{State, SymmetricHeap, not_allocated};
 use crate::abi::SliceView;
 use crate::backend::Mapping;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::layout::Layout;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::{PendingRead, Stream};
 use crate::util::lock;
@@ -150,16 +153,32 @@ impl SymmetricHeap {
         stream.backend().copy(target, source, to.bytes())
     }
 
-    /// Enqueues copies of device-local words, ordered with the heap's ops. Each pair is (target,
-    /// source), as word indices from the heap's first device-local word. A user's kernel that runs
-    /// concurrently with an op gets the number of the op's call by such a copy.
+    /// Enqueues copies of device-local words into `to`, ordered with the heap's ops. Each pair is
+    /// (target, source): an index in `to`, and an index from the heap's first device-local word. A
+    /// user's kernel that runs concurrently with an op gets the number of the op's call by such a
+    /// copy.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; errors
-    /// of the device.
-    pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
+    /// Errors of [`SymmetricHeap::check_stream`] and [`SymmetricHeap::write_device_words`];
+    /// [`Error::Closed`]; errors of the device.
+    ///
+    /// # Safety
+    /// `to` is not freed before the copies have ended, and every replay of a graph that captured them;
+    /// otherwise they could write words of an op.
+    pub unsafe fn copy_words(
+        &self,
+        stream: &Stream,
+        to: DevWords,
+        copies: &[(usize, u32)],
+    ) -> Result<()> {
         self.check_stream("a copy of words", stream)?;
-        stream.backend().copy_words(copies)
+        let _live = self.own_words("target of a copy of words", &to)?;
+        let pair = |&(index, from): &(usize, u32)| match index < to.len() {
+            true => Ok(((to.offset / 4) as u32 + index as u32, from)),
+            false => Err(outside(&to, index, index + 1)),
+        };
+        let copies = copies.iter().map(pair).collect::<Result<Vec<_>>>()?;
+        stream.backend().copy_words(&copies)
     }
 
     /// Allocates `words` device-local words, zeroed, which only this rank's device accesses. Not
@@ -197,11 +216,34 @@ impl SymmetricHeap {
     /// Frees device-local words. Not collective; the work that uses them must have finished.
     ///
     /// # Errors
-    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`]; [`Error::Invalid`] for the word of
+    /// [`SymmetricHeap::sequence_word`].
     pub fn free_device_words(&self, words: DevWords) -> Result<()> {
+        let mut live = self.own_words("device-local words to free", &words)?;
+        live.free(words.offset, words.serial).map(drop).ok_or_else(|| no_words(&words))
+    }
+
+    /// Locks the table of device-local words, in which `words` stay allocated until the lock is
+    /// released.
+    fn live_words(&self, words: &DevWords) -> Result<MutexGuard<'_, Layout>> {
         self.check_heap(words.heap)?;
-        let freed = lock(&self.device_words).free(words.offset, words.serial);
-        freed.map(drop).ok_or_else(|| no_words(&words))
+        let live = lock(&self.device_words);
+        match live.find(words.offset, 4 * words.words) {
+            Some(block) if block.serial == words.serial => Ok(live),
+            _ => Err(no_words(words)),
+        }
+    }
+
+    /// Does [`SymmetricHeap::live_words`] for words that the caller changes or frees, and refuses the
+    /// word that counts the calls of all ops.
+    fn own_words(&self, what: &str, words: &DevWords) -> Result<MutexGuard<'_, Layout>> {
+        let live = self.live_words(words)?;
+        if self.sequence.get() != Some(words) {
+            return Ok(live);
+        }
+        let (start, end) = (words.offset, words.offset + 4 * words.words);
+        let value = format!("bytes {start} to {end}, the word that counts the calls of the heap");
+        Err(Error::invalid(what, value, "words of alloc_device_words, which no op uses"))
     }
 
     /// Returns the device address of device-local words.
@@ -209,22 +251,20 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
     pub fn resolve_device_words(&self, words: DevWords) -> Result<*mut i32> {
-        self.check_heap(words.heap)?;
-        match lock(&self.device_words).find(words.offset, 4 * words.words) {
-            Some(block) if block.serial == words.serial => {
-                Ok((self.memory.device_words.address() + words.offset) as *mut i32)
-            }
-            _ => Err(no_words(&words)),
-        }
+        drop(self.live_words(&words)?);
+        Ok((self.memory.device_words.address() + words.offset) as *mut i32)
     }
 
     /// Copies `data` into device-local words; synchronous.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the lengths differ; [`Error::NotAllocated`].
+    /// [`Error::OutOfBounds`] if the lengths differ; [`Error::NotAllocated`];
+    /// [`Error::ForeignSlice`]; [`Error::Invalid`] for the word of [`SymmetricHeap::sequence_word`].
     pub fn write_device_words(&self, words: DevWords, data: &[i32]) -> Result<()> {
-        self.resolve_device_words(words)?;
-        same_words(&words, data.len())?;
+        let _live = self.own_words("device-local words to write", &words)?;
+        if words.len() != data.len() {
+            return Err(outside(&words, 0, data.len()));
+        }
         self.backend.write(&*self.memory.device_words, words.offset, bytemuck::cast_slice(data))
     }
 
@@ -233,7 +273,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
     pub fn read_device_words(&self, words: DevWords) -> Result<Vec<i32>> {
-        self.resolve_device_words(words)?;
+        drop(self.live_words(&words)?);
         let mut data = vec![0; words.len()];
         let bytes = bytemuck::cast_slice_mut(&mut data);
         self.backend.read(&*self.memory.device_words, words.offset, bytes)?;
@@ -324,12 +364,9 @@ fn no_words(words: &DevWords) -> Error {
     }
 }
 
-fn same_words(words: &DevWords, len: usize) -> Result<()> {
-    if words.len() == len {
-        return Ok(());
-    }
-    let (end, len) = (len as u64, words.words);
-    Err(Error::OutOfBounds { what: "device-local words".into(), start: 0, end, len })
+fn outside(words: &DevWords, start: usize, end: usize) -> Error {
+    let (start, end, len) = (start as u64, end as u64, words.words);
+    Error::OutOfBounds { what: "device-local words".into(), start, end, len }
 }
 
 #[cfg(test)]
@@ -353,5 +390,48 @@ mod tests {
         open.memory.device_words = whole;
         assert_eq!(open.alloc_device_words(1 << 14).unwrap().len(), 1 << 14);
         heap.close().unwrap();
+    }
+
+    /// Tests that a program can change only device-local words that it has allocated: not the word that
+    /// counts the calls of all ops, freed words, or words of another heap.
+    #[test]
+    fn words_of_ops_are_not_changed() {
+        World::run_threads(1, |world| {
+            let open = || SymmetricHeap::open(&world, HeapOptions::new().data_bytes(4096));
+            let (heap, other) = (open()?, open()?);
+            let (sequence, own) = (heap.sequence_word()?, heap.alloc_device_words(2)?);
+            let [freed, foreign] = [heap.alloc_device_words(1)?, other.alloc_device_words(1)?];
+            heap.free_device_words(freed)?;
+            let stream = heap.stream()?;
+            heap.write_device_words(own, &[7, 8])?;
+            for (words, text) in [
+                (sequence, "bytes 0 to 4, the word that counts the calls of the heap"),
+                (freed, "not allocated"),
+                (foreign, "belongs to heap"),
+            ] {
+                let refused = [
+                    heap.write_device_words(words, &[9]),
+                    heap.free_device_words(words),
+                    // SAFETY: words that are not freed later.
+                    unsafe { heap.copy_words(&stream, words, &[(0, own.offset() as u32 / 4)]) },
+                ];
+                for (index, outcome) in refused.into_iter().enumerate() {
+                    let error =
+                        outcome.expect_err(&format!("function {index}: {text}")).to_string();
+                    assert!(error.contains(text), "function {index}: {error}");
+                }
+            }
+            // SAFETY: the stream is synced before any word is freed.
+            let outside = unsafe { heap.copy_words(&stream, own, &[(2, 0)]) };
+            assert!(matches!(outside, Err(Error::OutOfBounds { start: 2, end: 3, len: 2, .. })));
+            // SAFETY: as above.
+            unsafe { heap.copy_words(&stream, own, &[(1, own.offset() as u32 / 4)]) }?;
+            stream.sync()?;
+            assert_eq!(heap.read_device_words(own)?, [7, 7]);
+            assert_eq!(heap.read_device_words(sequence)?, [0]);
+            other.close()?;
+            heap.close()
+        })
+        .unwrap();
     }
 }

@@ -25,7 +25,7 @@ pub struct Issuing<'a> {
 
 impl SymmetricHeap {
     /// Returns the device word that counts the calls of all ops of this heap. Ops must be called in
-    /// the same order on all ranks.
+    /// the same order on all ranks. The word can be read, but neither written nor freed.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc_device_words`], at the first call.

@@ -48,8 +48,10 @@ impl Operator {
         let first = (self.words.offset() / 4) as usize + COUNTER_WORDS;
         let copies = [first as u32, first as u32 + 1];
         let channel = args.channel;
-        let words = [(copies[0], channel.call), (copies[1], channel.sequence)];
-        self.heap.copy_words(stream, &words).in_op(op)?;
+        let words = [(COUNTER_WORDS, channel.call), (COUNTER_WORDS + 1, channel.sequence)];
+        // SAFETY: freeing the operator, which frees its words, waits for all streams before.
+        #[allow(unsafe_code, reason = "copies to words that the operator keeps")]
+        unsafe { self.heap.copy_words(stream, self.words, &words) }.in_op(op)?;
         Ok(TileView {
             heap: args.heap,
             channel: Channel { call: copies[0], sequence: copies[1], ..channel },
