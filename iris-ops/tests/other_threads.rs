@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use iris_heap::{BackendKind, SymSlice, SymmetricHeap, World};
+use iris_heap::{BackendKind, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{self, Comm};
 use iris_ops::matmul::Options;
-use iris_ops::{MatRef, Matmul, MatmulArgs, Plan, Room, scope};
+use iris_ops::{MatRef, Matmul, MatmulArgs, MatrixArg, Plan, Room, scope};
 
 fn alone() -> World {
     World::threads(1).unwrap().remove(0)
@@ -35,11 +35,39 @@ fn import(heap: &SymmetricHeap, len: usize) -> SymSlice<f32> {
     heap.import_descriptor(file, len).unwrap()
 }
 
-/// Tests that `scope` returns only after the last write to the lent memory, although another thread
-/// closes the heap.
-#[test]
-fn lent_memory_is_not_written_after_its_scope() {
-    const N: usize = 256;
+/// Rows and columns of lent matrices.
+const N: usize = 256;
+
+/// Calls that use lent matrices, while another thread closes the heap.
+struct Calls<'a> {
+    heap: &'a SymmetricHeap,
+    stream: &'a Stream,
+    op: &'a Matmul,
+    /// Whether a call was enqueued.
+    called: &'a AtomicBool,
+}
+
+impl Calls<'_> {
+    /// Enqueues calls, with about eight in progress at a time, until one is refused.
+    fn until_refused<M: MatrixArg>(&self, args: &MatmulArgs<M>) -> anyhow::Result<()> {
+        let mut ends = VecDeque::new();
+        loop {
+            self.op.run(args, self.stream)?;
+            ends.push_back(self.stream.record()?);
+            self.called.store(true, Ordering::Relaxed);
+            if ends.len() > 8 {
+                let first = ends.pop_front().unwrap();
+                while !first.is_done() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
+/// Lends two inputs and an output to calls by `lend`, while another thread closes the heap; many times.
+/// The output must not be written after `lend` has returned.
+fn close_while_lent(lend: impl Fn(&Calls, [&[f32]; 2], &mut [f32]) -> anyhow::Result<()>) {
     for _ in 0..10 {
         let (heap, op) = make(N);
         let stream = heap.stream().unwrap();
@@ -52,22 +80,8 @@ fn lent_memory_is_not_written_after_its_scope() {
                 }
                 heap.close()
             });
-            let outcome: anyhow::Result<()> = scope(&heap, &stream, |scope| {
-                let (a, b) = (scope.read(&a, N, N), scope.read(&b, N, N));
-                let args = MatmulArgs::new(a, b, scope.write(&mut c, N, N));
-                let mut ends = VecDeque::new();
-                loop {
-                    op.run(&args, &stream)?;
-                    ends.push_back(stream.record()?);
-                    called.store(true, Ordering::Relaxed);
-                    if ends.len() > 8 {
-                        let first = ends.pop_front().unwrap();
-                        while !first.is_done() {
-                            std::thread::yield_now();
-                        }
-                    }
-                }
-            });
+            let calls = Calls { heap: &heap, stream: &stream, op: &op, called: &called };
+            let outcome = lend(&calls, [&a, &b], &mut c);
             called.store(true, Ordering::Relaxed);
             let error = outcome.unwrap_err();
             assert!(error.to_string().contains("closed"), "{error:#}");
@@ -75,7 +89,63 @@ fn lent_memory_is_not_written_after_its_scope() {
             closing.join().unwrap().unwrap();
         });
         drop((stream, op, heap));
-        assert!(c.iter().all(|&x| x == -1.0), "written after the scope");
+        assert!(c.iter().all(|&x| x == -1.0), "written after it was lent");
+    }
+}
+
+#[test]
+fn lent_memory_is_not_written_after_its_scope() {
+    close_while_lent(|calls, [a, b], c| {
+        scope(calls.heap, calls.stream, |scope| {
+            let (a, b) = (scope.read(a, N, N), scope.read(b, N, N));
+            calls.until_refused(&MatmulArgs::new(a, b, scope.write(c, N, N)))
+        })
+    });
+}
+
+/// Tests the recipe of the guide for `MatRef::external`, which waits on every path.
+#[test]
+#[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
+fn external_memory_is_not_written_after_a_sync() {
+    close_while_lent(|calls, [a, b], c| {
+        // SAFETY: the memory lives until `sync` has returned, and nobody else accesses it.
+        let [a, b, c] = unsafe {
+            [
+                MatRef::external(a.as_ptr(), a.len(), N, N),
+                MatRef::external(b.as_ptr(), b.len(), N, N),
+                MatRef::external_mut(c.as_mut_ptr(), c.len(), N, N),
+            ]
+        };
+        let enqueued = calls.until_refused(&MatmulArgs::new(a, b, c));
+        let done = calls.stream.sync();
+        enqueued?;
+        Ok(done?)
+    });
+}
+
+/// Tests that a call of a communicator with host memory returns only after the last write, although
+/// another thread closes the heap while the call, which has many launches, is enqueued.
+#[test]
+fn host_memory_is_not_written_after_the_call_of_a_communicator() {
+    const LEN: usize = 1 << 20;
+    let options = comm::Options::new().max_bytes(1 << 12);
+    for _ in 0..10 {
+        World::run_threads(2, |world| -> anyhow::Result<()> {
+            let comm = Comm::from_world(BackendKind::Cpu, &world, &options)?;
+            let (from, mut to) = (vec![1.0_f32; LEN], vec![0.0_f32; LEN]);
+            world.barrier()?;
+            std::thread::scope(|threads| {
+                // A launch that is refused on one rank makes the calls and the close of both ranks fail.
+                let closing = threads.spawn(|| comm.heap().close());
+                let _ = comm.all_reduce(&from, &mut to, &comm::ReduceOp::Sum);
+                to.fill(-1.0);
+                let _ = closing.join().unwrap();
+            });
+            drop(comm);
+            anyhow::ensure!(to.iter().all(|&x| x == -1.0), "written after the call");
+            Ok(())
+        })
+        .unwrap();
     }
 }
 
