@@ -553,6 +553,14 @@ impl Error {
         }
     }
 
+    /// Whether the exchanges of a world have ended because a rank closed a heap that had failed.
+    pub(crate) fn is_surrender(&self) -> bool {
+        match self {
+            Error::AfterFault { then, .. } => then.is_surrender(),
+            error => matches!(error, Error::GaveUp { .. }),
+        }
+    }
+
     /// Wraps an error of a layer above this crate.
     pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::Other(Arc::new(error))

@@ -83,7 +83,8 @@
 //! - A heap has at most [`MAX_RANKS`] ranks, on one Linux host; in a world over several hosts, each
 //!   host has a heap of its own ([`World::nodes`]). A world may have 4096 ranks. Exchanges of
 //!   processes go through rank 0, so they are for set-up, not for data.
-//! - After an absence or a loss a world is unusable; close it and open another one.
+//! - After an absence, a loss or the close of a heap that has failed, a world is unusable; close it
+//!   and open another one.
 //! - A stopped process (SIGSTOP) is named on stderr after seconds; the other ranks still wait for it
 //!   until their deadlines, as for a late one.
 //! - If a process dies before it has announced its rank, its absence is noticed only at the

@@ -6,13 +6,17 @@
 
 mod job;
 
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World};
+use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
+use iris_sync::FaultKind;
 use job::{
-    CASE, Job, all_ok, contains, env, launch_until_abort, no_vars, report, result, wait_for_file,
+    CASE, Job, all_ok, contains, env, launch_until_abort, no_vars, report, result, wait_for,
+    wait_for_file,
 };
+use rustix::process::{Signal, getpid, kill_process};
 
 fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
@@ -40,6 +44,7 @@ fn rank_program() {
         "import" => import(),
         "unique-id" => unique_id(),
         "many" => many(),
+        "stopped" => stopped(),
         other => panic!("no case {other}"),
     };
     report(result);
@@ -513,4 +518,63 @@ fn different_sizes_are_named_and_change_nothing() {
     for text in job.results(job.ranks(2, no_vars)) {
         contains(&text, &["error", "40 bytes", "44 bytes", "on rank 0", "processes.rs"]);
     }
+}
+
+/// Program of a rank whose heap fails because the rank named by `STOPPED` has stopped.
+fn stopped() -> Result<String, Error> {
+    let w = world()?;
+    let heap = SymmetricHeap::open(&w, options())?;
+    w.barrier()?;
+    if w.rank().to_string() == env("STOPPED") {
+        kill_process(getpid(), Signal::STOP).unwrap();
+        // Another thread may take the signal, so this one may run on for a moment.
+        loop {
+            std::thread::park();
+        }
+    }
+    let (stream, control) = (heap.stream()?, heap.control().clone());
+    let kernel = move |_: Group| {
+        while control.host_abort() == 0 {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    stream.launch_cpu("wait", 1, Arc::new(kernel))?;
+    // Rank 2 leaves a fault as its kernels do; the other rank learns that rank 2 gave up.
+    if w.rank() == 2 {
+        let mut fault = [0; abi::FAULT_WORDS];
+        fault[0] = FaultKind::NotEntered as i32;
+        heap.control().record_fault(&fault);
+        heap.poison(abi::abort::USER)?;
+    }
+    while heap.check().is_ok() {
+        std::thread::yield_now();
+    }
+    heap.close()?;
+    w.close()?;
+    Ok("closed".into())
+}
+
+/// Tests that the close of a heap that has failed, and of its world, waits for no stopped rank.
+#[test]
+fn a_failed_heap_is_closed_while_a_rank_is_stopped() {
+    for victim in [0, 1] {
+        let job = Job::new("stopped");
+        let vars = |_| vec![("STOPPED", victim.to_string()), ("IRIS_DEADLINE", "0.1".into())];
+        let mut ranks = job.ranks(3, vars);
+        let mut stopped = ranks.remove(victim);
+        for (at, rank) in ranks.into_iter().enumerate() {
+            assert_eq!(result(rank), "ok closed", "rank {victim} is stopped: survivor {at}");
+        }
+        // The stopped rank was of no help: it never gets further than its stop.
+        wait_for("the stop", || is_stopped(&stopped).then_some(()));
+        stopped.kill().unwrap();
+        stopped.wait().unwrap();
+    }
+}
+
+/// Whether a process is stopped by a signal.
+fn is_stopped(process: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    status.lines().any(|line| line.starts_with("State:\tT"))
 }

@@ -347,14 +347,16 @@ impl Comm {
     }
 
     /// Closes the communicator: collective. Waits for its calls on all ranks, and closes the heap
-    /// and the world if the communicator opened them. Later calls are refused.
+    /// and the world if the communicator opened them. Later calls are refused. After a fault
+    /// ([`Comm::check`]) close waits for no other rank, as [`SymmetricHeap::close`]; a communicator in
+    /// a heap of the program then leaves its memory to the heap.
     ///
     /// # Errors
     /// [`Error::Comm`] if the communicator is already closed, if a rank is lost, or if a call of
-    /// this rank has failed and no earlier function has reported the failure. Local resources are
-    /// released even then, so another communicator can be opened with another [`Id`]. The
-    /// communicator stays open only if it opened its heap and a rank closes it while its stream is
-    /// captured.
+    /// this rank has failed and no earlier function has reported the failure; in a heap of the program,
+    /// if that heap has failed. Local resources are released even then, so another communicator can be
+    /// opened with another [`Id`]. The communicator stays open only if it opened its heap and a rank
+    /// closes it while its stream is captured.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         use iris_heap::Error::{Closed, PeerFailed, Unsupported};
@@ -371,7 +373,11 @@ impl Comm {
                 closed => closed.map_err(Error::comm),
             }
         } else {
-            open.take().map_or(Ok(()), |operators| operators.free(&self.heap))
+            match (self.heap.check(), open.take()) {
+                // The memory stays with the heap: to free it, all ranks would have to come.
+                (Err(error), _) => Err(Error::comm(error)),
+                (Ok(()), operators) => operators.map_or(Ok(()), |it| it.free(&self.heap)),
+            }
         };
         drop(open.take());
         drop(open);

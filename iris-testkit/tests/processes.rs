@@ -12,22 +12,27 @@ use std::time::{Duration, Instant};
 
 use common::ready::{Ready, all_cases};
 use common::{taken, without_places};
-use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
+use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, UniqueId, World};
 use iris_ops::{OpError as Error, TileShape};
 use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, kill_myself, launch};
 use iris_testkit::suite::{Case, Input, Op, Options, run_case};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 /// Environment variable that tells the rank program its role.
 const PART: &str = "RANK_PROGRAM";
 
 fn start(part: &str, ranks: usize) -> Outcome {
+    start_with(part, ranks, |options| options)
+}
+
+fn start_with(part: &str, ranks: usize, with: impl FnOnce(Launch) -> Launch) -> Outcome {
     let program = std::env::current_exe().expect("this program has a path");
     // The grace period is long, because on a busy machine even an error takes time to be reported.
     let options = Launch::default().env(PART, part).grace(Duration::from_secs(120));
     let options = options.deadline(Duration::from_secs(500)).stdout(io::sink());
     let arguments = ["--exact", "rank_program", "--nocapture", "--test-threads=1"];
-    launch(&program, &arguments, ranks, options).expect("the job did not start")
+    launch(&program, &arguments, ranks, with(options)).expect("the job did not start")
 }
 
 #[test]
@@ -43,6 +48,7 @@ fn rank_program() {
         "die" => die(&world),
         "late" => late(&world),
         "order" => order(&world),
+        "stopped" => stopped(&world),
         early if early.starts_with("early-") => Ok(()),
         other => panic!("part {other}"),
     };
@@ -194,6 +200,80 @@ fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
         assert_eq!(outcome.first_failure(), Some(victim), "{}", outcome.report());
         assert_eq!(outcome.exit_code(), 128 + 9);
     }
+}
+
+/// Environment variable with the id of the world that the remaining ranks make.
+const NEXT: &str = "NEXT_WORLD";
+
+// The guide has this function.
+fn leave_and_meet(
+    (world, heap): (&World, &SymmetricHeap),
+    error: &dyn std::fmt::Display,
+    (id, rank, size): (&UniqueId, usize, usize),
+) -> iris_heap::Result<World> {
+    world.abort_with(error); // the other ranks leave their calls at once, and show the error
+    let _ = heap.close(); // waits for this rank's streams, and for no rank
+    World::from_unique_id(id, rank, size)
+}
+// End of the function.
+
+/// Program in which rank 1 is stopped before the second call. The other ranks get the fault of that
+/// call, leave as the guide says, and make their next calls in a world of two, while rank 1 is still
+/// stopped.
+fn stopped(world: &World) -> anyhow::Result<()> {
+    let pids = world.allgather(&std::process::id().to_le_bytes())?;
+    let mut ready = Ready::new(world, &a_case())?;
+    ready.call()?;
+    ready.sync()?;
+    if world.rank() == 1 {
+        kill_process(getpid(), Signal::STOP)?;
+        // Another thread may take the signal, so this one may run on for a moment.
+        loop {
+            std::thread::park();
+        }
+    }
+    let called = ready.call();
+    ready.pass_until_a_fault();
+    let error = called.err().map(anyhow::Error::from);
+    let error = error.unwrap_or_else(|| ready.sync().unwrap_err().into());
+    let id: UniqueId = std::env::var(NEXT)?.parse()?;
+    let left = leave_and_meet((world, &ready.heap), &error, (&id, world.rank() / 2, 2))?;
+    let mut next = Ready::new(&left, &a_case())?;
+    next.call()?;
+    next.sync()?;
+    next.heap.close()?;
+    let stopped = world.process(1).expect("the ranks are processes");
+    while !stopped.is_stopped() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("left: {error:#}");
+    left.barrier()?;
+    if left.rank() == 0 {
+        let pid = i32::from_le_bytes(pids[1][..].try_into()?);
+        kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL)?;
+    }
+    left.close()?;
+    // Exits without closing the first world, which has ended.
+    std::process::exit(0);
+}
+
+#[test]
+fn ranks_that_are_left_leave_a_stopped_one_and_go_on() {
+    let id = UniqueId::new().unwrap();
+    let outcome = start_with("stopped", 3, |options| options.env(NEXT, id.to_string()));
+    let ends: Vec<_> = outcome.ranks.iter().map(|rank| rank.end).collect();
+    assert_eq!(ends, [End::Exited(0), End::Signalled(9), End::Exited(0)], "{}", outcome.report());
+    let named = |rank: usize| outcome.ranks[rank].stdout.contains("rank 1 has not entered");
+    assert!(named(0) || named(2), "{}", outcome.report());
+}
+
+/// Tests that the function of the guide is the one that the test above calls.
+#[test]
+fn the_guide_has_the_function_for_a_stopped_rank() {
+    let (_, rest) =
+        include_str!("processes.rs").split_once("// The guide has this function.\n").unwrap();
+    let (function, _) = rest.split_once("// End of the function.").unwrap();
+    assert!(include_str!("../../iris-ops/GUIDE.md").contains(function), "{function}");
 }
 
 /// Program in which rank 1 enters the call after the progress deadline, but before the entry

@@ -453,9 +453,12 @@ pub(crate) trait Backend: Send + Sync {
     /// other processes must not free before. Later enqueueing fails with [`Error::Closed`].
     fn shutdown(&self);
 
-    /// Unmaps the remaining memory, after all ranks have called [`Backend::shutdown`]. Memory of the
-    /// CPU is unmapped when the last mapping is dropped.
-    fn unmap(&self) {}
+    /// Unmaps the remaining memory. `met` is true if all ranks have called [`Backend::shutdown`]; if
+    /// it is false, memory that another process may still access stays mapped. Memory of the CPU is
+    /// unmapped when the last mapping is dropped.
+    fn unmap(&self, met: bool) {
+        let _ = met;
+    }
 
     /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::notice::ToldWaits;
 use super::peer::{is_readable, process_of};
 use super::process::ProcessId;
 use super::socket::Socket;
+use super::{Watcher, is_loss};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -332,10 +332,10 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
 
 impl Letters {
     /// Marks the group as broken by `error`; if it is broken already, the earlier error is kept.
-    /// Returns the watchers to call if `error` is a loss of a peer, and none for a timeout.
+    /// Returns the watchers to call if `error` is a loss, and none otherwise.
     pub(super) fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
-        if matches!(error, Error::Absent { .. }) {
+        if !is_loss(error) {
             return Vec::new();
         }
         self.lost.get_or_insert_with(|| error.clone());

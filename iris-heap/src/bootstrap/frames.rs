@@ -125,6 +125,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::PeerAborted { rank, reason, .. } => {
             w.u64(8).u64(*rank as u64).text(reason);
         }
+        Error::GaveUp { rank, .. } => {
+            w.u64(9).u64(*rank as u64);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -151,6 +154,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
         6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
         7 => Error::Wire { what: r.text()?, problem: r.text()? },
         8 => Error::PeerAborted { rank: r.u64()? as usize, host: None, reason: r.text()? },
+        9 => Error::GaveUp { rank: r.u64()? as usize, host: None },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }

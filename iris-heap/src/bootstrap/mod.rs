@@ -72,6 +72,12 @@ impl Step {
     }
 }
 
+/// Whether `error`, which ended the exchanges, also ends the calls of waiting kernels. An absent rank
+/// may only be late, and a rank that gave up has told the kernels itself.
+pub(crate) fn is_loss(error: &Error) -> bool {
+    !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
+}
+
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
 /// processes of one host and for several hosts; other transports can be added.
 ///
@@ -155,10 +161,10 @@ pub trait Bootstrap: Send + Sync {
     /// Error that watchers got for a lost peer; `None` if all peers are alive.
     fn lost(&self) -> Option<Error>;
 
-    /// Tells the peers that this rank's own program has failed, for `reason`, before
-    /// [`leave`](Bootstrap::leave). They get [`Error::PeerAborted`], unless they have learned of
-    /// another failure before. Never waits for another rank.
-    fn give_up(&self, reason: &str);
+    /// Tells the peers `error`, for which this rank takes part in no further exchange: the exchanges
+    /// of all ranks fail with it, unless they have failed before. Watchers are told, except of
+    /// [`Error::GaveUp`]. Never waits for another rank.
+    fn give_up(&self, error: Error);
 
     /// Ends this rank's participation. `clean` is true after a collective close; if it is false,
     /// the peers get the error that this rank is lost. Never waits.

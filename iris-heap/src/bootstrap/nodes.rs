@@ -183,8 +183,8 @@ impl Bootstrap for Nodes {
         self.all.lost()
     }
 
-    fn give_up(&self, reason: &str) {
-        self.all.give_up(reason);
+    fn give_up(&self, error: Error) {
+        self.all.give_up(error);
     }
 
     fn leave(&self, clean: bool) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notice::{Patience, ToldWaits, notice};
-use super::{Bootstrap, Object, Step, Watcher};
+use super::{Bootstrap, Object, Step, Watcher, is_loss};
 use crate::error::{Error, Result, list_ranks};
 
 /// Contribution of one rank to an exchange.
@@ -59,13 +59,16 @@ impl Hub {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the exchanges because a rank has failed, and tells the watchers.
+    /// Ends the exchanges because a rank has failed, and tells the watchers if it is lost.
     fn fail(&self, error: &Error) {
         let mut table = self.lock();
         // An earlier error is kept, because the rank may have failed as a consequence of that error.
         table.broken.get_or_insert_with(|| error.clone());
-        table.lost.get_or_insert_with(|| error.clone());
-        let watchers = std::mem::take(&mut table.watchers);
+        let mut watchers = Vec::new();
+        if is_loss(error) {
+            table.lost.get_or_insert_with(|| error.clone());
+            watchers = std::mem::take(&mut table.watchers);
+        }
         drop(table);
         self.changed.notify_all();
         for watcher in watchers {
@@ -231,8 +234,8 @@ impl Bootstrap for Threads {
         self.hub.lock().lost.clone()
     }
 
-    fn give_up(&self, reason: &str) {
-        self.hub.fail(&Error::PeerAborted { rank: self.rank, host: None, reason: reason.into() });
+    fn give_up(&self, error: Error) {
+        self.hub.fail(&error);
     }
 
     fn leave(&self, clean: bool) {

@@ -18,7 +18,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place};
 use super::socket::Socket;
-use super::{Bootstrap, Step, Watcher};
+use super::{Bootstrap, Step, Watcher, is_loss};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -380,8 +380,14 @@ impl Bootstrap for Processes {
         mail.groups.get(&self.group).and_then(|g| g.lost.clone())
     }
 
-    fn give_up(&self, reason: &str) {
-        let error = Error::PeerAborted { rank: self.rank, host: None, reason: reason.into() };
+    fn give_up(&self, error: Error) {
+        if !is_loss(&error) {
+            // The hub's answer may be late or never come: its process may be stopped.
+            let mut mail = lock(&self.connection.mail.0);
+            mail.groups.entry(self.group).or_default().fail(&error);
+            drop(mail);
+            self.connection.mail.1.notify_all();
+        }
         // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::GaveUp { group: self.group, error };
         let _ = self.connection.send(frame, Instant::now() + PARTING);

@@ -58,7 +58,7 @@ impl Bootstrap for Recorder {
         None
     }
 
-    fn give_up(&self, _: &str) {}
+    fn give_up(&self, _: Error) {}
 
     fn leave(&self, _: bool) {}
 }

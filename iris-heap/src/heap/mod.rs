@@ -520,6 +520,13 @@ impl SymmetricHeap {
     /// them. CPU memory is unmapped when the last `Arc` of heap or stream is dropped. GPU memory is
     /// unmapped here; its addresses are invalid afterwards.
     ///
+    /// If the heap has failed ([`SymmetricHeap::check`]), close waits for no other rank, which may be
+    /// stuck. It tells the waiting kernels of all ranks to leave, waits for this rank's streams, and
+    /// ends the exchanges of the heap's world: other ranks that close the heap, or make another
+    /// collective call of that world, get [`Error::GaveUp`]. Close the world next, which then waits
+    /// for no rank either. GPU memory that another process may have opened by a legacy handle, or on
+    /// HIP, stays allocated until this process ends.
+    ///
     /// # Errors
     /// [`Error::Closed`] if the heap was closed before. [`Error::Unsupported`] while a stream is
     /// captured, which cannot be waited for, and [`Error::PeerFailed`] on the other ranks; the heap
@@ -535,6 +542,11 @@ impl SymmetricHeap {
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
+        let failed = self.has_failed();
+        if failed {
+            capture.clone()?;
+            self.give_up();
+        }
         let items = [("heap", format!("{:#x}", self.id))];
         if capture.is_ok() {
             // An error about a call that this rank has left out names the place of the close, which
@@ -575,15 +587,42 @@ impl SymmetricHeap {
             }
             finished => finished,
         };
-        self.backend.unmap();
+        self.backend.unmap(finished.is_ok());
         let settled = match finished {
             Ok(()) => self.settle(true),
             Err(error) => Err(error),
         };
         lock(&self.registration).take();
         let settled = settled.and(self.leave_nodes());
-        settled.map_err(|e| self.after_fault(e))?;
-        self.world.note_returned(self.take_unreported().map_or(Ok(()), Err))
+        let unreported = match settled {
+            Err(error) if error.is_surrender() => {
+                self.take_unreported().or_else(|| (!failed).then_some(error))
+            }
+            settled => {
+                settled.map_err(|e| self.after_fault(e))?;
+                self.take_unreported()
+            }
+        };
+        self.world.note_returned(unreported.map_or(Ok(()), Err))
+    }
+
+    /// Whether [`SymmetricHeap::check`] returns an error; does not count as returning it.
+    fn has_failed(&self) -> bool {
+        self.memory.control.outcome().and_then(|()| self.check_peers()).is_err()
+    }
+
+    /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds.
+    fn give_up(&self) {
+        if let Err(error) = self.poison(abort::CLOSED) {
+            tracing::debug!(%error, "not all ranks could be told that the heap is closed");
+        }
+        if self.local_size() > 1 {
+            self.world.give_up();
+        }
+        if let Some(across) = self.across() {
+            across.give_up();
+            self.whole_world().give_up();
+        }
     }
 
     /// First error of enqueued work that has not been returned to the program.
@@ -670,7 +709,20 @@ impl SymmetricHeap {
     /// [`Error::Aborted`], [`Error::Closed`].
     pub fn check(&self) -> Result<()> {
         drop(self.open_state()?);
-        self.memory.control.check()?;
+        let own = self.memory.control.check();
+        match (own, self.world.note_returned(self.check_peers())) {
+            // A rank that gave up may have left since, and then counts as lost. Its own error says why.
+            (
+                Err(Error::PeerLost { rank: lost } | Error::RankLost { rank: lost, .. }),
+                Err(Error::GaveUp { rank, host }),
+            ) if lost == rank => Err(Error::GaveUp { rank, host }),
+            (Err(error), _) => Err(error),
+            (Ok(()), told) => told,
+        }
+    }
+
+    /// Checks that no peer has told this rank's kernels to leave.
+    fn check_peers(&self) -> Result<()> {
         let mut word = [0; 4];
         let signal = &*self.memory.signal[self.local_rank()];
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
@@ -682,9 +734,7 @@ impl SymmetricHeap {
             return Err(disorder);
         }
         match usize::try_from(i64::from(code) - 1) {
-            Ok(rank) if rank < self.local_size() => {
-                self.world.note_returned(Err(self.memory.control.gave_up(rank)))
-            }
+            Ok(rank) if rank < self.local_size() => Err(self.memory.control.gave_up(rank)),
             _ => Err(Error::Aborted {
                 code,
                 reason: "the abort word names no rank of this world".into(),
@@ -694,7 +744,7 @@ impl SymmetricHeap {
 
     /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
     /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
-    /// everywhere. Later calls do not replace the first reason.
+    /// everywhere. Later calls replace neither the first reason nor the first rank that gave up.
     ///
     /// # Errors
     /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
@@ -702,9 +752,15 @@ impl SymmetricHeap {
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.world.check_process("poisoning a heap")?;
         self.memory.control.set_host_abort(reason);
-        let word = (self.local_rank() as i32 + 1).to_ne_bytes();
-        let tell =
-            |signal: &Arc<dyn Mapping>| self.backend.write(&**signal, 4 * ABORT_WORD as u64, &word);
+        let own = (self.local_rank() as i32 + 1).to_ne_bytes();
+        let tell = |signal: &Arc<dyn Mapping>| {
+            let mut word = [0; 4];
+            self.backend.read(&**signal, 4 * ABORT_WORD as u64, &mut word)?;
+            match word {
+                [0, 0, 0, 0] => self.backend.write(&**signal, 4 * ABORT_WORD as u64, &own),
+                _ => Ok(()),
+            }
+        };
         self.memory.signal.iter().map(tell).fold(Ok(()), Result::and)
     }
 

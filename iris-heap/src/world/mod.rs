@@ -337,7 +337,8 @@ impl World {
     }
 
     /// Closes the world and all its clones: collective. Heaps and worlds split off it must be
-    /// closed or dropped before.
+    /// closed or dropped before. If a heap of this world was closed after it had failed, this function
+    /// waits for no other rank and returns `Ok`.
     ///
     /// # Errors
     /// [`Error::StillOpen`] on every rank if one has a heap or a split world open; the world then
@@ -365,6 +366,13 @@ impl World {
             }
             Ok(())
         });
+        let outcome = match outcome {
+            Err(error) if error.is_surrender() => match (heaps, worlds) {
+                (0, 0) => Ok(()),
+                _ => Err(Error::StillOpen { rank: self.rank(), heaps, worlds }),
+            },
+            outcome => outcome,
+        };
         match &outcome {
             Ok(()) => self.inner.leave(true, None),
             Err(Error::StillOpen { .. } | Error::Closed { .. } | Error::Mismatch { .. }) => {}
@@ -388,6 +396,12 @@ impl World {
     /// which shows `reason`, unless they have learned of another failure before. Not collective.
     pub fn abort_with(&self, reason: impl fmt::Display) {
         self.inner.abort(Some(&reason.to_string()));
+    }
+
+    /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank.
+    pub(crate) fn give_up(&self) {
+        let error = Error::GaveUp { rank: self.rank(), host: None };
+        self.inner.bootstrap.give_up(error);
     }
 
     /// Records the error of `outcome`, if there is one, as returned to the program.
@@ -436,7 +450,8 @@ impl Inner {
             }
         }
         if let Some(reason) = reason {
-            self.bootstrap.give_up(reason);
+            let (rank, reason) = (self.bootstrap.rank(), reason.into());
+            self.bootstrap.give_up(Error::PeerAborted { rank, host: None, reason });
         }
         self.bootstrap.leave(clean);
         if let Some(parent) = &self.parent {

@@ -4,7 +4,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use iris_heap::{Settings, World};
+use iris_heap::abi::abort;
+use iris_heap::{HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Id, ReduceOp};
 
 use super::{CPU, small, sums};
@@ -47,6 +48,39 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
         let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
         all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
+}
+
+/// Tests that a communicator whose heap has failed closes, and then its world, while the other rank is
+/// stuck: it begins to close only after this rank has done so.
+#[test]
+fn a_failed_communicator_closes_while_a_rank_is_stuck() {
+    let settings = Settings::default().deadline(0.02);
+    for in_heap in [false, true] {
+        let closed = Barrier::new(2);
+        let rank = |world: World| -> Result<Option<String>> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+            let comm = match in_heap {
+                true => Comm::in_heap(CPU, &heap, &small())?,
+                false => Comm::from_world(CPU, &world, &small())?,
+            };
+            if world.rank() == 1 {
+                closed.wait();
+                return Ok(None);
+            }
+            comm.heap().poison(abort::USER)?;
+            let told = format!("{:?}", comm.close().map_err(|error| error.to_string()));
+            // The program's own heap has not failed unless the communicator is in it.
+            drop(comm);
+            let rest = if in_heap { heap.close() } else { Ok(drop(heap)) };
+            let ended = rest.and_then(|()| world.close());
+            closed.wait();
+            ended?;
+            Ok(Some(told))
+        };
+        let told = World::run_threads_each(2, &settings, rank).unwrap().remove(0).unwrap().unwrap();
+        let expected = if in_heap { "the caller asked for it" } else { "Ok(())" };
+        assert!(told.contains(expected), "in a heap: {in_heap}: {told}");
+    }
 }
 
 /// Tests that a rank that drops its communicator, while its world goes on, is named by the ranks

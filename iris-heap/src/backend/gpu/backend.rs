@@ -425,9 +425,16 @@ impl Backend for Gpu {
         }
     }
 
-    fn unmap(&self) {
+    fn unmap(&self, met: bool) {
+        // Virtual memory, which is passed by descriptors, lives until each process has unmapped it,
+        // and threads share regions. For memory that is passed by handles no vendor documents what a
+        // free does to the processes that have it open.
+        let is_safe = |region: Arc<dyn Region>| Ok(region.descriptor()?.is_some());
         for mapping in self.live_mappings() {
-            mapping.release();
+            match met || self.same_process || mapping.region().and_then(is_safe).unwrap_or(false) {
+                true => mapping.release(),
+                false => mapping.leak(),
+            }
         }
     }
 

@@ -57,7 +57,7 @@ fn ranks_that_are_threads_ask_for_access_to_each_other() {
     // Memory is freed when all ranks have closed, even if mappings of it are still held.
     for (_, gpu) in &ranks {
         gpu.shutdown();
-        gpu.unmap();
+        gpu.unmap(true);
     }
     for (fake, _) in &ranks {
         let calls = about_memory(fake);
