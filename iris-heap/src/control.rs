@@ -441,7 +441,7 @@ impl Control {
 fn aborted(code: i32) -> Error {
     let reason = match code {
         abort::CLOSED => "the heap was closed",
-        abort::PANICKED => "a workgroup panicked",
+        abort::FAILED => "enqueued work panicked or failed",
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the ranks of the world can no longer exchange messages",
         abort::INCOMPLETE => "a call was enqueued only in part, because one of its launches failed",

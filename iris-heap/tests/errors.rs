@@ -186,7 +186,7 @@ fn an_error_that_explains_a_fault_stands_alone() {
         });
         let e = results[0].as_ref().unwrap_err();
         let (cause, is_told) = match reason {
-            Some(reason) => (reason, matches!(e, Error::PeerFailed { rank: 1, .. })),
+            Some(reason) => (reason, matches!(e, Error::PeerAborted { rank: 1, .. })),
             None => ("is lost", matches!(e, Error::PeerLost { rank: 1 })),
         };
         let text = e.to_string();

@@ -298,6 +298,36 @@ fn a_panicking_workgroup_releases_those_that_wait_for_it() {
     }
 }
 
+/// Tests that the error of a function in one rank's stream ends waits of other ranks' kernels.
+#[test]
+fn a_function_that_fails_releases_those_that_wait_for_it() {
+    let results = each(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let stream = heap.stream()?;
+        let (memory, rank) = (heap.memory(), w.rank());
+        match rank {
+            0 => {
+                let wait = move |_| {
+                    wait_until(|| abort_word(&memory, rank) != 0);
+                    Ok(())
+                };
+                stream.launch_cpu("wait", 1, Arc::new(wait))?;
+            }
+            _ => stream.call_cpu("own", || {
+                Err(Error::other(std::io::Error::other("a weight is not finite")))
+            })?,
+        }
+        let outcome = stream.sync();
+        let check = heap.check();
+        w.barrier()?; // the close of a failed heap waits for no rank
+        heap.close()?;
+        outcome.and(check)
+    });
+    assert!(matches!(results[0], Err(Error::GaveUp { rank: 1, .. })), "{results:?}");
+    let own = results[1].as_ref().unwrap_err().to_string();
+    assert!(own.contains("a weight is not finite"), "{own}");
+}
+
 fn abort_word(memory: &iris_heap::Memory, rank: usize) -> i32 {
     let word = memory.signal[rank].address() as *mut i32;
     // SAFETY: `word` is the first word of a signal segment, which is mapped while `memory` is held.

@@ -32,8 +32,8 @@ pub const SEEN: usize = PASSED - 4;
 pub mod abort {
     /// The heap was dropped or closed while work was waiting.
     pub const CLOSED: i32 = 1;
-    /// A workgroup of a CPU kernel panicked.
-    pub const PANICKED: i32 = 2;
+    /// Work of the program on the CPU, a kernel or a function, panicked or failed.
+    pub const FAILED: i32 = 2;
     /// The program aborted the heap's kernels.
     pub const USER: i32 = 3;
     /// This rank can no longer exchange messages with the ranks of its world, for example because

@@ -783,25 +783,39 @@ impl Shared {
         })
     }
 
-    /// Runs `f`, which is code of the program. If `f` panics, sets the abort words of this rank and
-    /// of its peers, so that no rank waits for this rank.
+    /// Runs `f`, which is code of the program. If `f` panics, or fails before the heap has, this rank
+    /// and its peers are told, so that no rank waits for this rank or takes sums without its part.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
-            Ok(outcome) => outcome,
-            Err(panic) => {
-                self.control.set_host_abort(abort::PANICKED);
-                let peers = self.memory.get().map_or(&[][..], |m| &m.signal);
-                for signal in peers {
-                    let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
-                    if let Ok(word) = word {
-                        // The abort word is stored with release order, like every signal. An
-                        // earlier reason in the word is kept.
-                        let to = self.rank as i32 + 1;
-                        let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
-                    }
+            Ok(outcome) => {
+                // An error after a fault or an abort is its consequence.
+                if outcome.is_err() && self.signals().len() > 1 && !self.control.has_failed() {
+                    self.tell();
                 }
+                outcome
+            }
+            Err(panic) => {
+                self.tell();
                 let message = panic_message(&*panic);
                 Err(Error::Panicked { name: name.into(), group, message })
+            }
+        }
+    }
+
+    /// Signal segments of all ranks, from when their memory is mapped.
+    fn signals(&self) -> &[Arc<dyn Mapping>] {
+        self.memory.get().map_or(&[][..], |m| &m.signal)
+    }
+
+    /// Sets the abort words of this rank and of its peers; earlier reasons in them are kept.
+    fn tell(&self) {
+        self.control.set_host_abort(abort::FAILED);
+        for signal in self.signals() {
+            let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
+            if let Ok(word) = word {
+                // The abort word is stored with release order, like every signal.
+                let to = self.rank as i32 + 1;
+                let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
             }
         }
     }

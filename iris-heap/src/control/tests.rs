@@ -37,7 +37,7 @@ fn only_what_may_leave_results_undefined_is_an_error_of_a_wait() {
     for code in [0, abort::CLOSED, abort::HUB_LOST, abort::PEER_LOST + 2] {
         assert!(outcome(code).is_ok(), "{code}");
     }
-    for code in [abort::USER, abort::PANICKED, abort::INCOMPLETE, i32::MIN] {
+    for code in [abort::USER, abort::FAILED, abort::INCOMPLETE, i32::MIN] {
         assert!(matches!(outcome(code), Err(Error::Aborted { .. })), "{code}");
     }
     let c = Control::default();

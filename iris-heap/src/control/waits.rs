@@ -86,7 +86,7 @@ impl Control {
     }
 
     /// Whether the heap has failed, on this rank or on a peer that reported it.
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.host_abort() != 0 || self.fault().is_some()
     }
 
