@@ -71,7 +71,12 @@ fn a_failed_communicator_closes_while_a_rank_is_stuck() {
             let told = format!("{:?}", comm.close().map_err(|error| error.to_string()));
             // The program's own heap has not failed unless the communicator is in it.
             drop(comm);
-            let rest = if in_heap { heap.close() } else { Ok(drop(heap)) };
+            let rest = if in_heap {
+                heap.close()
+            } else {
+                drop(heap);
+                Ok(())
+            };
             let ended = rest.and_then(|()| world.close());
             closed.wait();
             ended?;
