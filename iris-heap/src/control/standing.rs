@@ -138,14 +138,14 @@ impl Control {
         self.find_left_out()
     }
 
-    /// Error about the order of calls that this rank has not been told, for a heap that all ranks
-    /// are closing: a rank that left out a call, or issued one that other ranks left out, may have no
-    /// fault of its own. `None` if the program has got an error before, because it may close the
-    /// heap early for that reason.
+    /// Whether the program has got an error.
+    pub(crate) fn has_told(&self) -> bool {
+        self.errors.get().is_some_and(|errors| errors.any())
+    }
+
+    /// Error about the order of calls, for a heap that all ranks are closing: a rank that left out a
+    /// call, or issued one that other ranks left out, may have no fault of its own.
     pub(crate) fn order_at_close(&self) -> Option<Error> {
-        if self.errors.get().is_some_and(|errors| errors.any()) {
-            return None;
-        }
         self.disorder().or_else(|| self.find_left_out())
     }
 

@@ -543,6 +543,8 @@ impl SymmetricHeap {
             checked => checked,
         };
         let failed = self.has_failed();
+        let control = &self.memory.control;
+        let (told, told_any) = (control.is_fault_returned(), control.has_told());
         if failed {
             capture.clone()?;
             self.give_up();
@@ -595,12 +597,14 @@ impl SymmetricHeap {
         lock(&self.registration).take();
         let settled = settled.and(self.leave_nodes());
         let unreported = match settled {
+            // The error of an exchange that was given up counts as returning its fault.
+            Err(Error::AfterFault { fault, then }) if then.is_surrender() && !told => Some(*fault),
             Err(error) if error.is_surrender() => {
-                self.take_unreported().or_else(|| (!failed).then_some(error))
+                self.take_unreported(told_any).or_else(|| (!failed).then_some(error))
             }
             settled => {
                 settled.map_err(|e| self.after_fault(e))?;
-                self.take_unreported()
+                self.take_unreported(told_any)
             }
         };
         self.world.note_returned(unreported.map_or(Ok(()), Err))
@@ -625,11 +629,13 @@ impl SymmetricHeap {
         }
     }
 
-    /// First error of enqueued work that has not been returned to the program.
-    fn take_unreported(&self) -> Option<Error> {
+    /// First error of enqueued work that has not been returned to the program. If the program has
+    /// got any error (`told`), it may close the heap early for that reason, and calls that it left
+    /// out are none.
+    fn take_unreported(&self, told: bool) -> Option<Error> {
         let control = &self.memory.control;
         // A fault that a stream also keeps is returned only if no other call has returned it.
-        let told = |error: &Error| {
+        let is_told = |error: &Error| {
             control.is_fault_returned()
                 && matches!(
                     error,
@@ -638,9 +644,10 @@ impl SymmetricHeap {
         };
         let found = std::iter::from_fn(|| self.backend.take_unreported())
             .chain(control.fault_error())
-            .find(|error| !told(error));
+            .find(|error| !is_told(error));
         match found {
             Some(error) if Distance::of(&error) != Distance::Consequence => Some(error),
+            found if told => found,
             found => control.order_at_close().or(found),
         }
     }
