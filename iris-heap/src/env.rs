@@ -105,6 +105,14 @@ pub struct Settings {
     /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6; opening a world fails
     /// with any other value.
     pub deadline: f64,
+    /// Longest wait of a kernel for a peer to enter the same call, 600 s by default: ranks that wait
+    /// for work in a call wait so long, and a rank that stands still between calls is found then.
+    pub work: Duration,
+    /// Longest of the later waits in a call, 30 s by default: a rank that stands still within a call
+    /// is found then.
+    pub step: Duration,
+    /// Longest wait for all ranks to meet, 720 s by default.
+    pub meeting: Duration,
     /// Number of workgroup threads per rank (`IRIS_THREADS`); `None` derives it from the number of
     /// cores.
     pub threads: Option<usize>,
@@ -115,7 +123,8 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { deadline: 1.0, threads: None, network_gbit: 400 }
+        let [work, step, meeting] = [600, 30, 720].map(Duration::from_secs);
+        Settings { deadline: 1.0, work, step, meeting, threads: None, network_gbit: 400 }
     }
 }
 
@@ -160,17 +169,43 @@ impl Settings {
     /// Checks that a world can be made with these settings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a factor that is not above 0 and at most 1e6.
+    /// [`Error::Invalid`] for a factor that is not above 0 and at most 1e6, or a wait that is not
+    /// above 0 and at most 1e6 s.
     pub fn check(&self) -> Result<()> {
-        if is_factor(self.deadline) {
-            return Ok(());
+        if !is_factor(self.deadline) {
+            return Err(Error::invalid("factor on deadlines", self.deadline, FACTOR));
         }
-        Err(Error::invalid("factor on deadlines", self.deadline, FACTOR))
+        for (name, wait) in [("work", self.work), ("step", self.step), ("meeting", self.meeting)] {
+            if wait.is_zero() || wait > LONGEST {
+                let what = format!("longest wait `{name}` of settings");
+                return Err(Error::invalid(what, format!("{wait:?}"), "above 0, at most 1e6 s"));
+            }
+        }
+        Ok(())
     }
 
     /// Sets the factor on every deadline, above 0 and at most 1e6; 2 doubles all waiting times.
     pub fn deadline(mut self, factor: f64) -> Settings {
         self.deadline = factor;
+        self
+    }
+
+    /// Sets the longest wait for a peer to enter a call. A server whose ranks wait for requests
+    /// elsewhere sets seconds; one whose ranks wait in a call sets hours.
+    pub fn work(mut self, wait: Duration) -> Settings {
+        self.work = wait;
+        self
+    }
+
+    /// Sets the longest of the later waits in a call.
+    pub fn step(mut self, wait: Duration) -> Settings {
+        self.step = wait;
+        self
+    }
+
+    /// Sets the longest wait for all ranks to meet.
+    pub fn meeting(mut self, wait: Duration) -> Settings {
+        self.meeting = wait;
         self
     }
 
@@ -182,26 +217,34 @@ impl Settings {
 
     /// Deadline of a kernel's wait for a peer to enter the same call.
     pub fn entry_deadline(&self) -> Duration {
-        self.scaled(600.0)
+        self.scaled(self.work)
     }
 
     /// Deadline of each wait in a kernel except the wait for a peer's entry.
     pub fn progress_deadline(&self) -> Duration {
-        self.scaled(30.0)
+        self.scaled(self.step)
     }
 
-    /// Deadline of a host collective's wait for the other ranks. This deadline is longer than a
-    /// kernel's wait for entry plus one for progress. So if a rank skips a call, the other ranks'
-    /// kernels give up first and name that rank, before the host reports the waiting ranks as
-    /// absent.
+    /// Deadline of a host collective's wait for the other ranks, 720 s by default. This deadline is
+    /// longer than a kernel's wait for entry plus one for progress. So if a rank skips a call, the
+    /// other ranks' kernels give up first and name that rank, before the host reports the waiting
+    /// ranks as absent.
     pub fn host_deadline(&self) -> Duration {
-        self.scaled(720.0)
+        self.scaled((self.work + self.step) * 8 / 7)
     }
 
-    /// Scales a time by the deadline factor, which is clamped to 0..=[`MOST`], so that the result
-    /// stays below 23 years; NaN gives zero.
-    fn scaled(&self, seconds: f64) -> Duration {
-        Duration::try_from_secs_f64(seconds * self.deadline.clamp(0.0, MOST)).unwrap_or_default()
+    /// Deadline of the meeting of all ranks.
+    pub fn meeting_deadline(&self) -> Duration {
+        self.scaled(self.meeting)
+    }
+
+    /// Scales a wait by the deadline factor. Both are clamped, the factor to 0..=[`MOST`], so that
+    /// the result stays below 23 years; NaN gives zero.
+    fn scaled(&self, wait: Duration) -> Duration {
+        let seconds = wait.as_secs_f64() * self.deadline.clamp(0.0, MOST);
+        Duration::try_from_secs_f64(seconds)
+            .unwrap_or_default()
+            .min(Duration::from_secs(720_000_000))
     }
 }
 
@@ -209,6 +252,8 @@ impl Settings {
 const MOST_DELAY: u64 = 1_000_000;
 /// Largest factor by which deadlines may be multiplied.
 const MOST: f64 = 1e6;
+/// Longest wait that settings may have, before the factor.
+const LONGEST: Duration = Duration::from_secs(1_000_000);
 const FACTOR: &str = "a factor above 0, at most 1e6";
 
 fn is_factor(value: f64) -> bool {
@@ -269,6 +314,25 @@ mod tests {
         }
         Settings::default().deadline(MOST).check().unwrap();
         assert!(std::time::Instant::now().checked_add(longest).is_some());
+    }
+
+    /// Tests that each kind of wait has a deadline of its own.
+    #[test]
+    fn deadlines_are_set_by_kind() {
+        let [work, step, meeting] = [7, 5, 3].map(Duration::from_secs);
+        let s = Settings::default().work(work).step(step).meeting(meeting).deadline(2.0);
+        assert_eq!(s.entry_deadline(), 2 * work);
+        assert_eq!(s.progress_deadline(), 2 * step);
+        assert_eq!(s.meeting_deadline(), 2 * meeting);
+        assert!(s.host_deadline() > 2 * (work + step));
+        s.check().unwrap();
+        for wait in [Duration::ZERO, LONGEST + Duration::from_secs(1)] {
+            let all = [s.clone().work(wait), s.clone().step(wait), s.clone().meeting(wait)];
+            for (settings, name) in all.into_iter().zip(["work", "step", "meeting"]) {
+                let error = settings.check().unwrap_err().to_string();
+                assert!(error.contains(name) && error.contains(&format!("{wait:?}")), "{error}");
+            }
+        }
     }
 
     /// Tests that the host's deadline is longer than a kernel's wait for entry followed by a wait

@@ -66,8 +66,8 @@
 //! - [`Error::Disagreement`]: the ranks made the same call with different arguments; the message
 //!   has the first that differs.
 //! - [`Error::Absent`]: a rank did not arrive in time. Deadlines are 600 s for entering a call, 30
-//!   s for progress in it, and 720 s for a step of the host. `IRIS_DEADLINE=0.01` shortens a hang
-//!   in a test; a larger factor suits debuggers.
+//!   s for progress in it, and 720 s for a step of the host, unless [`Settings`] says otherwise.
+//!   `IRIS_DEADLINE=0.01` shortens a hang in a test; a larger factor suits debuggers.
 //! - [`Error::Order`]: the ranks issue the operators of a heap in different orders, or one skipped
 //!   a call and issued another; the message has the first call that differs. It is found within
 //!   seconds. A rank that skips a call, issues none after it and does not close the heap is found

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use iris_heap::abi::FAULT_WORDS;
-use iris_heap::{Error, ErrorKind, Group, Stream, SymmetricHeap, World};
+use iris_heap::{Error, ErrorKind, Group, Settings, Stream, SymmetricHeap, UniqueId, World};
 use small::{close, each, options};
 
 /// Tests that an abort word of any value is reported, because a broken peer could write anything.
@@ -246,4 +246,28 @@ fn causes_are_printed_once() {
         close(&heap)
     })
     .unwrap();
+}
+
+/// Tests that each kind of wait ends at the deadline that the program set for it, while the others
+/// are hours long.
+#[test]
+fn each_kind_of_wait_has_its_own_deadline() {
+    let (long, short) = (Duration::from_secs(9999), Duration::from_millis(50));
+    let settings = Settings::default().work(long).step(long).meeting(long);
+    let absent = |outcome: Result<World, Error>| {
+        let error = outcome.unwrap_err();
+        assert!(matches!(&error, Error::Absent { waited, .. } if *waited < long), "{error}");
+    };
+    let id = UniqueId::new().unwrap();
+    absent(World::from_unique_id_with(&id, 0, 2, &settings.clone().meeting(short)));
+    let alone = World::from_env_with(&settings.clone().step(short)).unwrap();
+    assert_eq!(alone.settings().progress_deadline(), short);
+    let heap = SymmetricHeap::open(&alone, options()).unwrap();
+    assert_eq!(heap.view().progress_deadline_ns, short.as_nanos() as u64);
+    assert_eq!(heap.view().entry_deadline_ns, long.as_nanos() as u64);
+    heap.close().unwrap();
+    alone.close().unwrap();
+    let mut worlds = World::threads_with(2, &settings.work(short).step(short)).unwrap();
+    let (_late, waits) = (worlds.pop().unwrap(), worlds.pop().unwrap());
+    absent(waits.barrier().map(|()| waits));
 }

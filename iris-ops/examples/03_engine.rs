@@ -12,10 +12,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::bytes_of;
-use iris_heap::{BackendKind, Bytes, Stream, SymSlice, SymmetricHeap, UniqueId, World};
+use iris_heap::{BackendKind, Bytes, Settings, Stream, SymSlice, SymmetricHeap, UniqueId, World};
 use iris_kernels::{UserKernel, gemm_config::THREADS};
 use iris_ops::{
     MatRef, MatmulAllReduce, MatmulArgs, Plan, Ranks, Room, matmul_all_reduce::Options,
@@ -155,7 +156,9 @@ fn make(trouble: &str) -> Result<()> {
 }
 
 fn rank(id: &str, rank: usize, backend: BackendKind) -> Result<()> {
-    let world = World::from_unique_id(&id.parse()?, rank, RANKS)?;
+    // Requests come from outside, so a rank that does not enter a call stands still.
+    let settings = Settings::default().work(Duration::from_secs(10));
+    let world = World::from_unique_id_with(&id.parse()?, rank, RANKS, &settings)?;
     if let Err(error) = serve(&world, backend) {
         // Peers end at once, and show this reason unless another rank gave one first.
         world.abort_with(format!("{error:#}"));
@@ -183,8 +186,7 @@ impl Job {
         for rank in 0..RANKS {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["rank", &id, &rank.to_string(), backend]);
-            // A rank that stands still is found after 18 s.
-            command.env("IRIS_DEADLINE", "0.03").stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn()?;
             let (input, lines) = (child.stdin.take(), child.stdout.take());
             let (lines, send) = (lines.context("no pipe")?, send.clone());

@@ -200,7 +200,12 @@ impl Comm {
                 expected: format!("1 to {MAX_RANKS}; for several hosts see Comm::from_world"),
             }));
         }
-        let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
+        let id = id.unique()?;
+        let world = match &options.settings {
+            Some(settings) => World::from_unique_id_with(&id, rank, world_size, settings),
+            None => World::from_unique_id(&id, rank, world_size),
+        };
+        let world = world.map_err(Error::comm)?;
         // This code uses no closure, because a collective call reports the source location of its
         // caller.
         let mut comm = Comm::from_world(stream, &world, options)?;

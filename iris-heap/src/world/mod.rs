@@ -1,4 +1,6 @@
 //! Worlds of ranks, [`World`], and their collective calls on the host.
+//!
+//! This file is long because the ways to make a world have a public function each, with its errors.
 
 mod collective;
 mod groups;
@@ -127,7 +129,7 @@ impl World {
     /// replace a lost one pass a new [`UniqueId`](crate::UniqueId) to [`World::from_unique_id`], or
     /// all processes start anew.
     ///
-    /// After a hundredth of the deadline, by default 7.2 s, a warning names the ranks that have not
+    /// After a hundredth of [`Settings::meeting`], by default 7.2 s, a warning names the ranks that have not
     /// arrived. It goes to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
@@ -135,12 +137,24 @@ impl World {
     /// [`Error::Absent`] with the ranks that have not arrived by the deadline;
     /// [`Error::Rendezvous`] for other problems, such as two processes with one rank.
     pub fn from_env() -> Result<World> {
+        World::launched(Settings::from_env())
+    }
+
+    /// Makes a world as [`World::from_env`] does, with the program's settings instead of those of the
+    /// environment.
+    ///
+    /// # Errors
+    /// Errors of [`World::from_env`] and of [`Settings::check`].
+    pub fn from_env_with(settings: &Settings) -> Result<World> {
+        World::launched(settings.check().map(|()| settings.clone()))
+    }
+
+    fn launched(settings: Result<Settings>) -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         // A world that could not be formed counts on every rank, whatever its reason.
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let launch = Launch::from_env()?;
         let Launch { rank, size, place, .. } = launch;
-        let settings = Settings::from_env();
         if let Some(network) = network::from_env(&launch, number)? {
             return World::meet_over(&network, rank, size, settings);
         }
@@ -168,6 +182,24 @@ impl World {
     /// # Errors
     /// Errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range.
     pub fn from_unique_id(id: &UniqueId, rank: usize, size: usize) -> Result<World> {
+        World::of_id(id, rank, size, Settings::from_env())
+    }
+
+    /// Makes a world as [`World::from_unique_id`] does, with the program's settings instead of those
+    /// of the environment.
+    ///
+    /// # Errors
+    /// Errors of [`World::from_unique_id`] and of [`Settings::check`].
+    pub fn from_unique_id_with(
+        id: &UniqueId,
+        rank: usize,
+        size: usize,
+        settings: &Settings,
+    ) -> Result<World> {
+        World::of_id(id, rank, size, settings.check().map(|()| settings.clone()))
+    }
+
+    fn of_id(id: &UniqueId, rank: usize, size: usize, settings: Result<Settings>) -> Result<World> {
         check_size("size of the world", size)?;
         if rank >= size {
             return Err(Error::invalid(
@@ -176,7 +208,6 @@ impl World {
                 format!("0 to {}", size - 1),
             ));
         }
-        let settings = Settings::from_env();
         let place = Place { node: 0, local_rank: rank, local_size: size };
         if size == 1 {
             return Ok(World::alone(settings?, place));
@@ -199,8 +230,9 @@ impl World {
     ) -> Result<World> {
         let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
         let settings = place_to_meet.prepared(rank, settings)?;
-        let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
-        let deadline = Instant::now() + settings.host_deadline();
+        let processes =
+            Processes::rendezvous(place_to_meet, rank, size, settings.meeting_deadline())?;
+        let deadline = Instant::now() + settings.meeting_deadline();
         let what = "exchange of process ids".into();
         processes.share_processes(&Step { what, deadline, on_missing: None, numbers: None })?;
         tracing::debug!(rank, size, job, "all ranks have met");

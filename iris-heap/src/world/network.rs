@@ -269,7 +269,7 @@ impl World {
             Ok((settings, meeting))
         });
         let (settings, meeting) = place.prepared(rank, prepared)?;
-        let (job, timeout) = (network.job.as_str(), settings.host_deadline());
+        let (job, timeout) = (network.job.as_str(), settings.meeting_deadline());
         let all = meeting.rendezvous(place, rank, timeout)?;
         tracing::debug!(rank, size, job, "all ranks have met over the network");
         let step = Step {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use iris_heap::{ALIGNMENT, Bytes, DType, HeapOptions};
+use iris_heap::{ALIGNMENT, Bytes, DType, HeapOptions, Settings};
 use iris_sync::LINE_WORDS;
 
 use crate::error::{Error, Result};
@@ -56,6 +56,8 @@ pub struct Options {
     sums: Vec<DType>,
     /// Room for other allocations of the program, in a heap that the communicator itself opens.
     beside: Footprint,
+    /// Settings of a world that the communicator itself makes; `None` for those of the environment.
+    pub(super) settings: Option<Settings>,
 }
 
 /// Memory of each rank's heap that a [`Comm`](super::Comm) uses.
@@ -96,7 +98,8 @@ impl Footprint {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { name: None, max_bytes: 8 << 20, sums: SUMS.to_vec(), beside: Footprint::default() }
+        let beside = Footprint::default();
+        Self { name: None, max_bytes: 8 << 20, sums: SUMS.to_vec(), beside, settings: None }
     }
 }
 
@@ -126,6 +129,14 @@ impl Options {
     #[must_use]
     pub fn sums(self, dtypes: &[DType]) -> Self {
         Self { sums: dtypes.to_vec(), ..self }
+    }
+
+    /// Sets the settings, deadlines among them, of the world that
+    /// [`Comm::from_rank_with`](super::Comm::from_rank_with) makes, in place of the environment's. A
+    /// world of the program's has its own.
+    #[must_use]
+    pub fn settings(self, settings: Settings) -> Self {
+        Self { settings: Some(settings), ..self }
     }
 
     /// Adds `bytes` bytes for the program's own allocations to the heap, if the communicator opens

@@ -211,3 +211,12 @@ fn a_communicator_may_be_dropped_while_a_call_runs() {
         all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
 }
+
+/// Tests that a communicator made from an id has the deadlines of its options.
+#[test]
+fn a_communicator_waits_as_its_options_say() {
+    let settings = Settings::default().meeting(Duration::from_millis(50));
+    let alone = Comm::from_rank_with(CPU, 0, 2, Id::new().unwrap(), &small().settings(settings));
+    let error = alone.err().unwrap().to_string();
+    assert!(error.contains("waited") && error.contains("for rank 1"), "{error}");
+}
