@@ -32,9 +32,9 @@ impl Presence {
         is_at(&self.file, &self.path)
     }
 
-    /// Whether another process has made a file of the same name.
-    pub(super) fn is_replaced(&self) -> bool {
-        !self.is_shown() && self.path.exists()
+    /// Whether there is no file of this name any more.
+    pub(super) fn is_removed(&self) -> bool {
+        !self.path.exists()
     }
 
     /// Whether the process that created this file has ended.

@@ -678,15 +678,10 @@ pub(crate) struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Error if another process has taken the place of this one, which waits as `rank`.
+    /// Error if a world has met or failed without this process, which waits as `rank`. Another process
+    /// that comes as the same rank is no error yet: rank 0 tells all of the two.
     pub(super) fn displaced(&self, rank: usize) -> Option<Error> {
-        let presence = self.presence.as_ref().filter(|presence| !presence.is_shown())?;
-        if presence.is_replaced() {
-            return Some(self.place.error(format!(
-                "another process has come there as rank {rank}, and this one gave way: is the rank given to \
-                 two processes, or the same id or MASTER_PORT to two jobs?"
-            )));
-        }
+        self.presence.as_ref().filter(|presence| presence.is_removed())?;
         // A world that failed has left its note before it removed the files of its ranks.
         Some(self.place.came_to_nothing(None).unwrap_or_else(|| {
             self.place.error(format!(
