@@ -75,10 +75,10 @@ pub enum Error {
         /// Ranks whose operator is known and is not the most common one, or ranks that left the
         /// call out.
         ranks: Vec<usize>,
-        /// Number of each rank in the whole world, and its operator of that call: its name and its id (its number in the order of
-        /// creation, from 0); `left out` and the step in which the rank closes the heap or frees
-        /// the operator; or `not issued yet, or long ago` if the rank's board does not hold the
-        /// call.
+        /// Number of each rank in the whole world, and its operator of that call: its name and its
+        /// id (its number in the order of creation, from 0); `left out` and the step in which the
+        /// rank closes the heap or frees the operator; or `not issued yet, or long ago` if the
+        /// rank's board does not hold the call.
         operators: Vec<(usize, String)>,
     },
     /// Some ranks did not arrive at a collective call before its deadline.

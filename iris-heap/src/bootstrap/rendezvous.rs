@@ -273,7 +273,7 @@ impl Place {
     }
 
     /// Connects to rank 0 and says hello, as a rank other than 0. Tries until `deadline`. With
-    /// `visit`, fails if another process takes this one's place.
+    /// `visit`, fails if a world has met without this process.
     pub(crate) fn connect(
         &self,
         rank: usize,
