@@ -152,10 +152,11 @@ mod tests {
         drop(Access::of_kernel(&span(BASE..BASE + 16, true)));
     }
 
-    /// Waits until `count` accesses to bytes of `span` wait.
-    fn until_waiting(span: &Span, count: usize) {
-        let waits = |entry: &&Entry| !entry.begun && entry.span.bytes == span.bytes;
-        while lock(&ACTIVE).spans.iter().filter(waits).count() < count {
+    /// Waits until `count` accesses to bytes of `span` wait or have begun, or one is in `order`.
+    fn until_come(span: &Span, count: usize, order: &Mutex<Vec<&str>>) {
+        let is_there = |entry: &&Entry| entry.span.bytes == span.bytes;
+        while lock(&ACTIVE).spans.iter().filter(is_there).count() < count && lock(order).is_empty()
+        {
             std::thread::yield_now();
         }
     }
@@ -181,9 +182,9 @@ mod tests {
                     });
                 };
             access("launch", Access::of_kernel, |own| Some(Access::of_kernel(own)));
-            until_waiting(&own[0], 1);
+            until_come(&own[0], 2, &order);
             access("copy", Access::of_copy, |_| None);
-            until_waiting(&own[0], 2);
+            until_come(&own[0], 3, &order);
             drop(first);
         });
         assert_eq!(order.into_inner().unwrap(), ["launch", "copy", "next launch"]);
