@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attack;
 mod beside;
 mod check_protocols;
 mod dist;
@@ -66,6 +67,10 @@ enum Task {
     /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs with injected delays.
     #[command(disable_help_flag = true)]
     Stress(Passed),
+    /// Strikes ranks of many jobs at every stage of their program, and counts hangs, signals, wrong
+    /// results and wrong names. `--seed S`, `--cases N`, `--case NAME`; `--help` has the others.
+    #[command(disable_help_flag = true)]
+    Attack(Passed),
     /// Builds `iris` and starts `iris plan ...`: variants chosen for calls of an operator, and
     /// their predicted times.
     #[command(disable_help_flag = true)]
@@ -115,6 +120,7 @@ fn main() -> ExitCode {
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Secret(passed) => program::become_iris(&root, "secret", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
+        Task::Attack(passed) => attack::run(&root, &passed.arguments),
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
@@ -154,14 +160,24 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in ["run", "bench", "record", "stress", "plan", "tune", "check-protocols", "prove"]
-        {
+        for name in [
+            "run",
+            "bench",
+            "record",
+            "stress",
+            "attack",
+            "plan",
+            "tune",
+            "check-protocols",
+            "prove",
+        ] {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
                 Task::Bench(passed) => ("bench", passed),
                 Task::Record(passed) => ("record", passed),
                 Task::Stress(passed) => ("stress", passed),
+                Task::Attack(passed) => ("attack", passed),
                 Task::Plan(passed) => ("plan", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),

@@ -1,146 +1,209 @@
-//! Test that kills ranks at every stage of a program and sends rank 0 invalid frames. Hangs,
-//! signals, wrong results and wrongly blamed ranks are counted; none may occur.
+//! Attack on jobs: ranks are struck at every stage of a program in many ways, and rank 0 gets invalid
+//! frames. Hangs, signals, wrong results and wrong or missing names are counted; none may occur.
 //!
-//! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
-//! attacks. The other ranks must end by themselves, long before any deadline, with an error that
-//! names the attacker; the launcher must name the attacker, too. If root runs the test, the attacks
-//! are repeated twice as an ordinary user, with at most 256 and then 1024 open files.
+//! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks is
+//! struck ([`blow`]). The other ranks must end by themselves, long before any deadline, with an error
+//! that names the victim ([`judge`]). If root makes the attack, it is repeated as an ordinary user
+//! with few open files.
+//!
+//! As a test this program makes a small fixed sample. `attack --seed S` makes all cases, and
+//! `--case NAME` repeats one.
 
-mod end;
+mod blow;
+mod case;
+mod environment;
 mod frames;
+mod judge;
 mod rank;
 #[path = "../common/ready.rs"]
 #[allow(dead_code, unreachable_pub, reason = "other tests need the rest")]
 mod ready;
+mod refuse;
 
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
 use iris_testkit::Level;
 use iris_testkit::harness::{self, Group, named};
-use iris_testkit::launch::{End, Options as Launch, Outcome, end_with_launcher, launch};
-use serde::{Deserialize, Serialize};
+use iris_testkit::launch::{Options as Launch, Outcome, end_with_launcher, launch};
 
-use end::Blow;
-use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
+use blow::Blow;
+use case::{Case, Ranks};
+use judge::Row;
+use rank::{CALLS, Plant, Stage, TIMES};
+use refuse::Refusal;
 
-/// Attacks to make on jobs of `ranks` ranks each.
-#[derive(Clone, Serialize, Deserialize)]
-struct Attack {
-    /// Number of kills per stage, each in a job of its own. Also the number of jobs in which a rank
-    /// is stopped during calls, and the number in which a rank forks during calls.
-    kills: usize,
-    /// Number of frames to send to rank 0: half as a stranger, half as a rank.
-    frames: usize,
-    ranks: usize,
-    seed: u64,
-    /// Seconds that the other ranks have to end after an attack.
-    grace: u64,
-    /// Wrong behaviour of the ranks that are not attacked, to test that it is counted; `None` for
-    /// none.
-    plant: Option<Plant>,
-}
-
-/// First argument of this program when it runs as an ordinary user; the second argument is an
-/// [`Attack`] as JSON. The program then writes its rows to stdout as JSON.
-const ORDINARY: &str = "ordinary";
-
+/// First argument of this program when it makes the whole attack.
+const ATTACK: &str = "attack";
 /// User id of the ordinary user: nobody.
 const NOBODY: u32 = 65534;
+/// Seconds that the other ranks have to end after a blow.
+const GRACE: Duration = Duration::from_secs(15);
+/// Waits for work, for a step of a call and for a meeting in a world in which a rank is stopped.
+const SHORT: [Duration; 3] =
+    [Duration::from_secs(3), Duration::from_secs(2), Duration::from_secs(4)];
+
+/// Factor on deadlines for a job with so many ranks.
+fn slower(ranks: Ranks) -> u32 {
+    if ranks.number() > 8 { 4 } else { 1 }
+}
+
+/// Attack on jobs of many shapes; prints a table, and the name of each case with a fault.
+#[derive(Parser, Clone)]
+#[command(name = "cargo xtask attack")]
+struct Attack {
+    /// Seed from which all cases follow.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of cases per user; by default each combination once.
+    #[arg(long)]
+    cases: Option<usize>,
+    /// Ranks of the jobs: a number, NODESxNUMBER for simulated nodes, or NUMBER-untold for ranks
+    /// that their launcher tells of no ended rank.
+    #[arg(long, value_delimiter = ',', default_value = "2,3,8,64,2x2,3-untold")]
+    ranks: Vec<Ranks>,
+    /// Only cases whose name contains one of these texts, such as `in-call,kill`.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Cases to make instead, by the names that a run has printed.
+    #[arg(long = "case")]
+    named: Vec<Case>,
+    /// Number of ranks that run at once.
+    #[arg(long, default_value_t = 16)]
+    at_once: usize,
+    /// Number of open files of the ordinary user.
+    #[arg(long, default_value_t = 256)]
+    files: u64,
+    /// Name of the user in the table; set for the program that root starts as an ordinary user,
+    /// which prints its rows as JSON.
+    #[arg(long, hide = true)]
+    user: Option<String>,
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().collect();
     let done = match &arguments[1..] {
-        [name, part] if name == rank::NAME => {
+        [name, arguments @ ..] if name == rank::NAME => {
             end_with_launcher();
-            rank::main(part)
+            rank::main(arguments)
         }
-        [name, attack] if name == ORDINARY => ordinary(attack),
+        [name, ..] if name == ATTACK => Attack::parse_from(&arguments[1..]).main(),
         _ => {
-            let tests =
-                named![attacked_ranks_end_and_blame_the_right_one, what_must_not_be_is_counted];
+            let tests = named![
+                attacked_ranks_end_and_blame_the_right_one,
+                what_must_not_be_is_counted,
+                names_are_read_back,
+            ];
             return harness::run_together(vec![Group::new(None, tests)]);
         }
     };
     if let Err(error) = done {
-        eprintln!("{error:#}");
+        eprintln!("{}{error:#}", rank::ERROR);
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
+/// Four ranks, as in most of the jobs of the tests.
+const FOUR: Ranks = Ranks::new(1, 4);
+
 fn attacked_ranks_end_and_blame_the_right_one() {
-    // Numbers of kills and frames; the long form of the test (level full) takes several minutes.
+    // Numbers of kills per stage and of frames; the long form of the test (level full) takes several
+    // minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { (55, 2200) } else { (2, 40) };
-    let attack = Attack { kills, frames, ranks: 4, seed: 7, grace: 15, plant: None };
-    for row in attack.by_every_user().unwrap() {
-        println!("{row:?}");
-        assert_eq!(row.faults(), 0, "{row:?}");
-        assert!(row.attacks > 0, "{row:?}");
+    for (user, seed) in [(None, 7), (Some(256), 8), (Some(1024), 9)] {
+        let mut random = Random(seed);
+        let mut cases = Vec::new();
+        let kill = Stage::ALL.map(|stage| (Blow::Kill, stage));
+        let others = [Blow::ForkAndKill, Blow::Pause].map(|blow| (blow, Stage::InCall));
+        for (blow, stage) in kill.into_iter().chain(others) {
+            for _ in 0..kills {
+                let (victim, seed) = (random.below(4) as usize, random.below(1 << 32));
+                let blow = blow.clone();
+                let case = Case { ranks: FOUR, stage, blow, victim, seed, ..Case::default() };
+                cases.push(case.delayed());
+            }
+        }
+        cases.extend(case::frames(FOUR, frames / 2, &mut random));
+        let attack = Attack { named: cases, files: user.unwrap_or(0), ..Attack::parse_from([""]) };
+        let root = rustix::process::geteuid().is_root();
+        let rows = match user {
+            None => attack.by_this_user(if root { "root" } else { "ordinary" }).unwrap(),
+            Some(_) if root => attack.by_an_ordinary_user().unwrap(),
+            Some(_) => continue,
+        };
+        assert_eq!(rows.len(), Stage::ALL.len() + 4, "{}", judge::table(&rows));
+        assert!(rows.iter().all(|row| row.faults() == 0), "{}", judge::table(&rows));
     }
 }
 
-/// Tests that wrong behaviour of the other ranks ([`Plant`]) is counted, with each kind of attack.
+/// Tests that wrong behaviour of the other ranks ([`Plant`]) is counted, in each stage.
 fn what_must_not_be_is_counted() {
     type Count = fn(&Row) -> usize;
     let plants: [(Plant, Count); 4] = [
         (Plant::Hang, |row| row.hang),
         (Plant::Signal, |row| row.signal),
         (Plant::Result, |row| row.wrong_result),
-        (Plant::Blame, |row| row.wrong_rank_blamed),
+        (Plant::Blame, |row| row.wrong_name),
     ];
     for (plant, count) in plants {
-        let attack =
-            Attack { kills: 1, frames: 0, ranks: 4, seed: 7, grace: 2, plant: Some(plant) };
-        let rows = attack.by_this_user("user").unwrap();
-        assert_eq!(rows.iter().filter(|row| count(row) == 1).count(), 6, "{plant:?}: {rows:#?}");
+        let kill = Stage::ALL.map(|stage| (Blow::Kill, stage));
+        let others = [Blow::ForkAndKill, Blow::Pause].map(|blow| (blow, Stage::InCall));
+        let case = |(blow, stage)| {
+            let plant = Some(plant);
+            Case { ranks: FOUR, stage, blow, victim: 1, seed: 7, plant, ..Case::default() }
+        };
+        let named: Vec<_> = kill.into_iter().chain(others).map(case).collect();
+        let rows = Attack { named, ..Attack::parse_from([""]) }.by_this_user("user").unwrap();
+        assert!(rows.iter().all(|row| count(row) == 1), "{plant}:\n{}", judge::table(&rows));
+        assert_eq!(rows.len(), Stage::ALL.len() + 2);
     }
 }
 
-/// Makes the attacks `attack` (JSON) in this process, which root has started as an ordinary user,
-/// and prints the rows as JSON.
-fn ordinary(attack: &str) -> Result<()> {
-    let attack: Attack = serde_json::from_str(attack)?;
-    println!("{}", serde_json::to_string(&attack.by_this_user("ordinary")?)?);
-    Ok(())
-}
-
-/// Number of attacks of one kind, and number of their bad results of each sort.
-#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
-struct Row {
-    attack: String,
-    user: String,
-    attacks: usize,
-    hang: usize,
-    signal: usize,
-    wrong_result: usize,
-    wrong_rank_blamed: usize,
-}
-
-impl Row {
-    fn faults(&self) -> usize {
-        self.hang + self.signal + self.wrong_result + self.wrong_rank_blamed
+/// Tests that the name of a case is the case.
+fn names_are_read_back() {
+    let ranks = ["2", "64", "2x4", "3-untold"].map(|text| text.parse::<Ranks>().unwrap());
+    let mut random = Random(1);
+    let mut cases = case::strikes(&ranks, &Blow::STRIKES, &mut random);
+    cases.extend(case::frames(FOUR, 70, &mut random));
+    cases.extend(case::odd_environments(FOUR, &mut random));
+    for (_, error) in refuse::ERRORS {
+        let blow = Blow::Refuse(Refusal { call: "openat".into(), nth: 7, error });
+        cases.push(Case { blow, ..cases[0].clone() });
+    }
+    cases.push(Case { plant: Some(Plant::Blame), ..cases[0].clone() });
+    for case in cases {
+        assert_eq!(case.to_string().parse::<Case>().unwrap(), case, "{case}");
     }
 }
 
 impl Attack {
-    fn by_every_user(&self) -> Result<Vec<Row>> {
+    fn main(&self) -> Result<()> {
+        if let Some(user) = &self.user {
+            println!("{}", serde_json::to_string(&self.by_this_user(user)?)?);
+            return Ok(());
+        }
         let root = rustix::process::geteuid().is_root();
         let mut rows = self.by_this_user(if root { "root" } else { "ordinary" })?;
-        for files in [256, 1024].into_iter().filter(|_| root) {
-            rows.extend(self.by_an_ordinary_user(files)?);
+        if root {
+            rows.extend(self.by_an_ordinary_user()?);
         }
-        Ok(rows)
+        print!("{}", judge::table(&rows));
+        ensure!(rows.iter().all(|row| row.faults() == 0), "faults with --seed {}", self.seed);
+        Ok(())
     }
 
-    /// Starts a process that makes the attacks as an ordinary user, with at most `files` open
-    /// files; returns the rows of that process.
-    fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
+    /// Starts a process that makes the attack as an ordinary user, with at most `files` open files;
+    /// returns the rows of that process.
+    fn by_an_ordinary_user(&self) -> Result<Vec<Row>> {
         // A copy of this program is started, because the ordinary user may not be able to read the
         // folder of the original.
         let folder = tempfile::tempdir().context("no temporary folder")?;
@@ -148,146 +211,167 @@ impl Attack {
         let program = std::fs::read(std::env::current_exe()?).context("this program")?;
         harness::write_program(&copy, &program).context("the copy of this program")?;
         std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY))?;
-        let attack = Attack { seed: self.seed ^ files, ..self.clone() };
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
+            .args(["-c", &format!("ulimit -n {} && exec \"$0\" \"$@\"", self.files)])
             .arg(&copy)
-            .args([ORDINARY, &serde_json::to_string(&attack)?])
+            .args([ATTACK, "--user", &format!("ordinary, {} files", self.files)])
+            .args(["--seed", &(self.seed ^ self.files).to_string()])
+            .args(["--at-once", &self.at_once.to_string()])
+            .args(self.cases.iter().map(|cases| format!("--cases={cases}")))
+            .args(self.ranks.iter().map(|ranks| format!("--ranks={ranks}")))
+            .args(self.only.iter().map(|only| format!("--only={only}")))
+            .args(self.named.iter().map(|case| format!("--case={case}")))
             .current_dir("/")
             .stdin(Stdio::null())
             .stderr(Stdio::inherit());
         // The ordinary user cannot read root's tuning file.
         command.env("IRIS_TUNING", "off");
         let output = command.uid(NOBODY).gid(NOBODY).output().context("/bin/sh did not start")?;
-        let rows: Vec<Row> = serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("the ordinary user's attacks ended with {}", output.status))?;
-        let named = |row: Row| Row { user: format!("{}, {files} files", row.user), ..row };
-        Ok(rows.into_iter().map(named).collect())
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("the ordinary user's attacks ended with {}", output.status))
     }
 
-    /// Makes attacks of every kind as the user of this process.
+    /// Makes the attack as the user of this process.
     fn by_this_user(&self, user: &str) -> Result<Vec<Row>> {
-        let mut random = Random(self.seed);
         let program = std::env::current_exe().context("the path of this program")?;
-        let ranks = self.ranks;
-        // First a job without an attack runs, to measure how long each stage takes; kills are
-        // spread over these times.
-        let calm = self.run(&program, &Part { victim: ranks, ..Part::default() })?;
-        ensure!(calm.ok(), "without an attack the ranks fail:\n{}", calm.report());
-        let times: Vec<u64> = line(&calm.ranks[0].stdout, TIMES)
-            .map(|text| text.split(' ').filter_map(|n| n.parse().ok()).collect())
-            .unwrap_or_default();
-        ensure!(
-            times.len() == Stage::ALL.len(),
-            "rank 0 has printed no times:\n{}",
-            calm.ranks[0].stdout
-        );
-        let mut rows = Vec::new();
-        let kills =
-            Stage::ALL.into_iter().zip(times).map(|(stage, time)| (Blow::Kill, stage, time));
-        let kills: Vec<_> = kills.collect();
-        let calls = kills.iter().filter(|(_, stage, _)| *stage == Stage::Calls);
-        let others = calls
-            .flat_map(|&(_, stage, time)| [Blow::Fork, Blow::Stop].map(|blow| (blow, stage, time)));
-        for (blow, stage, time) in kills.iter().copied().chain(others) {
-            let mut row = Row::new(format!("{blow}, {stage}"), user);
-            for _ in 0..self.kills {
-                let part = Part {
-                    victim: random.below(ranks as u64) as usize,
-                    blow,
-                    kill: Some(stage),
-                    delay_us: random.below(time * 5 / 4 + 1),
-                    seed: random.next(),
-                    plant: self.plant,
-                    ..Part::default()
-                };
-                row.judge(&self.run(&program, &part)?, &part);
+        let mut random = Random(self.seed);
+        let mut cases = self.named.clone();
+        if cases.is_empty() {
+            cases = case::strikes(&self.ranks, &Blow::STRIKES, &mut random);
+            for &ranks in &self.ranks {
+                if ranks.nodes == 1 {
+                    cases.extend(case::frames(ranks, 1000, &mut random));
+                }
+                if !ranks.untold && ranks.number() <= 8 {
+                    cases.extend(case::odd_environments(ranks, &mut random));
+                    cases.extend(refusals(&program, ranks, &mut random)?);
+                }
             }
-            rows.push(row);
+            cases.retain(|case| {
+                let name = case.to_string();
+                self.only.is_empty() || self.only.iter().any(|only| name.contains(only))
+            });
+            random.shuffle(&mut cases);
+            cases.truncate(self.cases.unwrap_or(usize::MAX));
         }
-        // Number of frames that the attacker of one job sends.
-        const AT_ONCE: usize = 50;
-        for hostile in [false, true] {
-            let who = if hostile { "frames of a rank" } else { "frames of strangers" };
-            let mut row = Row::new(who.into(), user);
-            let mut rest = self.frames / 2;
-            while rest > 0 {
-                let frames = rest.min(AT_ONCE);
-                rest -= frames;
-                // Attacker: any rank except rank 0, which owns the socket.
-                let victim = 1 + random.below(ranks as u64 - 1) as usize;
-                let plant = self.plant;
-                let part =
-                    Part { victim, frames, hostile, seed: random.next(), plant, ..Part::default() };
-                row.judge(&self.run(&program, &part)?, &part);
+        // First a job without a blow runs for each number of ranks, to measure how long each stage
+        // takes.
+        let mut times = BTreeMap::new();
+        for ranks in cases.iter().map(|case| case.ranks) {
+            if let Entry::Vacant(unknown) = times.entry(ranks) {
+                unknown.insert(measure(&program, ranks)?);
             }
-            rows.push(row);
         }
+        let (rows, next) = (Mutex::new(Vec::new()), Mutex::new(cases.iter()));
+        let room = Room { free: Mutex::new(self.at_once), changed: Condvar::new() };
+        let worker = || -> Result<()> {
+            loop {
+                let case = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some(case) = case else { return Ok(()) };
+                let delay = times[&case.ranks][case.stage as usize] * case.delay / 100;
+                let ranks = case.ranks.number().min(self.at_once);
+                let outcome = room.during(ranks, || run(&program, case, delay.max(1)))?;
+                let row = judge::judge(case, &outcome, user);
+                if row.faults() > 0 {
+                    eprintln!("--case {case} as {user}: {row:?}\n{}", outcome.report());
+                }
+                judge::collect(&mut rows.lock().unwrap_or_else(PoisonError::into_inner), row);
+            }
+        };
+        std::thread::scope(|scope| -> Result<()> {
+            let workers: Vec<_> =
+                (0..self.at_once.div_ceil(2)).map(|_| scope.spawn(worker)).collect();
+            workers.into_iter().try_for_each(|it| match it.join() {
+                Ok(done) => done,
+                Err(_) => bail!("a thread of the attack panicked"),
+            })
+        })?;
+        let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let stage = |row: &Row| row.stage.parse().map(|stage: Stage| stage as usize).ok();
+        rows.sort_by_key(|row: &Row| (row.blow.clone(), stage(row)));
         Ok(rows)
     }
+}
 
-    fn run(&self, program: &Path, part: &Part) -> Result<Outcome> {
-        let text = serde_json::to_string(part)?;
-        let grace = Duration::from_secs(self.grace);
-        // Deadlines are longer than the grace period. A rank that notices the attack only by a
-        // deadline thus still runs when the grace period ends, and counts as a hang.
-        let factor = (self.grace as f64 / 10.0).to_string();
-        let launched = Launch::default()
-            .grace(grace)
-            .deadline(grace + Duration::from_secs(60))
-            .env("IRIS_DEADLINE", factor)
-            .stdout(io::sink());
-        launch(program, &[rank::NAME, &text], self.ranks, launched)
+/// Number of ranks that may still be started at once.
+struct Room {
+    free: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Room {
+    /// Runs `job` with `ranks` ranks as soon as there is room for it.
+    fn during<T>(&self, ranks: usize, job: impl FnOnce() -> T) -> T {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.changed.wait_while(free, |free| *free < ranks);
+        *free.unwrap_or_else(PoisonError::into_inner) -= ranks;
+        let done = job();
+        *self.free.lock().unwrap_or_else(PoisonError::into_inner) += ranks;
+        self.changed.notify_all();
+        done
     }
+}
+
+/// Runs a job without a blow; returns the number of microseconds that each stage takes.
+fn measure(program: &Path, ranks: Ranks) -> Result<Vec<u64>> {
+    let calm = run(program, &Case { ranks, victim: ranks.number(), ..Case::default() }, 0)?;
+    ensure!(calm.ok(), "without a blow the ranks fail:\n{}", calm.report());
+    let times = line(&calm.ranks[0].stdout, TIMES).unwrap_or_default();
+    let mut times: Vec<u64> = times.split(' ').filter_map(|n| n.parse().ok()).collect();
+    ensure!(times.len() == Stage::ALL.len(), "rank 0 printed no times:\n{}", calm.ranks[0].stdout);
+    times[Stage::Meeting as usize] = rank::LATE.as_micros() as u64;
+    Ok(times)
+}
+
+/// Refusals of each system call that a rank makes: its first and its last use, with each error, on
+/// each of up to three ranks, else on rank 0 and another one.
+fn refusals(program: &Path, ranks: Ranks, random: &mut Random) -> Result<Vec<Case>> {
+    let count = Case { ranks, blow: Blow::Count, victim: ranks.number(), ..Case::default() };
+    let counted = run(program, &count, 0)?;
+    ensure!(counted.ok(), "with a filter that refuses nothing ranks fail:\n{}", counted.report());
+    let mut cases = Vec::new();
+    for victim in case::victims(ranks, random) {
+        let calls = line(&counted.ranks[victim].stdout, CALLS).context("no calls were counted")?;
+        for (call, uses) in calls.split(' ').filter_map(|word| word.split_once('=')) {
+            let last: u32 = uses.parse()?;
+            for nth in [1, last].into_iter().take(last.min(2) as usize) {
+                for (_, error) in refuse::ERRORS {
+                    let blow = Blow::Refuse(Refusal { call: call.into(), nth, error });
+                    cases.push(Case { ranks, blow, victim, ..Case::default() });
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Runs the job of `case`, in which a delayed blow comes `delay_us` microseconds after the start of
+/// its stage.
+fn run(program: &Path, case: &Case, delay_us: u64) -> Result<Outcome> {
+    let ranks = case.ranks;
+    let (grace, most) = match case.plant {
+        Some(Plant::Hang) => (Duration::from_secs(2), Duration::from_secs(8)),
+        _ => (GRACE * slower(ranks), 2 * GRACE * slower(ranks)),
+    };
+    let mut options =
+        Launch::default().nodes(ranks.nodes).grace(grace).deadline(most).stdout(io::sink());
+    let untold =
+        tempfile::Builder::new().prefix("iris-").tempdir().context("no temporary folder")?;
+    if ranks.untold {
+        options = options.env("IRIS_RENDEZVOUS", untold.path());
+    }
+    launch(
+        program,
+        &[rank::NAME, &case.to_string(), &delay_us.to_string()],
+        ranks.number(),
+        options,
+    )
 }
 
 /// Text after `word` in the first line that begins with it.
 fn line<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(word))
-}
-
-impl Row {
-    fn new(attack: String, user: &str) -> Row {
-        Row { attack, user: user.into(), ..Row::default() }
-    }
-
-    /// Counts the results of one attack; each of the four counts grows by at most one.
-    fn judge(&mut self, outcome: &Outcome, part: &Part) {
-        self.attacks += if part.frames > 0 { part.frames } else { 1 };
-        let before = self.clone();
-        let others = || outcome.ranks.iter().enumerate().filter(|(rank, _)| *rank != part.victim);
-        let any = |holds: &dyn Fn(End) -> bool| others().any(|(_, it)| holds(it.end));
-        self.hang += usize::from(any(&|end| matches!(end, End::Stopped | End::Late)));
-        self.signal += usize::from(any(&|end| matches!(end, End::Signalled(_))));
-        let wrong = |text: &str| line(text, WRONG).is_some();
-        self.wrong_result += usize::from(outcome.ranks.iter().any(|it| wrong(&it.stdout)));
-        let blamed = |text: &str| {
-            line(text, BLAMES).map(|it| it.split(':').next() == Some(&part.victim.to_string()))
-        };
-        let innocent = match (part.kill, part.hostile) {
-            // A stopped rank is not lost, so the job must succeed.
-            (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
-            (Some(stage), _) => {
-                let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
-                    // A rank may exit with 0 if it had nothing left to exchange with the others.
-                    (End::Exited(0), _) => stage != Stage::Closing,
-                    (End::Exited(_), blamed) => blamed != Some(true),
-                    // Hangs and ranks that a signal ended were counted above.
-                    _ => false,
-                });
-                wrong || (outcome.first_failure(), outcome.exit_code()) != (Some(part.victim), 137)
-            }
-            // Strangers must not disturb the job. Frames from a connection that said hello as a
-            // rank are believed, so the job may fail.
-            (None, false) => !outcome.ok() && *self == before,
-            (None, true) => false,
-        };
-        self.wrong_rank_blamed += usize::from(innocent);
-        if self.faults() > before.faults() {
-            eprintln!("{} as {}: {part:?}\n{}", self.attack, self.user, outcome.report());
-        }
-    }
 }
 
 /// Pseudorandom numbers from a seed that is printed: splitmix64.
@@ -304,5 +388,11 @@ impl Random {
     /// Number below `end`, which must not be 0.
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
+    }
+    /// Puts `items` into a random order: Fisher-Yates.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
     }
 }

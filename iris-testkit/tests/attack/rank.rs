@@ -1,57 +1,100 @@
 //! Program of the ranks of an attacked job: short, so that an attack can come at any moment of it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use iris_heap::{Error, World};
-use iris_ops::{Ranks, TileShape};
+use iris_heap::{Error, Settings, World};
+use iris_ops::{AllReduce, CollectiveArgs, MatRef, TileShape, all_reduce};
 use iris_testkit::say;
-use iris_testkit::suite::{Case, Op, Options};
-use serde::{Deserialize, Serialize};
+use iris_testkit::suite::{self, Op, Options};
 
-use super::end::Blow;
+use super::blow::{Blow, Forked};
+use super::case::Case;
 use super::ready::Ready;
-use super::{Random, frames};
+use super::{frames, refuse};
 
 /// Job name with which a rank process is started.
 pub(super) const NAME: &str = "attacked";
-/// Start of an output line that names the rank that an error blames.
+/// Start of an output line with the number of the rank that an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
+/// Start of the error that ends a rank's program, on stderr.
+pub(super) const ERROR: &str = "ERROR ";
 /// Start of an output line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
+/// Start of an output line with the number of uses of each system call.
+pub(super) const CALLS: &str = "CALLS ";
 /// Start of an output line that reports a wrong result.
 pub(super) const WRONG: &str = "WRONG ";
 
 /// Stages of the ranks' program, in order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    StartUp,
-    Planning,
-    Calls,
-    Closing,
+    /// Before the rank meets the others.
+    #[default]
+    Before,
+    /// While the rank waits for the others; one of them comes late.
+    Meeting,
+    /// After the meeting, before a heap is opened.
+    Met,
+    /// While the heap is opened and operators are made.
+    Allocation,
+    /// Between the launch of the first call and its end.
+    FirstCall,
+    /// Between the launch of a later call and its end.
+    InCall,
+    /// Between the end of a call and the launch of the next one.
+    BetweenCalls,
+    /// Before or while operators and memory are given back.
+    Free,
+    /// Before or while heap and world are closed.
+    Close,
 }
 
 impl Stage {
-    pub(super) const ALL: [Stage; 4] =
-        [Stage::StartUp, Stage::Planning, Stage::Calls, Stage::Closing];
+    pub(super) const ALL: [Stage; 9] = [
+        Stage::Before,
+        Stage::Meeting,
+        Stage::Met,
+        Stage::Allocation,
+        Stage::FirstCall,
+        Stage::InCall,
+        Stage::BetweenCalls,
+        Stage::Free,
+        Stage::Close,
+    ];
 }
 
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Stage::StartUp => "at start-up",
-            Stage::Planning => "planning",
-            Stage::Calls => "in calls",
-            Stage::Closing => "closing",
+        f.pad(match self {
+            Stage::Before => "before",
+            Stage::Meeting => "meeting",
+            Stage::Met => "met",
+            Stage::Allocation => "allocation",
+            Stage::FirstCall => "first-call",
+            Stage::InCall => "in-call",
+            Stage::BetweenCalls => "between-calls",
+            Stage::Free => "free",
+            Stage::Close => "close",
         })
+    }
+}
+
+impl FromStr for Stage {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Stage> {
+        let found = Stage::ALL.into_iter().find(|stage| stage.to_string() == text);
+        found.with_context(|| format!("stage {text}: expected one of {:?}", Stage::ALL))
     }
 }
 
 /// Wrong behaviour that ranks other than the victim show on purpose, to test that the attack counts
 /// it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Plant {
     Hang,
     Signal,
@@ -59,123 +102,216 @@ pub(super) enum Plant {
     Blame,
 }
 
-/// Behaviour of the ranks of one job, passed to the rank processes as JSON.
-#[derive(Clone, Default, Debug, Serialize, Deserialize)]
-pub(super) struct Part {
-    /// Rank that attacks; equal to the number of ranks if none does.
-    pub(super) victim: usize,
-    /// Way in which the victim is ended or stopped.
-    pub(super) blow: Blow,
-    /// Stage in which the victim is ended or stopped; `None` if it only sends frames.
-    pub(super) kill: Option<Stage>,
-    /// Microseconds from the start of the stage until the victim is ended or stopped; at the latest
-    /// this happens at the end of the stage.
-    pub(super) delay_us: u64,
-    /// Number of frames that the victim sends: as a stranger before it joins or, if `hostile`, as a
-    /// rank.
-    pub(super) frames: usize,
-    pub(super) hostile: bool,
-    pub(super) seed: u64,
-    pub(super) plant: Option<Plant>,
+impl Plant {
+    const ALL: [Plant; 4] = [Plant::Hang, Plant::Signal, Plant::Result, Plant::Blame];
 }
 
-/// Runs the stages of the program. If this rank is the victim, ends or stops it in one of the
-/// stages.
+impl fmt::Display for Plant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl FromStr for Plant {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Plant> {
+        let found = Plant::ALL.into_iter().find(|plant| plant.to_string() == text);
+        found.with_context(|| format!("plant {text}: expected one of {:?}", Plant::ALL))
+    }
+}
+
+/// Whether this process is a child that [`Blow::Fork`] has made.
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Runs the stages of the program. If this rank is the victim, strikes it in one of the stages.
 struct Stages<'a> {
-    part: &'a Part,
+    case: &'a Case,
     victim: bool,
-    begun: Option<(Stage, Instant)>,
+    /// Time from the start of the stage until a delayed blow.
+    delay: Duration,
+    begun: Option<Instant>,
     times: Vec<u64>,
 }
 
 impl Stages<'_> {
-    fn begin(&mut self, stage: Option<Stage>) {
-        if let Some((stage, begun)) = self.begun.take() {
-            self.times.push(begun.elapsed().as_micros() as u64);
-            if self.victim && self.part.kill == Some(stage) {
-                self.part.blow.strike();
+    fn begin(&mut self, stage: Option<Stage>) -> Result<()> {
+        let Case { stage: struck, blow, delay: percent, .. } = self.case;
+        let strikes = |stage| self.victim && stage == Some(*struck);
+        let ended = self.begun.take().map(|begun| begun.elapsed().as_micros() as u64);
+        let ended_stage = ended.and_then(|_| Stage::ALL.get(self.times.len()).copied());
+        self.times.extend(ended);
+        // A blow whose delay was longer than the stage comes at the stage's end.
+        if strikes(ended_stage) && *percent > 0 {
+            blow.strike()?;
+        }
+        self.begun = stage.map(|_| Instant::now());
+        if !strikes(stage) {
+            return Ok(());
+        }
+        if *percent == 0 {
+            if matches!(blow.strike()?, Forked::Child) {
+                CHILD.store(true, Ordering::Relaxed);
             }
+            return Ok(());
         }
-        self.begun = stage.map(|stage| (stage, Instant::now()));
-        if self.victim && stage.is_some() && self.part.kill == stage {
-            let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
-            // An error of starting the thread is ignored: the blow then comes at the end of the
-            // stage.
-            let _ = std::thread::Builder::new().spawn(move || {
-                std::thread::sleep(delay);
-                blow.strike();
-            });
-        }
+        let (delay, blow) = (self.delay, blow.clone());
+        // An error of starting the thread is ignored: the blow then comes at the end of the stage.
+        let _ = std::thread::Builder::new().spawn(move || {
+            std::thread::sleep(delay);
+            blow.strike()
+        });
+        Ok(())
     }
 }
 
-/// Main function of a rank process.
-pub(super) fn main(text: &str) -> Result<()> {
-    let part: Part = serde_json::from_str(text)?;
+/// Main function of a rank process. `arguments` are the case, the microseconds of a delayed blow,
+/// and rank and number of ranks if the environment is odd by now.
+pub(super) fn main(arguments: &[String]) -> Result<()> {
+    let [case, delay, odd @ ..] = arguments else { bail!("a rank has two arguments or more") };
+    let case: Case = case.parse()?;
     let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
-    let (rank, size) = (number("RANK")?, number("WORLD_SIZE")?);
-    let victim = rank == part.victim;
-    let outcome = program(&part, victim, (rank, size));
+    let (rank, size) = match odd {
+        [rank, size] => (rank.parse()?, size.parse()?),
+        _ => (number("RANK")?, number("WORLD_SIZE")?),
+    };
+    let victim = rank == case.victim;
+    match &case.blow {
+        Blow::Set(change) if victim && odd.is_empty() => {
+            change.execute(&[rank.to_string(), size.to_string()])?;
+        }
+        Blow::Refuse(refusal) if victim => refuse::install(Some(refusal))?,
+        Blow::Count => refuse::install(None)?,
+        _ => {}
+    }
+    let delay = Duration::from_micros(delay.parse()?);
+    let outcome = program(&case, delay, victim, (rank, size));
+    if case.blow == Blow::Count {
+        say!("{CALLS}{}", refuse::counts())?;
+    }
+    if CHILD.load(Ordering::Relaxed) {
+        return child(outcome);
+    }
     if !victim
-        && part.victim < size
-        && let Some(plant) = part.plant
+        && case.victim < size
+        && let Some(plant) = case.plant
     {
         match plant {
             Plant::Hang => std::thread::sleep(Duration::from_secs(600)),
             Plant::Signal => std::process::abort(),
             Plant::Result => say!("{WRONG}as planted")?,
             Plant::Blame => {
-                say!("{BLAMES}{}: as planted", size)?;
-                bail!("as planted");
+                say!("{BLAMES}{size}")?;
+                bail!("rank {size} is blamed as planted");
             }
         }
     }
-    if let Err(error) = &outcome {
-        let blamed = blamed(error).map_or("nobody".into(), |rank| rank.to_string());
-        say!("{BLAMES}{blamed}: {error:#}")?;
+    if let Err(error) = &outcome
+        && let Some(blamed) = blamed(error)
+    {
+        // An error is ignored, because the call that writes may be the one that is refused.
+        let _ = say!("{BLAMES}{blamed}");
     }
     outcome
 }
 
-fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()> {
-    let mut stages = Stages { part, victim, begun: None, times: Vec::new() };
-    let mut random = Random(part.seed);
-    stages.begin(Some(Stage::StartUp));
-    if victim && part.frames > 0 {
-        let folder = PathBuf::from(
-            std::env::var_os("IRIS_RENDEZVOUS").context("IRIS_RENDEZVOUS is not set")?,
-        );
-        if part.hostile {
-            return frames::by_rank(&folder, (rank, size), part.frames, &mut random);
-        }
-        frames::by_strangers(&folder, part.frames, &mut random)?;
+/// Checks the outcome of a forked child that went on with the program: a function must have refused
+/// what the child inherited.
+fn child(outcome: Result<()>) -> Result<()> {
+    let text = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
+    if !text.contains("was forked from process") {
+        say!("{WRONG}the forked child went on with the rank's objects: {text}")?;
     }
-    let world = World::from_env()?;
-    stages.begin(Some(Stage::Planning));
+    Ok(())
+}
+
+/// Number of elements of the vector that is summed.
+const COUNT: usize = 1000;
+/// Number of calls of each operator.
+const ROUNDS: u8 = 8;
+/// Time by which a rank is late for a meeting in which another one is struck.
+pub(super) const LATE: Duration = Duration::from_millis(200);
+
+/// Deadlines of the world: so long that a rank which notices a blow only by them counts as a hang,
+/// unless only a deadline can find the fault: a victim that is stopped, that has no announced place
+/// yet and ends untold, or that meets at another place.
+fn settings(case: &Case) -> Settings {
+    let settings = Settings::default();
+    let untold = case.ranks.untold && case.stage == Stage::Before;
+    if !untold && !matches!(case.blow, Blow::Stop | Blow::Set(_)) {
+        return settings;
+    }
+    let [work, step, meeting] = super::SHORT.map(|wait| wait * super::slower(case.ranks));
+    settings.work(work).step(step).meeting(meeting)
+}
+
+fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usize)) -> Result<()> {
+    let mut stages = Stages { case, victim, delay, begun: None, times: Vec::new() };
+    let mut random = case.random();
+    stages.begin(Some(Stage::Before))?;
+    if victim {
+        let folder = || std::env::var_os("IRIS_RENDEZVOUS").context("IRIS_RENDEZVOUS is not set");
+        match &case.blow {
+            Blow::Frames(count) => {
+                return frames::by_rank(folder()?.as_ref(), (rank, size), *count, &mut random);
+            }
+            Blow::Strangers(count) => {
+                frames::by_strangers(folder()?.as_ref(), *count, &mut random)?
+            }
+            _ => {}
+        }
+    }
+    if case.stage == Stage::Meeting && rank == (case.victim + 1) % size {
+        std::thread::sleep(LATE);
+    }
+    stages.begin(Some(Stage::Meeting))?;
+    let world = World::from_env_with(&settings(case))?;
+    stages.begin(Some(Stage::Met))?;
     let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
-    let case = Case::new(Op::MatmulAllReduce, "auto", options);
-    let mut ready = Ready::new(&world, &case)?;
+    let product = suite::Case::new(Op::MatmulAllReduce, "auto", options);
+    stages.begin(Some(Stage::Allocation))?;
+    let mut ready = Ready::new(&world, &product)?;
+    let sum = AllReduce::new(&ready.heap, &all_reduce::Options::new(COUNT).plan(&ready.heap)?)?;
+    let vector = ready.heap.full::<f32>(COUNT, 0.0)?;
     ready.heap.write(ready.b, &[1.0; 4096])?;
-    let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
-    stages.begin(Some(Stage::Calls));
-    for call in 1..=20u8 {
+    let [a, _, c] = product.shapes(iris_ops::Ranks::from(&world), product.options.m);
+    let chosen = 2 + random.below(u64::from(ROUNDS) - 2) as u8;
+    for call in 1..=ROUNDS {
         // Each call has another expected result, so that data left from the previous call would be
         // found.
-        ready.heap.write(ready.a, &[f32::from(call); 4096])?;
+        let value = f32::from(call);
+        ready.heap.write(ready.a, &[value; 4096])?;
+        ready.heap.write(vector, &[value; COUNT])?;
         ready.call()?;
+        let matrix = MatRef::vector(vector);
+        sum.run(&CollectiveArgs::new(matrix, matrix), &ready.stream)?;
+        match call {
+            1 => stages.begin(Some(Stage::FirstCall))?,
+            call if call == chosen => stages.begin(Some(Stage::InCall))?,
+            _ => {}
+        }
         ready.sync()?;
-        let expected = f32::from(call) * (a.1 * size) as f32;
-        let result = ready.heap.read(ready.c)?;
-        if let Some(wrong) = result[..c.0 * c.1].iter().find(|&&x| x != expected) {
-            say!("{WRONG}{wrong} in call {call}, expected {expected}")?;
-            bail!("a wrong result");
+        for (what, result, expected) in [
+            ("product", &ready.heap.read(ready.c)?[..c.0 * c.1], value * (a.1 * size) as f32),
+            ("sum", &ready.heap.read(vector)?[..], value * size as f32),
+        ] {
+            if let Some(wrong) = result.iter().find(|&&x| x != expected) {
+                say!("{WRONG}{wrong} in the {what} of call {call}, expected {expected}")?;
+                bail!("a wrong result");
+            }
+        }
+        if call == chosen {
+            stages.begin(Some(Stage::BetweenCalls))?;
         }
     }
-    stages.begin(Some(Stage::Closing));
+    stages.begin(Some(Stage::Free))?;
+    sum.free()?;
     ready.op.free()?;
+    ready.heap.free(vector)?;
+    stages.begin(Some(Stage::Close))?;
     ready.heap.close()?;
     world.close()?;
-    stages.begin(None);
+    stages.begin(None)?;
     ensure!(stages.times.len() == Stage::ALL.len(), "stages were left out");
     let times: Vec<_> = stages.times.iter().map(u64::to_string).collect();
     Ok(say!("{TIMES}{}", times.join(" "))?)
