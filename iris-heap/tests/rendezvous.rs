@@ -12,10 +12,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use iris_heap::{Error, HeapOptions, Network, SymmetricHeap, UniqueId, World};
+use iris_testkit::port;
 use job::{CASE, Job, contains, env, no_vars, report, result, said, wait_for, wait_for_file};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -341,27 +342,154 @@ fn a_rank_0_that_cannot_listen_tells_the_others() {
     }
 }
 
-#[test]
-fn a_rank_that_dies_before_it_has_connected_is_lost() {
-    let job = Job::new("barrier");
-    let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29515")]);
-    let file = |end: &str| {
-        wait_for("the file of a rank", || {
-            let name = |it: &PathBuf| it.to_string_lossy().ends_with(end);
-            job::files(job.temp.path()).into_iter().find(name)
-        })
+/// Variables of ranks that meet over the network: rank 0 is on a node of its own.
+fn two_nodes(rank: &str) -> Vec<(&'static str, &'static str)> {
+    let node = if rank == "0" { "a" } else { "b" };
+    vec![("IRIS_NODE", node), ("MASTER_ADDR", "127.0.0.1"), ("IRIS_DEADLINE", "0.05")]
+}
+
+/// Value of `MASTER_PORT` by which ranks meet at a port that is free, the next one.
+fn master_port() -> String {
+    (port::free("127.0.0.1").unwrap() - 1).to_string()
+}
+
+/// Waits for the file by which the others see the process of `rank`.
+fn wait_for_rank(job: &Job, rank: &str) {
+    let is = |it: &PathBuf| it.extension().is_some_and(|end| *end == *format!("rank{rank}"));
+    wait_for("the file of a rank", || job::files(job.temp.path()).into_iter().find(is));
+}
+
+/// Kills rank 1 before it has connected, and checks that the others name it. `vars` has variables of
+/// each rank.
+fn kill_before_connecting(job: &Job, vars: impl Fn(&str) -> Vec<(&'static str, &'static str)>) {
+    let port = master_port();
+    let with = |rank| {
+        let all = [("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", &*port)];
+        job.rank(&[&all[..], &vars(rank)].concat())
     };
     // Rank 2 already waits when rank 1 dies; rank 0 starts only later.
     let early = with("2");
-    file(".rank2");
+    wait_for_rank(job, "2");
     let mut dead = with("1");
-    file(".rank1");
+    wait_for_rank(job, "1");
     dead.kill().unwrap();
     dead.wait().unwrap();
     for text in [early, with("0")].map(result) {
         contains(&text, &["error", "rank 1 is lost"]);
     }
     job.check_left();
+}
+
+#[test]
+fn a_rank_that_dies_before_it_has_connected_is_lost() {
+    kill_before_connecting(&Job::new("barrier"), |_| Vec::new());
+}
+
+#[test]
+fn a_rank_of_another_node_that_dies_before_it_has_connected_is_lost() {
+    kill_before_connecting(&Job::new("barrier"), two_nodes);
+}
+
+/// Command that starts a program in a mount namespace of its own; `None`, with a line that says so,
+/// where this user may make none.
+fn mount_namespace() -> Option<String> {
+    let mut wrapper = "unshare --mount".to_owned();
+    if !rustix::process::geteuid().is_root() {
+        wrapper += " --user --map-root-user";
+    }
+    let mount = format!("{wrapper} mount -t tmpfs none /mnt");
+    let tried = Command::new("sh").args(["-c", &mount]).output();
+    if tried.is_ok_and(|output| output.status.success()) {
+        return Some(wrapper);
+    }
+    println!("skipped: `{wrapper}` with a mount is not allowed here");
+    None
+}
+
+/// Writes a program for the variable `WRAPPER`, and returns its path.
+fn script(job: &Job, text: &str) -> &'static str {
+    let path = job.temp.path().with_extension("sh");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    String::leak(path.to_str().unwrap().to_owned())
+}
+
+/// Tests that the end of a rank is noticed where the system does not show when processes began.
+#[test]
+fn without_proc_a_rank_that_dies_is_lost() {
+    let Some(namespace) = mount_namespace() else { return };
+    let job = Job::new("barrier");
+    let hide = "mount -t tmpfs none /proc && exec \"$@\"";
+    let wrapper = script(&job, &format!("exec {namespace} sh -c '{hide}' sh \"$@\""));
+    kill_before_connecting(&job, |_| {
+        vec![("WRAPPER", wrapper), ("PATH", "/usr/bin:/bin"), ("IRIS_DEADLINE", "0.05")]
+    });
+    std::fs::remove_file(wrapper).unwrap();
+}
+
+/// Tests that a rank for which the folder has no room meets the others, if rank 0 listens there.
+#[test]
+fn a_rank_without_room_for_its_file_meets_the_others() {
+    let Some(namespace) = mount_namespace() else { return };
+    let job = Job::new("barrier");
+    let folder = job.temp.path().join("meeting");
+    std::fs::create_dir(&folder).unwrap();
+    // Inodes for the folder, and for the file and the socket of rank 0.
+    let mount = format!("mount -t tmpfs -o nr_inodes=3,mode=700 none {}", folder.display());
+    let hold = format!("exec {namespace} sh -c '{mount} && echo held && exec sleep 600'");
+    let mut holder = Command::new("sh").args(["-c", &hold]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "held\n");
+    let user = if namespace.contains("--user") { "--user --preserve-credentials" } else { "" };
+    let enter = format!("nsenter {user} --mount --target {}", holder.id());
+    let with = |rank| {
+        let all = [("RANK", rank), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.05")];
+        let place = [("IRIS_RENDEZVOUS", folder.to_str().unwrap()), ("WRAPPER", &enter)];
+        job.rank(&[&all[..], &place, &[("PATH", "/usr/bin:/bin")]].concat())
+    };
+    let zero = with("0");
+    let inside = PathBuf::from(format!("/proc/{}/root{}", holder.id(), folder.display()));
+    wait_for("a socket", || {
+        job::files(&inside).into_iter().find(|file| file.extension().is_none())
+    });
+    let texts = [zero, with("1")].map(result);
+    holder.kill().and_then(|()| holder.wait()).unwrap();
+    assert_eq!(texts, ["ok met"; 2]);
+}
+
+/// Tests that a rank which ends with an error while ranks meet is noticed at once, with its reason:
+/// by its settings, and by its deadline before rank 0 has come.
+#[test]
+fn a_rank_that_gives_up_while_ranks_meet_tells_the_others() {
+    let one_node = |_: &str| vec![("IRIS_DEADLINE", "0.05")];
+    for vars in [one_node as fn(&str) -> _, two_nodes] {
+        for (deadline, words) in [
+            ("soon", ["rank 1 failed in meeting the other ranks", "IRIS_DEADLINE=soon"]),
+            ("0.002", ["rank 1 of 3 at", "s for rank 0, which should have come"]),
+        ] {
+            let job = Job::new("barrier");
+            let go = job.temp.path().join("go");
+            let port = master_port();
+            let with = |rank, more: &[(&str, &str)]| {
+                let all = [("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", &*port)];
+                job.rank(&[&all[..], &vars(rank), more].concat())
+            };
+            let zero = with("0", &[("GO", go.to_str().unwrap())]);
+            let two = with("2", &[]);
+            wait_for_rank(&job, "2");
+            let one = result(with("1", &[("IRIS_DEADLINE", deadline)]));
+            std::fs::write(&go, "").unwrap();
+            for text in [result(zero), one.clone(), result(two)] {
+                contains(&text, &["error", words[1]]);
+                if text != one {
+                    contains(&text, &words);
+                }
+            }
+            std::fs::remove_file(go).unwrap();
+            job.check_left();
+        }
+    }
 }
 
 #[test]

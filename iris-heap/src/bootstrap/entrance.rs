@@ -114,6 +114,11 @@ impl Entrance {
         }
     }
 
+    /// Ranks of the world that have not said hello here. Over several hosts, others may be elsewhere.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        (0..self.known.len()).filter(|&rank| !self.known[rank]).collect()
+    }
+
     /// Number of ranks of the world.
     pub(super) fn size(&self) -> usize {
         self.known.len()
@@ -242,11 +247,11 @@ impl Entrance {
     }
 
     /// Closes the entrance to a world that cannot be formed because of `error`, which is also left
-    /// as a note if `note` is true.
-    pub(super) fn give_up(mut self, error: &Error, note: bool) {
+    /// as a note.
+    pub(super) fn give_up(mut self, error: &Error) {
         self.refuse(error);
         self.door.make_room();
-        self.place.clear(note.then_some(error));
+        self.place.clear(Some(error));
         // Processes that connected before the socket was unlinked, and were not accepted, are
         // refused here.
         self.refuse(error);

@@ -8,7 +8,7 @@ use super::frames::Frame;
 use super::mailbox::AGAIN;
 use super::notice::{Patience, notice};
 use super::peer::{Peer, wait};
-use super::rendezvous::{Door, LOOK, Place};
+use super::rendezvous::{Door, LOOK, Place, Watch};
 use crate::error::{Error, Result, list_ranks};
 
 /// World that is being formed: some of its processes have not arrived yet.
@@ -60,7 +60,7 @@ impl Gathering {
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());
         }
-        self.entrance.give_up(error, true);
+        self.entrance.give_up(error);
         if let Some(mut own) = own {
             own.send(refusal);
         }
@@ -69,6 +69,7 @@ impl Gathering {
     fn gather(&mut self, deadline: Instant) -> Result<()> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
+        let mut watch = Watch::new();
         loop {
             // All messages that were sent are read before the deadline is checked: this process may
             // have been stopped past the deadline while the other ranks arrived in time.
@@ -81,8 +82,8 @@ impl Gathering {
             let now = Instant::now();
             let place = &self.entrance.place;
             self.entrance.check_full(0, now >= deadline)?;
-            if let Some(rank) = place.lost(&missing, started) {
-                return Err(Error::PeerLost { rank });
+            if let Some(error) = place.lost(&missing, &mut watch) {
+                return Err(error);
             }
             if now >= deadline {
                 return Err(Error::Absent {

@@ -1,13 +1,14 @@
 //! Lock files by which processes that are not connected yet detect whether other processes are
-//! alive.
+//! alive, and why one gave up.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// File that this process keeps locked until its end; removed on drop.
+/// File that this process keeps locked until its end.
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,
@@ -37,22 +38,32 @@ impl Presence {
         !self.path.exists()
     }
 
-    /// Whether the process that created this file has ended.
-    pub(super) fn is_over(path: &Path) -> bool {
+    /// Removes the file, because the other processes need no longer watch this one.
+    pub(super) fn remove(self) {
+        if self.is_shown() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
+    /// Leaves the file as that of an ended process, with the `reason` for which this process, which
+    /// may live on, will not come.
+    pub(super) fn leave(&self, reason: &[u8]) {
+        if let Err(error) = (&self.file).write_all(reason) {
+            tracing::debug!(%error, "the reason of an error is not told to ranks that wait");
+        }
+        // A forked child of this process may hold the file open, so closing it would not be enough.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+
+    /// Whether the process that created the file at `path` is alive; `None` if there is no such
+    /// file.
+    pub(super) fn is_alive(path: &Path) -> Option<bool> {
+        let file = File::open(path).ok()?;
+        let held = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
         // The opened file must still be there, because a living process may have replaced or
         // removed it.
-        File::open(path).is_ok_and(|file| !is_held(&file) && is_at(&file, path))
+        (held || is_at(&file, path)).then_some(held)
     }
-
-    /// Whether a living process holds the file.
-    pub(super) fn is_shown_at(path: &Path) -> bool {
-        File::open(path).is_ok_and(|file| is_held(&file))
-    }
-}
-
-/// Whether a process holds the lock of `file`.
-fn is_held(file: &File) -> bool {
-    flock(file, FlockOperation::NonBlockingLockShared).is_err()
 }
 
 /// Whether an opened file is still at `path`, and has not been removed or replaced.
@@ -60,13 +71,5 @@ pub(super) fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(mine), Ok(there)) => (there.dev(), there.ino()) == (mine.dev(), mine.ino()),
         _ => false,
-    }
-}
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        if self.is_shown() {
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }

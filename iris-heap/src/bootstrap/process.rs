@@ -3,7 +3,10 @@
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::list_texts;
 
@@ -99,6 +102,19 @@ pub(crate) fn began(pid: &str) -> Option<Duration> {
     let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let second = rustix::param::clock_ticks_per_second();
     Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
+}
+
+/// Start time of this process since boot. Where the system shows none, the time of the first call
+/// of this function takes its place.
+pub(super) fn own_began() -> Duration {
+    static BEGAN: OnceLock<Duration> = OnceLock::new();
+    // A forked child has a later start, so the system is asked each time.
+    began("self").unwrap_or_else(|| *BEGAN.get_or_init(up))
+}
+
+/// Time since boot, on the clock that process start times use.
+pub(super) fn up() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
 #[cfg(test)]

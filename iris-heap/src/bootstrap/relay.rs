@@ -19,7 +19,7 @@ use super::entrance::{Entrance, SILENCE};
 use super::frames::{Frame, Packet};
 use super::mailbox::AGAIN;
 use super::peer::{Peer, wait};
-use super::rendezvous::{Door, Place};
+use super::rendezvous::{Door, LOOK, Place, Watch};
 use crate::error::{Error, Result};
 use crate::util::spawn;
 
@@ -35,6 +35,8 @@ pub(super) struct Relay {
     ranks: BTreeMap<usize, Peer>,
     /// Entrance for ranks of the node; `None` once the world is formed or has failed.
     entrance: Option<Entrance>,
+    /// Ranks of the node that were seen before they entered.
+    watch: Watch,
     /// Ranks whose deadline has passed, with their reports. They are passed on only after all
     /// messages that the ranks sent have been read.
     late: Vec<(usize, Packet)>,
@@ -47,9 +49,10 @@ pub(super) struct Relay {
 
 impl Relay {
     /// Starts the relay in the process of `rank`, with its own connection `own`. Ranks of the node
-    /// enter by `door` at `place`; `size` is the number of ranks of the world.
+    /// enter by `door` at `place`, and `watch` has seen them; `size` is the number of ranks of the
+    /// world.
     pub(super) fn start(
-        (place, door): (Place, Door),
+        (place, door, watch): (Place, Door, Watch),
         (rank, size): (usize, usize),
         own: UnixStream,
         hub: Peer,
@@ -61,6 +64,7 @@ impl Relay {
             hub,
             ranks: BTreeMap::from([(rank, own)]),
             entrance: Some(Entrance::new(place, door, size, rank)),
+            watch,
             late: Vec::new(),
             is_probed: false,
             ending: None,
@@ -115,6 +119,7 @@ impl Relay {
             at_most(AGAIN);
         }
         if let Some(entrance) = &self.entrance {
+            at_most(LOOK);
             match (entrance.is_full(), entrance.is_crowded()) {
                 (true, _) => at_most(AGAIN),
                 (_, true) => at_most(SILENCE),
@@ -126,7 +131,7 @@ impl Relay {
     }
 
     /// Accepts ranks of the node and tells the hub about them. If a process contradicts the world,
-    /// the hub gets the reason from this rank.
+    /// or ends before it has entered, the hub gets the reason from this rank.
     fn welcome_ranks(&mut self) {
         let Some(mut entrance) = self.entrance.take() else { return };
         entrance.accept();
@@ -136,6 +141,7 @@ impl Relay {
             Ok(())
         });
         let full = entrance.check_full(self.rank, false);
+        let lost = entrance.place.lost(&entrance.missing(), &mut self.watch).map_or(Ok(()), Err);
         let (job, size) = (entrance.place.job.clone(), entrance.size() as u64);
         self.entrance = Some(entrance);
         for (rank, peer, frames) in arrived {
@@ -145,7 +151,7 @@ impl Relay {
             self.send([rank], &Frame::Forwarded.pack());
             frames.into_iter().for_each(|frame| self.handle(rank, frame));
         }
-        if let Err(error) = heard.and(full) {
+        if let Err(error) = heard.and(full).and(lost) {
             self.pass_on(self.rank, Frame::GaveUp { group: 0, error }.pack());
         }
     }
@@ -244,7 +250,7 @@ impl Relay {
     /// Closes the entrance, if it is open, because the world cannot be formed.
     fn give_up(&mut self, error: &Error) {
         if let Some(entrance) = self.entrance.take() {
-            entrance.give_up(error, false);
+            entrance.give_up(error);
         }
     }
 

@@ -12,7 +12,8 @@
 //!   processes that already exist. A process that starts within two seconds after it may be of the
 //!   same run or of the next; it takes the note for its own if no rank 0 appears for five seconds.
 //! - Each rank holds the lock of a file of its own until it has met the others. The system releases
-//!   the lock when the process ends.
+//!   the lock when the process ends. A rank that gives up releases the lock itself, and leaves its
+//!   reason in the file.
 //! - If the process of a rank has ended, a launcher leaves `lost-RANK` in the folder that it made
 //!   for the job.
 //!
@@ -33,17 +34,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{Frame, JOB_NAME, error_of_bytes, error_to_bytes};
 use super::launcher_env::Get;
 use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
-use super::process::{began, parent_command};
+use super::process::{own_began, parent_command, up};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
+use crate::root::Distance;
 use crate::system::peer_of;
 use crate::util::{check_file_size, host_name, lock};
 use crate::wire::hash;
@@ -136,20 +137,24 @@ impl Place {
             false => Err(ErrorKind::NotFound.into()),
         };
         use ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-        let presence = match presence {
-            Ok(presence) => Some(presence),
-            // Rank 0 can neither listen in such a folder, nor leave a note that it cannot.
+        let (presence, no_room) = match presence {
+            Ok(presence) => (Some(presence), None),
             Err(e) => match e.kind() {
                 PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull => {
-                    return Err(self.folder_error("making a file in the folder", &e));
+                    let error = self.folder_error("making a file in the folder", &e);
+                    // Rank 0 can neither listen in such a folder, nor leave a note that it cannot.
+                    if rank == 0 {
+                        return Err(error);
+                    }
+                    (None, Some(error))
                 }
                 _ => {
                     tracing::debug!(error = %e, "the others cannot see whether this process lives");
-                    None
+                    (None, None)
                 }
             },
         };
-        Ok(Visit { place: self, presence })
+        Ok(Visit { place: self, rank, presence, no_room, started: Instant::now() })
     }
 
     /// Path of the file whose lock `rank` holds until it has met the others.
@@ -198,7 +203,7 @@ impl Place {
     /// waited since `started`.
     fn concerns(&self, at: Duration, started: Instant) -> bool {
         let visited = lock(&VISITED).get(&self.socket).copied();
-        let Some(began) = began("self") else { return false };
+        let began = own_began();
         // If this process has met others here before, it has handled all events before that
         // meeting.
         visited.is_none_or(|visited| at > visited)
@@ -215,22 +220,28 @@ impl Place {
                  MASTER_PORT to two jobs?",
             )),
             Err(error) => {
-                self.note_or_warn(&failed(&error));
+                self.note_or_warn(&told(0, &error));
                 Err(error)
             }
         }
     }
 
-    /// Returns `outcome` of a step that `rank` takes before it visits the place. If rank 0 has failed,
-    /// a note tells the others its reason, unless another process listens at the place.
+    /// Returns `outcome` of a step that `rank` takes before it visits the place. If the rank has
+    /// failed, the others are told the reason, unless another process listens at the place as rank 0.
     pub(crate) fn prepared<T>(&self, rank: usize, outcome: Result<T>) -> Result<T> {
-        if rank == 0
-            && let Err(error) = &outcome
-            && let Ok(Some(_door)) = self.bind(0)
-        {
-            self.clear(Some(&failed(error)));
+        match &outcome {
+            Err(_) if rank > 0 => match self.visit(rank) {
+                Ok(visit) => visit.end(outcome),
+                Err(_) => outcome,
+            },
+            Err(error) => {
+                if let Ok(Some(_door)) = self.bind(0) {
+                    self.clear(Some(&told(0, error)));
+                }
+                outcome
+            }
+            Ok(_) => outcome,
         }
-        outcome
     }
 
     /// Binds the socket and listens, as `rank`; `None` if another process is listening there.
@@ -281,7 +292,8 @@ impl Place {
         deadline: Instant,
         visit: Option<&Visit<'_>>,
     ) -> Result<UnixStream> {
-        let started = Instant::now();
+        let mut watch = Watch::new();
+        let started = watch.started;
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
@@ -295,7 +307,7 @@ impl Place {
                 // listener has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
-            let displaced = || visit.and_then(|visit| visit.displaced(rank));
+            let displaced = || visit.and_then(Visit::failure);
             if let Some(error) = self.came_to_nothing(Some(started)).or_else(displaced) {
                 return Err(error);
             }
@@ -303,11 +315,11 @@ impl Place {
                 return Err(Error::PeerLost { rank: 0 });
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
-            if let Some(rank) = self.lost(&others, started) {
+            if let Some(error) = self.lost(&others, &mut watch) {
                 // Rank 0 may have ended because another rank did. Its note then names that rank. In a
                 // launcher's folder every note belongs to this run.
                 let since = (!self.launched).then_some(started);
-                return Err(self.came_to_nothing(since).unwrap_or(Error::PeerLost { rank }));
+                return Err(self.came_to_nothing(since).unwrap_or(error));
             }
             if Instant::now() >= deadline {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
@@ -395,15 +407,36 @@ impl Place {
         }
     }
 
-    /// Returns one of `ranks` whose process has ended, as reported by the launcher or by the rank's
-    /// own file, for a process that has waited since `started`.
-    pub(crate) fn lost(&self, ranks: &[usize], started: Instant) -> Option<usize> {
-        let ended = |&rank: &usize| {
+    /// Error of the first of `ranks` that has ended or given up, as reported by the launcher or by
+    /// the rank's own file.
+    pub(crate) fn lost(&self, ranks: &[usize], watch: &mut Watch) -> Option<Error> {
+        let mut ended = Vec::new();
+        for rank in self.shown_ranks().into_iter().filter(|rank| ranks.contains(rank)) {
             let file = self.presence(rank);
-            Presence::is_over(&file)
-                && since_boot(&file).is_some_and(|at| self.concerns(at, started))
+            match Presence::is_alive(&file) {
+                Some(true) => drop(watch.alive.insert(rank)),
+                Some(false)
+                    if watch.alive.contains(&rank)
+                        || since_boot(&file).is_some_and(|at| self.concerns(at, watch.started)) =>
+                {
+                    ended.push(rank)
+                }
+                _ => {}
+            }
+        }
+        let rank = self.named_by_launcher(ranks).or_else(|| ended.into_iter().min())?;
+        let reason = fs::read(self.presence(rank)).ok().and_then(|text| error_of_bytes(&text).ok());
+        Some(reason.unwrap_or(Error::PeerLost { rank }))
+    }
+
+    /// Ranks that have a file here.
+    fn shown_ranks(&self) -> Vec<usize> {
+        let rank = |entry: fs::DirEntry| {
+            let path = entry.path();
+            let end = path.extension()?.to_str()?.strip_prefix("rank")?;
+            (path.file_stem() == self.socket.file_name()).then(|| end.parse().ok())?
         };
-        self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
+        fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(rank).collect()
     }
 
     /// Returns the one of `ranks` whose process ended first, as reported by the launcher: the
@@ -497,7 +530,7 @@ impl Place {
             };
             // A rank may wait longer than a file takes to be old, and watches its file. A turn file
             // in use is not old, because each attempt to take the turn truncates it.
-            let is_left = of_a_rank && is_old() && !Presence::is_shown_at(&path);
+            let is_left = of_a_rank && is_old() && Presence::is_alive(&path) != Some(true);
             let is_past = (is("over") || is("turn")) && is_old();
             if of_a_rank && ours || is_left || is_past || is_dead() {
                 let _ = fs::remove_file(path);
@@ -611,10 +644,16 @@ impl fmt::Display for Place {
     }
 }
 
-/// Error that the other ranks get if rank 0 fails with `error` before it listens.
-fn failed(error: &Error) -> Error {
-    let (what, message) = ("meeting the other ranks".into(), error.to_string());
-    Error::PeerFailed { rank: 0, what, message }
+/// Error that the other ranks get if `rank` fails with `error` before it has met them.
+fn told(rank: usize, error: &Error) -> Error {
+    match Distance::of(error) {
+        Distance::Root => {
+            let (what, message) = ("meeting the other ranks".into(), error.to_string());
+            Error::PeerFailed { rank, what, message }
+        }
+        // The error names another rank, and means the same to all.
+        _ => error.clone(),
+    }
 }
 
 /// Hint for ranks whose variables were set by hand and name the host of rank 0: that alone does not
@@ -671,37 +710,79 @@ fn forget(visited: &mut BTreeMap<PathBuf, Duration>) {
     });
 }
 
+/// Observations of a process that waits for other ranks.
+pub(crate) struct Watch {
+    started: Instant,
+    /// Ranks that were alive during the wait, so that their end concerns this process.
+    alive: BTreeSet<usize>,
+}
+
+impl Watch {
+    /// Begins to wait.
+    pub(crate) fn new() -> Watch {
+        Watch { started: Instant::now(), alive: BTreeSet::new() }
+    }
+}
+
 /// Guard of a meeting in progress; see [`Place::visit`].
 pub(crate) struct Visit<'a> {
     place: &'a Place,
+    rank: usize,
     presence: Option<Presence>,
+    /// Error of making the rank's file, if the folder had no room for it.
+    no_room: Option<Error>,
+    started: Instant,
 }
 
 impl Visit<'_> {
-    /// Error if a world has met or failed without this process, which waits as `rank`. Another process
+    /// Error for which this rank must not wait longer: a world has met or failed without it, or it
+    /// has no file by which others could see its end and rank 0 has not appeared soon. Another process
     /// that comes as the same rank is no error yet: rank 0 tells all of the two.
-    pub(super) fn displaced(&self, rank: usize) -> Option<Error> {
+    pub(super) fn failure(&self) -> Option<Error> {
+        if let Some(error) = &self.no_room {
+            return (self.started.elapsed() >= STARTS).then(|| error.clone());
+        }
         self.presence.as_ref().filter(|presence| presence.is_removed())?;
         // A world that failed has left its note before it removed the files of its ranks.
         Some(self.place.came_to_nothing(None).unwrap_or_else(|| {
+            let rank = self.rank;
             self.place.error(format!(
                 "a world has met or failed there while this process waited as rank {rank}, and has removed its \
                  file: another process may have taken its place"
             ))
         }))
     }
+
+    /// Ends the visit with its `outcome`. The others are told an error by the file of this rank,
+    /// except of rank 0, which leaves a note.
+    pub(crate) fn end<T>(mut self, outcome: Result<T>) -> Result<T> {
+        if let Err(error) = &outcome
+            && self.rank > 0
+            && let Some(presence) = self.presence.take()
+        {
+            let text = error_to_bytes(&told(self.rank, error));
+            let fits = check_file_size("the reason", text.len() as u64).is_ok();
+            presence.leave(if fits { &text } else { &[] });
+            // Rank 0 removes the file after it has left a note. If it has, it might have read the
+            // folder before.
+            if self.place.came_to_nothing(Some(self.started)).is_some() {
+                presence.remove();
+            }
+        }
+        outcome
+    }
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        let shown = self.presence.take().is_some();
+        if let Some(presence) = self.presence.take() {
+            presence.remove();
+        }
         let mut visited = lock(&VISITED);
         visited.insert(self.place.socket.clone(), up());
         forget(&mut visited);
         drop(visited);
-        if shown {
-            self.place.leave_folder();
-        }
+        self.place.leave_folder();
     }
 }
 
@@ -767,11 +848,6 @@ fn listener_rank(socket: &UnixStream) -> Option<usize> {
 fn since_boot(path: &Path) -> Option<Duration> {
     let changed = fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
-}
-
-/// Time since boot, on the clock that process start times use.
-fn up() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
 /// Checks that the process at the other end belongs to this user.
@@ -895,8 +971,8 @@ mod tests {
         fs::write(temp.path().join("lost-3.part"), "").unwrap();
         let lost = place.connect(1, 4, soon(), None).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 2 }), "{lost}");
-        let now = Instant::now();
-        assert_eq!((place.lost(&[0, 3], now), place.lost(&[3], now)), (Some(0), None));
+        let lost = |ranks: &[usize]| place.lost(ranks, &mut Watch::new());
+        assert!(matches!(lost(&[0, 3]), Some(Error::PeerLost { rank: 0 })) && lost(&[3]).is_none());
         place.clear(Some(&Error::PeerLost { rank: 3 }));
         let lost = place.connect(1, 4, soon(), None).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 3 }), "{lost}");
@@ -966,6 +1042,29 @@ mod tests {
         assert!(matches!(told, Error::PeerLost { rank: 2 }), "{told}");
     }
 
+    /// Tests that the end of a rank which was seen alive is noticed although its file is older than
+    /// this process, and that a rank which gives up is named with its reason.
+    #[test]
+    fn a_rank_that_was_seen_alive_is_lost_when_it_ends() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        let [crashed, failed] = [1, 2].map(|rank| place.visit(rank).unwrap());
+        let mut watch = Watch::new();
+        [1, 2].iter().for_each(|&rank| make_old(&place.presence(rank)));
+        assert!(place.lost(&[1, 2], &mut watch).is_none());
+        // The system releases the lock in the same way when the process ends.
+        crashed.presence.as_ref().unwrap().leave(&[]);
+        make_old(&place.presence(1));
+        assert!(matches!(place.lost(&[1, 2], &mut watch), Some(Error::PeerLost { rank: 1 })));
+        assert!(place.lost(&[1, 2], &mut Watch::new()).is_none(), "the file of an earlier run");
+        assert!(failed.end(Err::<(), _>(place.error("no more"))).is_err());
+        let told = place.lost(&[2], &mut watch).unwrap().to_string();
+        assert!(told.contains("rank 2 failed in meeting") && told.contains("no more"), "{told}");
+        place.clear(None);
+        drop(crashed);
+        assert!(!place.folder.exists(), "nothing is left");
+    }
+
     /// Tests that a process remembers its visit to a place only while there are files of that place.
     #[test]
     fn a_place_without_files_is_forgotten() {
@@ -996,7 +1095,7 @@ mod tests {
             told.contains("a world has met or failed there") && told.contains("as rank 1"),
             "{told}"
         );
-        assert!(waits_long.displaced(1).is_none(), "only files of ended processes are old");
+        assert!(waits_long.failure().is_none(), "only files of ended processes are old");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
-use super::rendezvous::{Door, Place};
+use super::rendezvous::{Door, Place, Visit};
 use super::socket::Socket;
 use super::{Bootstrap, Step, Watcher, is_loss};
 use crate::error::{Error, Result};
@@ -50,6 +50,16 @@ impl Processes {
         timeout: Duration,
     ) -> Result<Processes> {
         let visit = place.visit(rank)?;
+        let met = Processes::meet(&place, &visit, (rank, size), timeout);
+        visit.end(met)
+    }
+
+    fn meet(
+        place: &Place,
+        visit: &Visit<'_>,
+        (rank, size): (usize, usize),
+        timeout: Duration,
+    ) -> Result<Processes> {
         let started = Instant::now();
         let deadline = started + timeout;
         let (socket, hub): (Socket, _) = if rank == 0 {
@@ -77,7 +87,7 @@ impl Processes {
                 }
             }
         } else {
-            (place.connect(rank, size, deadline, Some(&visit))?.into(), None)
+            (place.connect(rank, size, deadline, Some(visit))?.into(), None)
         };
         let connection = match Connection::start(&socket, 0, rank) {
             Ok(connection) => connection,
@@ -96,9 +106,9 @@ impl Processes {
         };
         lock(&connection.carriers).extend(hub);
         let what = || format!("rank {rank} of {size} at {place}");
-        // The rank's deadline is later than the hub's, because the hub knows which ranks are
-        // missing and can name them.
-        let outcome = connection.welcome(deadline + grace(timeout), started, what);
+        // The rank's deadline is later than the hub's, which has begun before this rank connected,
+        // because the hub knows which ranks are missing and can name them.
+        let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
         match outcome {

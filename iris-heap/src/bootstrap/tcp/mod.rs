@@ -26,7 +26,7 @@ use super::mailbox::{Inbox, Outbox};
 use super::notice::{Patience, notice};
 use super::peer::Peer;
 use super::relay::Relay;
-use super::rendezvous::{self, Place, Visit};
+use super::rendezvous::{self, Place, Visit, Watch};
 use super::unix::{Processes, failed, grace};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
@@ -38,6 +38,8 @@ use seal::{Keys, REFUSAL, REPLY, Terms};
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// Maximum pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time for which a rank of whose node another is lost tries to reach rank 0, to tell it.
+const LOST: Duration = Duration::from_secs(5);
 /// Number of refusals after which a rank gives up: another job may use the port, or the secrets
 /// differ.
 const REFUSALS: u32 = 3;
@@ -105,6 +107,8 @@ impl Meeting {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let (mut pause, mut refusals) = (Duration::from_millis(1), 0);
+        let (mut watch, mut lost) = (Watch::new(), None);
+        let others: Vec<_> = (0..self.terms.size).filter(|&other| other != rank).collect();
         let mut last = String::from("another rank of this node tries to reach rank 0");
         loop {
             let turn = place.take_turn()?;
@@ -114,8 +118,8 @@ impl Meeting {
                 return Ok(Way::Through(socket, relay));
             }
             // Rank 0, or the relay of this node, may have failed before this rank reached it.
-            let displaced = || visit.displaced(rank);
-            if let Some(error) = place.came_to_nothing(Some(started)).or_else(displaced) {
+            let failure = || visit.failure();
+            if let Some(error) = place.came_to_nothing(Some(started)).or_else(failure) {
                 return Err(error);
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
@@ -126,7 +130,7 @@ impl Meeting {
                     Some(door) => {
                         let hub = self.greet_hub(stream, &keys, rank);
                         let hub = hub.map_err(|e| Error::system("socket to rank 0", e))?;
-                        return Ok(Way::Relay { door, hub: Box::new(hub), thread: None });
+                        return Ok(Way::Relay { door, hub: Box::new(hub), thread: None, watch });
                     }
                     // Rank 0 is on this node and has just opened the door, so the next knock
                     // finds it.
@@ -139,6 +143,15 @@ impl Meeting {
                 Some(Err(Attempt::Failed(text))) => last = text,
             }
             drop(turn);
+            // If a rank of this node is lost, the relay tells rank 0, which may still be starting.
+            if lost.is_none() {
+                lost = place.lost(&others, &mut watch).map(|error| (Instant::now(), error));
+            }
+            if let Some((since, error)) = &lost
+                && since.elapsed() >= LOST
+            {
+                return Err(error.clone());
+            }
             if refusals >= REFUSALS {
                 return Err(self.error(format!(
                     "{last}: rank 0 there has another secret, job or number of ranks; give all ranks the same \
@@ -251,23 +264,34 @@ impl Meeting {
         rank: usize,
         timeout: Duration,
     ) -> Result<Processes> {
-        let visited = place.clone();
-        let visit = visited.visit(rank)?;
+        let visit = place.visit(rank)?;
+        let met = self.meet(&place, &visit, rank, timeout);
+        visit.end(met)
+    }
+
+    fn meet(
+        &self,
+        place: &Place,
+        visit: &Visit<'_>,
+        rank: usize,
+        timeout: Duration,
+    ) -> Result<Processes> {
         let size = self.terms.size;
         let started = Instant::now();
         let deadline = started + timeout;
         let way = match rank {
-            0 => self.start_hub(&place, deadline)?,
-            _ => self.find((&place, &visit), rank, deadline)?,
+            0 => self.start_hub(place, deadline)?,
+            _ => self.find((place, visit), rank, deadline)?,
         };
         let mut carriers = Vec::new();
         let (socket, relay) = match way {
             Way::Through(socket, relay) => (socket, relay),
-            Way::Relay { door, hub, thread } => {
+            Way::Relay { door, hub, thread, watch } => {
                 carriers.extend(thread);
                 let pair = UnixStream::pair();
                 let (mine, own) = pair.map_err(|e| Error::system("socketpair", e))?;
-                carriers.push(Relay::start((place, door), (rank, size), own, *hub)?);
+                let entrance = (place.clone(), door, watch);
+                carriers.push(Relay::start(entrance, (rank, size), own, *hub)?);
                 (mine, rank)
             }
         };
@@ -278,7 +302,8 @@ impl Meeting {
         }
         lock(&connection.carriers).extend(carriers);
         let what = || format!("rank {rank} of {size} at {self}");
-        let outcome = connection.welcome(deadline + grace(timeout), started, what);
+        // The hub's deadline has begun before this rank reached it.
+        let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
         match outcome {
@@ -289,7 +314,7 @@ impl Meeting {
                     error => error.clone(),
                 };
                 processes.explain(&told);
-                Err(visited.explained(error))
+                Err(place.explained(error))
             }
         }
     }
@@ -311,7 +336,10 @@ impl Meeting {
             Ok((hub, spawn("iris-hub", run)?))
         };
         match start() {
-            Ok((hub, thread)) => Ok(Way::Relay { door, hub: Box::new(hub), thread: Some(thread) }),
+            Ok((hub, thread)) => {
+                let (hub, thread) = (Box::new(hub), Some(thread));
+                Ok(Way::Relay { door, hub, thread, watch: Watch::new() })
+            }
             Err(error) => {
                 place.clear(Some(&failed(0, &error)));
                 Err(error)
@@ -336,8 +364,8 @@ enum Way {
     /// Connection to the relay in the process of another rank of the node; has that rank's number.
     Through(UnixStream, usize),
     /// Relay in this process, for which the ranks of the node connect at `door`, and which has the
-    /// connection `hub`. On rank 0, `thread` is that of the hub.
-    Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>> },
+    /// connection `hub`. On rank 0, `thread` is that of the hub. `watch` has seen ranks of the node.
+    Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>>, watch: Watch },
 }
 
 /// Failure of a connection attempt, with the reason.
