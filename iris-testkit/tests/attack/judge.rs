@@ -22,13 +22,20 @@ pub(super) struct Row {
     pub(super) wrong_result: usize,
     /// Ranks that blamed another rank than the victim.
     pub(super) wrong_name: usize,
-    /// Ranks that blamed no rank.
+    /// Ranks that blamed no rank, or did not name the call that was refused to them.
     pub(super) missing_name: usize,
+    /// Ranks that named the call that was refused to them, but not their own number.
+    pub(super) missing_own: usize,
 }
 
 impl Row {
     pub(super) fn faults(&self) -> usize {
-        self.hang + self.signal + self.wrong_result + self.wrong_name + self.missing_name
+        self.hang
+            + self.signal
+            + self.wrong_result
+            + self.wrong_name
+            + self.missing_name
+            + self.missing_own
     }
 
     pub(super) fn add(&mut self, other: &Row) {
@@ -38,6 +45,7 @@ impl Row {
         self.wrong_result += other.wrong_result;
         self.wrong_name += other.wrong_name;
         self.missing_name += other.missing_name;
+        self.missing_own += other.missing_own;
     }
 }
 
@@ -55,34 +63,22 @@ pub(super) fn collect(rows: &mut Vec<Row>, row: Row) {
 pub(super) fn table(rows: &[Row]) -> String {
     let mut sum = Row { blow: "all".into(), ..Row::default() };
     rows.iter().for_each(|row| sum.add(row));
-    let mut text = format!(
-        "{:<14} {:<14} {:<20} {:>7} {:>5} {:>7} {:>13} {:>11} {:>13}\n",
-        "blow",
-        "stage",
-        "user",
-        "attacks",
-        "hangs",
-        "signals",
-        "wrong results",
-        "wrong names",
-        "missing names"
-    );
-    for row in rows.iter().chain([&sum]) {
-        let _ = writeln!(
-            text,
-            "{:<14} {:<14} {:<20} {:>7} {:>5} {:>7} {:>13} {:>11} {:>13}",
-            row.blow,
-            row.stage,
-            row.user,
-            row.attacks,
-            row.hang,
-            row.signal,
-            row.wrong_result,
-            row.wrong_name,
-            row.missing_name
-        );
+    let heads = ["attacks", "hangs", "signals", "wrong results", "wrong names", "missing names"];
+    let mut text = format!("{:<14} {:<20} {:<20}", "blow", "stage", "user");
+    for head in heads.iter().chain(&["own rank missing"]) {
+        let _ = write!(text, " {head}");
     }
-    text
+    for row in rows.iter().chain([&sum]) {
+        let _ = write!(text, "\n{:<14} {:<20} {:<20}", row.blow, row.stage, row.user);
+        let numbers = [row.attacks, row.hang, row.signal, row.wrong_result, row.wrong_name];
+        let missing = [row.missing_name, row.missing_own];
+        for (head, number) in
+            heads.iter().chain(&["own rank missing"]).zip(numbers.iter().chain(&missing))
+        {
+            let _ = write!(text, " {number:>width$}", width = head.len());
+        }
+    }
+    text + "\n"
 }
 
 /// Numbers of the ranks that `text` names, such as 1, 2 and 5 in `ranks 1, 2 and 5`.
@@ -115,6 +111,8 @@ enum Naming {
     Wrong,
     /// The error names no rank, or not the call that was refused.
     Missing,
+    /// The error names the call that was refused, and not the rank.
+    MissingOwn,
 }
 
 /// Naming of the cause by the error of `rank`, whose program failed.
@@ -141,8 +139,11 @@ fn naming(case: &Case, rank: usize, it: &RankOutcome) -> Naming {
         Blow::Set(_) if victim || ranks.contains(&1) => Naming::Right,
         Blow::Set(_) => other,
         Blow::Refuse(refusal) if rank == case.victim => {
-            let told = ranks.contains(&rank) && refusal.is_told_by(error);
-            if told { Naming::Right } else { Naming::Missing }
+            match (refusal.is_told_by(error), ranks.contains(&rank)) {
+                (true, true) => Naming::Right,
+                (true, false) => Naming::MissingOwn,
+                (false, _) => Naming::Missing,
+            }
         }
         Blow::Refuse(_) if victim => Naming::Right,
         Blow::Refuse(_) => other,
@@ -161,7 +162,9 @@ fn is_planned(case: &Case, end: End) -> bool {
         (Blow::Exit(code), end) => end == End::Exited(i32::from(*code)),
         (Blow::Panic, end) => end == End::Exited(101),
         (Blow::Error, end) => end == End::Exited(1),
-        (Blow::Refuse(refusal), End::Signalled(6)) => refusal.ends_the_process(),
+        (Blow::Refuse(refusal), End::Signalled(6 | 11) | End::Exited(101)) => {
+            refusal.ends_the_process()
+        }
         (_, end) => matches!(end, End::Exited(0 | 1)),
     }
 }
@@ -195,6 +198,7 @@ pub(super) fn judge(case: &Case, outcome: &Outcome, user: &str) -> Row {
                 Naming::Right => {}
                 Naming::Wrong => row.wrong_name = 1,
                 Naming::Missing => row.missing_name = 1,
+                Naming::MissingOwn => row.missing_own = 1,
             },
         }
     }

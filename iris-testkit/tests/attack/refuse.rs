@@ -45,24 +45,43 @@ impl FromStr for Refusal {
     }
 }
 
-/// Calls whose refusal ends the process in the C library or in the allocator, which have nobody to
-/// return an error to.
-const ENDING: [&str; 6] = ["futex", "mmap", "brk", "mprotect", "mremap", "rt_sigprocmask"];
+/// Calls whose refusal ends the process in the standard library, in the C library or in the
+/// allocator, which have nobody to return an error to.
+const ENDING: [&str; 9] = [
+    "brk",
+    "clock_nanosleep",
+    "getrandom",
+    "mmap",
+    "mprotect",
+    "mremap",
+    "munmap",
+    "rseq",
+    "rt_sigprocmask",
+];
 
 /// Words by which messages name a call, if they do not use its name.
-const WORDS: [(&str, &[&str]); 12] = [
-    ("openat", &["open", "reading", "writing", "creating"]),
+const WORDS: [(&str, &[&str]); 21] = [
     ("accept4", &["accept"]),
+    ("bind", &["listening"]),
     ("clone3", &["thread", "fork", "spawn"]),
-    ("statx", &["stat", "metadata"]),
+    ("connect", &["listener"]),
+    ("fcntl", &["socket"]),
+    ("flock", &["making a file"]),
     ("fstat", &["stat", "metadata"]),
-    ("newfstatat", &["stat", "metadata"]),
     ("getdents64", &["folder", "directory"]),
-    ("poll", &["ppoll"]),
-    ("sendto", &["send"]),
-    ("recvfrom", &["recv"]),
+    ("getsockopt", &["reading the user"]),
+    ("ioctl", &["listening", "connecting"]),
+    ("listen", &["listening"]),
+    ("mkdir", &["making the folder"]),
+    ("mmap", &["thread"]),
+    ("mprotect", &["thread"]),
+    ("newfstatat", &["stat", "metadata"]),
+    ("openat", &["open", "reading", "writing", "creating", "making a file"]),
     ("prlimit64", &["getrlimit", "limit"]),
-    ("memfd_create", &["memfd"]),
+    ("rename", &["making a file"]),
+    ("sendto", &["send"]),
+    ("socket", &["listening", "connecting"]),
+    ("statx", &["stat", "metadata"]),
 ];
 
 impl Refusal {
@@ -75,7 +94,8 @@ impl Refusal {
         named && error.contains(&format!("os error {}", self.error.raw_os_error()))
     }
 
-    /// Whether the refusal may end the process by SIGABRT before any code of ours can tell of it.
+    /// Whether the refusal may end the process, by a signal or a panic, before any code of ours can
+    /// tell of it.
     pub(super) fn ends_the_process(&self) -> bool {
         ENDING.contains(&&*self.call)
     }
@@ -112,9 +132,23 @@ const OLD_NAMES: &[(&str, i64)] = names![
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_NAMES: &[(&str, i64)] = &[];
 
-/// Calls that are never passed to the thread: a process that ends, or returns from a handler of a
-/// signal, has nobody to tell of an error.
-const FREE: [i64; 3] = [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn];
+/// Calls that are neither counted nor refused. A process that ends, or returns from a handler of a
+/// signal, has nobody to tell of an error. Every lock of the standard library relies on futex: if a
+/// wake-up is refused, the sleeper sleeps on. The others cannot fail, so a program takes the error
+/// for a value.
+const FREE: [i64; 11] = [
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_getgid,
+    libc::SYS_geteuid,
+    libc::SYS_getegid,
+];
 
 fn name(number: usize) -> String {
     let found = NAMES.iter().chain(OLD_NAMES).find(|(_, it)| *it == number as i64);
