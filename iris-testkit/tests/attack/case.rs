@@ -163,12 +163,14 @@ pub(super) fn odd_environments(ranks: Ranks, random: &mut Random) -> Vec<Case> {
     odd.into_iter().flat_map(|odd| [(odd.clone(), 0), (odd, other)]).map(case).collect()
 }
 
-/// Jobs in which rank 0 gets `frames` invalid frames: half from strangers, half from a rank.
+/// Jobs in which rank 0 gets `frames` invalid frames: half from strangers, half from a rank. Over the
+/// network all are from strangers, because the frames of a rank are enciphered.
 pub(super) fn frames(ranks: Ranks, frames: usize, random: &mut Random) -> Vec<Case> {
     // Number of frames that the attacker of one job sends.
     const AT_ONCE: usize = 50;
     let mut cases = Vec::new();
-    for blow in [Blow::Strangers, Blow::Frames] {
+    let as_rank = if ranks.nodes > 1 { Blow::Strangers } else { Blow::Frames };
+    for blow in [Blow::Strangers, as_rank] {
         let mut rest = frames / 2;
         while rest > 0 {
             let blow = blow(rest.min(AT_ONCE));

@@ -2,6 +2,7 @@
 //! after its own hello.
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -94,13 +95,48 @@ fn of_rank(random: &mut Random) -> Vec<u8> {
     frame(1 + random.below(KINDS) as u32, 0, body.len() as u64, &body)
 }
 
+/// Connects to rank 0 at the port at which the ranks of several nodes meet, once it listens there.
+fn connect_by_network() -> Result<TcpStream> {
+    let port: u16 = std::env::var("IRIS_PORT").context("IRIS_PORT")?.parse()?;
+    let until = Instant::now() + Duration::from_secs(20);
+    let stream = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            connected => break connected.context("rank 0 does not listen")?,
+        }
+    };
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    Ok(stream)
+}
+
 /// Sends `count` frames as strangers, each over a connection of its own; some connections stay
 /// open.
-pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> Result<()> {
+pub(super) fn by_strangers(
+    folder: &Path,
+    nodes: usize,
+    count: usize,
+    random: &mut Random,
+) -> Result<()> {
+    if nodes > 1 {
+        return send_as_strangers(connect_by_network, count, random);
+    }
     let socket = socket(folder)?;
+    send_as_strangers(|| connect(&socket), count, random)
+}
+
+fn send_as_strangers<S: Read + Write>(
+    connect: impl Fn() -> Result<S>,
+    count: usize,
+    random: &mut Random,
+) -> Result<()> {
     let mut open = Vec::new();
     for _ in 0..count {
-        let mut stream = connect(&socket)?;
+        let mut stream = connect()?;
         // Write errors are ignored, because rank 0 may close the connection during the write.
         let _ = stream.write_all(&of_stranger(random));
         match random.below(4) {

@@ -22,6 +22,7 @@ mod refuse;
 
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -240,9 +241,7 @@ impl Attack {
         if cases.is_empty() {
             cases = case::strikes(&self.ranks, &Blow::STRIKES, &mut random);
             for &ranks in &self.ranks {
-                if ranks.nodes == 1 {
-                    cases.extend(case::frames(ranks, 1000, &mut random));
-                }
+                cases.extend(case::frames(ranks, 1000, &mut random));
                 if !ranks.untold && ranks.number() <= 8 {
                     cases.extend(case::odd_environments(ranks, &mut random));
                     cases.extend(refusals(&program, ranks, &mut random)?);
@@ -350,14 +349,18 @@ fn refusals(program: &Path, ranks: Ranks, random: &mut Random) -> Result<Vec<Cas
 /// its stage.
 fn run(program: &Path, case: &Case, delay_us: u64) -> Result<Outcome> {
     let ranks = case.ranks;
-    let (grace, most) = match case.plant {
-        Some(Plant::Hang) => (Duration::from_secs(2), Duration::from_secs(8)),
+    let (grace, most) = match (case.plant, &case.blow) {
+        (Some(Plant::Hang), _) => (Duration::from_secs(2), Duration::from_secs(8)),
+        // A stopped rank is ended only when the others' time is over, which are all ended by their
+        // short deadlines at about the same time.
+        (_, Blow::Stop) => (GRACE / 2 * slower(ranks), 2 * GRACE * slower(ranks)),
         _ => (GRACE * slower(ranks), 2 * GRACE * slower(ranks)),
     };
     let mut options =
         Launch::default().nodes(ranks.nodes).grace(grace).deadline(most).stdout(io::sink());
-    let untold =
-        tempfile::Builder::new().prefix("iris-").tempdir().context("no temporary folder")?;
+    let private = PermissionsExt::from_mode(0o700);
+    let untold = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
+    let untold = untold.context("no temporary folder")?;
     if ranks.untold {
         options = options.env("IRIS_RENDEZVOUS", untold.path());
     }

@@ -256,7 +256,8 @@ fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usi
                 return frames::by_rank(folder()?.as_ref(), (rank, size), *count, &mut random);
             }
             Blow::Strangers(count) => {
-                frames::by_strangers(folder()?.as_ref(), *count, &mut random)?
+                let nodes = case.ranks.nodes;
+                frames::by_strangers(folder()?.as_ref(), nodes, *count, &mut random)?;
             }
             _ => {}
         }
