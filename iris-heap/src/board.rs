@@ -4,6 +4,9 @@
 //! All ranks must issue the calls of a heap in one order. A waiting kernel cannot distinguish a
 //! late peer from a peer that issued another call; the hosts can, by comparing their boards.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -25,11 +28,18 @@ const CALLS: u64 = 1024;
 /// Word 6: what the rank has ended ([`Ended`]).
 const HEADER: u64 = 16;
 
+/// Number of 64-bit words of a call. Word 0: the call's number and the id of its operator, 32 bits
+/// each. Words 1 and 2: [`Pulled`].
+const CALL: u64 = 3;
+
 /// Number of 64-bit words after the calls, for the text of the host's collective step.
 const TEXT: u64 = 32;
 
 /// Size in bytes of one rank's board.
-pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS + TEXT);
+pub(crate) const BYTES: u64 = 8 * (HEADER + CALL * CALLS + TEXT);
+
+/// Index of the first word of a board's text.
+const TEXT_START: u64 = HEADER + CALL * CALLS;
 
 /// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
 /// calls.
@@ -46,6 +56,15 @@ pub enum AwaitedNode {
     Unknown,
     /// Node with this index.
     Node(usize),
+}
+
+/// Place of the matrix that the peers of a rank read in a call; zero if they read none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulled {
+    /// Offset of the matrix from the start of the data segment, in bytes.
+    pub offset: u64,
+    /// Leading dimension of the matrix in elements; 0 for a contiguous matrix.
+    pub ld: u64,
 }
 
 /// Object that a rank has closed or freed. The rank issues no further call that uses the object.
@@ -93,13 +112,17 @@ impl Boards {
         Boards { rank, all }
     }
 
-    /// Records that this rank issues a call of `operator`. Two threads must not run this function
-    /// at once.
-    pub(crate) fn issue(&self, operator: u32) -> Result<()> {
+    /// Records that this rank issues a call of `operator`, in which its peers read the matrix at
+    /// `pulled`. Two threads must not run this function at once.
+    pub(crate) fn issue(&self, operator: u32, pulled: Pulled) -> Result<()> {
         let calls = self.calls(self.rank)?;
         let number = calls.load(Ordering::Relaxed);
-        let place = self.word(self.rank, HEADER + number % CALLS)?;
-        place.store(number << 32 | u64::from(operator), Ordering::Relaxed);
+        let word = |index| self.call_word(self.rank, number, index);
+        word(0)?.store(number << 32 | u64::from(operator), Ordering::Relaxed);
+        // The fence makes a reader that sees a new place see the new number, too.
+        fence(Ordering::Release);
+        word(1)?.store(pulled.offset, Ordering::Relaxed);
+        word(2)?.store(pulled.ld, Ordering::Relaxed);
         // Release: a rank that reads the new count also reads the call stored above.
         calls.store(number + 1, Ordering::Release);
         Ok(())
@@ -175,7 +198,7 @@ impl Boards {
         for index in 0..TEXT {
             let part = parts.next().unwrap_or_default();
             let bytes = std::array::from_fn(|at| part.get(at).copied().unwrap_or(0));
-            let word = self.word(self.rank, HEADER + CALLS + index)?;
+            let word = self.word(self.rank, TEXT_START + index)?;
             word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
         let steps = self.word(self.rank, 5)?.fetch_add(1, Ordering::Relaxed);
@@ -193,7 +216,7 @@ impl Boards {
         }
         let mut bytes = Vec::with_capacity(8 * TEXT as usize);
         for index in 0..TEXT {
-            let word = self.word(rank, HEADER + CALLS + index)?.load(Ordering::Relaxed);
+            let word = self.word(rank, TEXT_START + index)?.load(Ordering::Relaxed);
             bytes.extend(word.to_le_bytes().into_iter().filter(|&byte| byte != 0));
         }
         fence(Ordering::Acquire);
@@ -309,6 +332,27 @@ impl Boards {
         Ok(None)
     }
 
+    /// Places of the matrices that ranks read of each other, by rank, in the first call of `operator`
+    /// for which the boards hold different places; `None` if there is no such call or calls were
+    /// captured.
+    pub(crate) fn different_places(&self, operator: u32) -> Result<Option<Vec<Option<Pulled>>>> {
+        if self.is_captured()? {
+            return Ok(None);
+        }
+        let calls = self.counts()?;
+        let most = calls.iter().copied().max().unwrap_or(0);
+        for number in most.saturating_sub(CALLS)..most {
+            let place = |rank| self.pulled(rank, (number, operator), calls[rank]);
+            let places = (0..calls.len()).map(place).collect::<Result<Vec<_>>>()?;
+            let mut known = places.iter().flatten();
+            let first = known.next();
+            if known.any(|place| Some(place) != first) {
+                return Ok(Some(places));
+            }
+        }
+        Ok(None)
+    }
+
     /// Call that this rank waits for, and the ranks that have not issued it; `None` if this rank
     /// has issued no call or calls were captured.
     pub(crate) fn behind(&self) -> Result<Option<Behind>> {
@@ -334,10 +378,31 @@ impl Boards {
         if number >= issued {
             return Ok(None);
         }
-        let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
+        let word = self.call_word(rank, number, 0)?.load(Ordering::Relaxed);
         // A later call may have overwritten the entry of call `number`; the entry then holds the
         // number of that later call.
         Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
+    }
+
+    /// Place of the matrix that peers of `rank` read in call `number`; `None` if the board does not
+    /// hold that call of `operator`.
+    fn pulled(
+        &self,
+        rank: usize,
+        (number, operator): (u64, u32),
+        issued: u64,
+    ) -> Result<Option<Pulled>> {
+        let word = |index| Ok(self.call_word(rank, number, index)?.load(Ordering::Relaxed));
+        let pulled = Pulled { offset: word(1)?, ld: word(2)? };
+        // The operator is read last: the entry that is then found unchanged held this place.
+        fence(Ordering::Acquire);
+        let found = self.operator(rank, number, issued)?;
+        Ok((found == Some(operator)).then_some(pulled))
+    }
+
+    /// Word `index` of the entry of call `number` on the board of `rank`.
+    fn call_word(&self, rank: usize, number: u64, index: u64) -> Result<&AtomicU64> {
+        self.word(rank, HEADER + CALL * (number % CALLS) + index)
     }
 
     fn calls(&self, rank: usize) -> Result<&AtomicU64> {
@@ -346,134 +411,5 @@ impl Boards {
 
     fn word(&self, rank: usize, index: u64) -> Result<&AtomicU64> {
         self.all[rank].long(8 * index)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn boards<const N: usize>() -> [Boards; N] {
-        let board = |_| SharedMemory::create("iris-test", BYTES).unwrap();
-        let all = Arc::new((0..N).map(board).collect());
-        std::array::from_fn(|rank| Boards::new(rank, Arc::clone(&all)))
-    }
-
-    fn issue(boards: &Boards, operators: impl IntoIterator<Item = u32>) {
-        operators.into_iter().for_each(|operator| boards.issue(operator).unwrap());
-    }
-
-    #[test]
-    fn the_first_difference_is_found_by_all() {
-        let all = boards::<3>();
-        issue(&all[0], [7, 0, 5]);
-        issue(&all[1], [7]);
-        issue(&all[2], [7, 1, 0]);
-        let operators = vec![Some(0), None, Some(1)];
-        for boards in &all {
-            let found = boards.difference().unwrap();
-            assert_eq!(found, Some(Difference { call: 2, operators: operators.clone() }));
-        }
-        let behind = |rank: usize| all[rank].behind().unwrap();
-        assert_eq!(behind(0), Some(Behind { call: 2, operator: Some(0), ranks: vec![1] }));
-        assert_eq!(behind(1), Some(Behind { call: 1, operator: Some(7), ranks: vec![] }));
-        assert_eq!(behind(2).map(|it| it.operator), Some(Some(1)));
-    }
-
-    #[test]
-    fn the_last_calls_of_all_ranks_are_told() {
-        let [one, other] = boards();
-        issue(&one, [4, 6]);
-        one.complete(1).unwrap();
-        one.complete(0).unwrap();
-        assert_eq!(other.standing().unwrap(), Some(vec![(2, Some(6)), (0, None)]));
-        assert_eq!((other.completed().unwrap(), one.issued().unwrap()), (vec![1, 0], 2));
-    }
-
-    #[test]
-    fn a_step_between_nodes_is_told_until_it_ends() {
-        let [one, other] = boards();
-        assert_eq!(other.step(0).unwrap(), None);
-        for step in [AwaitedNode::Unknown, AwaitedNode::Node(0), AwaitedNode::Node(4095)] {
-            one.set_step(Some(step)).unwrap();
-            assert_eq!((other.step(0).unwrap(), other.step(1).unwrap()), (Some(step), None));
-        }
-        one.set_step(None).unwrap();
-        assert_eq!(other.step(0).unwrap(), None);
-    }
-
-    #[test]
-    fn a_step_of_the_host_is_told_until_it_ends() {
-        let [one, other] = boards();
-        let long = "é".repeat(4 * TEXT as usize) + "cut";
-        for (step, told) in [("close heap at a.rs:1:2", None), ("free at b.rs:3:4", None)]
-            .into_iter()
-            .chain([(&*long, Some(&long[..8 * TEXT as usize]))])
-        {
-            one.set_host_step(Some(step)).unwrap();
-            assert_eq!(other.host_step(0).unwrap().as_deref(), Some(told.unwrap_or(step)));
-            assert_eq!(other.host_step(1).unwrap(), None);
-            one.set_host_step(None).unwrap();
-            assert_eq!(other.host_step(0).unwrap(), None);
-        }
-    }
-
-    #[test]
-    fn a_call_is_left_out_if_its_rank_can_no_longer_issue_it() {
-        let all = boards::<3>();
-        all[1].set_ended(Some(Ended::Heap)).unwrap();
-        issue(&all[0], [7, 5]);
-        issue(&all[1], [7]);
-        issue(&all[2], [7]);
-        let found = Difference { call: 2, operators: vec![Some(5), None, None] };
-        let left_out = Some(LeftOut { found, ranks: vec![1] });
-        assert!(all.iter().all(|boards| boards.left_out().unwrap() == left_out));
-        for (ended, is_left_out) in
-            [(None, false), (Some(Ended::Operator(7)), false), (Some(Ended::Operator(5)), true)]
-        {
-            all[1].set_ended(ended).unwrap();
-            assert_eq!(all[0].left_out().unwrap(), left_out.clone().filter(|_| is_left_out));
-        }
-        issue(&all[1], [5]);
-        assert_eq!(all[0].left_out().unwrap(), None);
-    }
-
-    /// Tests that a rank which has ended is found even if another one, which goes on, is further
-    /// behind.
-    #[test]
-    fn a_call_is_left_out_though_another_rank_is_late() {
-        let all = boards::<3>();
-        issue(&all[0], [7, 5]);
-        issue(&all[1], [7]);
-        all[1].set_ended(Some(Ended::Heap)).unwrap();
-        let found = all[2].left_out().unwrap().expect("rank 1 has ended");
-        assert_eq!((found.found.call, found.ranks), (2, vec![1]));
-    }
-
-    #[test]
-    fn calls_that_one_board_no_longer_holds_are_not_compared() {
-        let [ahead, late] = boards();
-        issue(&ahead, (0..CALLS + 1).map(|_| 2));
-        // The entry of call 1 has been overwritten by a later call.
-        let behind = Behind { call: 1, operator: None, ranks: vec![1] };
-        assert_eq!(ahead.behind().unwrap(), Some(behind));
-        issue(&late, [1, 2]);
-        assert_eq!(ahead.difference().unwrap(), None);
-        issue(&late, [3]);
-        assert_eq!(late.difference().unwrap().unwrap().call, 3);
-    }
-
-    #[test]
-    fn a_call_that_was_taken_back_or_a_capture_is_no_difference() {
-        let [one, other] = boards();
-        issue(&one, [4]);
-        one.retract().unwrap();
-        issue(&other, [5]);
-        assert_eq!(one.difference().unwrap(), None);
-        issue(&one, [6]);
-        assert!(other.difference().unwrap().is_some());
-        one.set_captured().unwrap();
-        issue(&other, [5]);
-        assert_eq!((one.difference().unwrap(), other.behind().unwrap()), (None, None));
     }
 }

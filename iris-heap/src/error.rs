@@ -295,7 +295,7 @@ pub enum Error {
     },
     /// A kernel left a fault record.
     #[error(
-        "{op}: {fault}{}{}{}", on_host(.fault, .host), list_standing(.standing), advice(.fault)
+        "{op}: {fault}{}{}{}", on_host(.fault, .host), list_standing(.fault, .standing), advice(.fault)
     )]
     Fault {
         /// Label of the operator: its name, shape and place in the program.
@@ -306,7 +306,8 @@ pub enum Error {
         /// Name of the awaited rank's host; `None` if the world has one node.
         host: Option<String>,
         /// Number of each rank of this node in the whole world, and the operator and call that the
-        /// rank is in, as far as known; empty if the order of calls cannot explain the fault.
+        /// rank is in, as far as known, or the place of its A if the places differ; empty if neither
+        /// can explain the fault.
         standing: Vec<(usize, String)>,
     },
     /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
@@ -469,10 +470,17 @@ fn driver_advice(code: u32) -> &'static str {
 }
 
 /// Lists what the ranks are in, each place once, `; rank 0 and 2 in X, call 3 of the heap; rank 1 ..`,
-/// and the rule that this may break; empty for an empty list.
-fn list_standing(standing: &[(usize, String)]) -> String {
+/// or where their A is, and the rule that this may break; empty for an empty list.
+fn list_standing(fault: &iris_sync::Fault, standing: &[(usize, String)]) -> String {
     if standing.is_empty() {
         return String::new();
+    }
+    if fault.is_about_place() {
+        return format!(
+            "; A is {}; all ranks must pass it at the same offset and leading dimension, because they read it of \
+             each other",
+            list_values(standing)
+        );
     }
     let text = |(place, ranks): (&String, Vec<usize>)| {
         let are = if ranks.len() == 1 { "is" } else { "are" };

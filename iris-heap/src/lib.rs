@@ -122,7 +122,7 @@ pub use backend::{
     BackendKind, CpuKernel, DeviceCopy, DeviceHandle, DeviceInfo, DeviceTraits, Gpu, Group,
     LaunchShape, Mapping, Memory,
 };
-pub use board::AwaitedNode;
+pub use board::{AwaitedNode, Pulled};
 pub use bootstrap::launcher_env::UniqueId;
 pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};

@@ -10,7 +10,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iris_heap::{DevWords, Issuing, RawSlice, Stream, SymmetricHeap};
+use iris_heap::{DevWords, Issuing, Pulled, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 
@@ -95,7 +95,8 @@ impl Operator {
         // ranks and a local product are not counted, because the other ranks need not run them.
         let counted = self.plan.request().members.is_none() && !self.plan.row().is_local();
         if counted {
-            issuing.announce(stream, args.channel.op).in_op(op)?;
+            let pulled = Pulled { offset: args.pulled, ld: args.pulled_ld };
+            issuing.announce(stream, args.channel.op, pulled).in_op(op)?;
         }
         let executor = &self.ready(&call).executor;
         // SAFETY: `complete` has checked every matrix against the heap, or the caller of

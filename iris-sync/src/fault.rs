@@ -107,16 +107,10 @@ impl Config {
         Self { root: word as u8 & 63, bias: option(6), residual: option(7), hash: word >> 8 }
     }
 
-    /// Texts of two words of this kind, by what differs between them. The options of an op are
-    /// compared when it is made, so if only the hashes of its calls differ, the places of A do.
+    /// Texts of two words of this kind, by what differs between them.
     fn differences(words: [i32; 2]) -> [String; 2] {
         let [one, other] = words.map(Config::from_word);
-        let texts = [one.unlike(&other), other.unlike(&one)];
-        if texts[0].is_empty() {
-            let place = "A at a place of the heap (offset and leading dimension) whose hash is";
-            return [one, other].map(|config| format!("{place} {:06x}", config.hash));
-        }
-        texts.map(|texts| texts.join(" and "))
+        [one.unlike(&other), other.unlike(&one)].map(|texts| texts.join(" and "))
     }
 
     /// Texts of the arguments that differ from those of `other`.
@@ -185,6 +179,14 @@ impl Fault {
         let fields = Field::ALL.into_iter().chain([Field::Direct]);
         fields.into_iter().find(|&field| field as i32 == self.field)
     }
+
+    /// Whether the ranks differ only in the place of A, its offset in the heap or its leading
+    /// dimension. The options of an op are compared when it is made, so if only the hashes of its
+    /// calls differ, the places of A do.
+    pub fn is_about_place(&self) -> bool {
+        let [theirs, ours] = [self.seen, self.wanted].map(Config::from_word);
+        self.differing() == Some(Field::Config) && theirs.unlike(&ours).is_empty()
+    }
 }
 
 impl fmt::Display for Fault {
@@ -225,6 +227,9 @@ impl fmt::Display for Fault {
             FaultKind::Mismatch => {
                 let differing = self.differing();
                 let [theirs, ours] = match differing {
+                    Some(Field::Config) if self.is_about_place() => {
+                        ["A at one offset and leading dimension".into(), "it at another".into()]
+                    }
                     Some(Field::Config) => Config::differences([*seen, *wanted]),
                     Some(field) => [format!("{field:?} {seen}"), wanted.to_string()],
                     None => [seen.to_string(), wanted.to_string()],
@@ -283,8 +288,12 @@ mod tests {
         let expected = "entered with root 63 and a bias, this rank has root 0 and no bias";
         assert!(options.contains(expected), "{options}");
         let wanted = Config { hash: 1, ..root }.to_word();
-        let place = Fault { field: Field::Config as i32, seen, wanted, ..fault }.to_string();
-        assert!(place.contains("whose hash is cdef12, this rank has A at"), "{place}");
+        let place = Fault { field: Field::Config as i32, seen, wanted, ..fault };
+        assert!(place.is_about_place());
+        let place = place.to_string();
+        let expected =
+            "entered with A at one offset and leading dimension, this rank has it at another";
+        assert!(place.contains(expected), "{place}");
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
         // The message must not show `seen` and `wanted` if they are not call numbers.

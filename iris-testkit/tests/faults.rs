@@ -31,7 +31,7 @@ use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, MatRef, OpError as Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
-use iris_testkit::suite::{Case, Input, Op, Options};
+use iris_testkit::suite::{Case, Input, Op, Operands, Options};
 
 /// Settings with deadlines of minutes; a test that needs a timeout advances the clock by
 /// [`Ready::pass_until_a_fault`].
@@ -288,30 +288,48 @@ fn ranks_with_other_rows_are_named(rows: usize) {
     );
 }
 
-/// Tests ranks whose A has different offsets in the heap: the error names A's offset as the
-/// difference.
+/// Tests ranks whose A has different offsets in the heap, or different leading dimensions: the error
+/// shows both for each rank.
 #[test]
 fn another_place_of_a_is_named() {
     let cases = all_cases().into_iter();
-    let case = cases.filter(|case| case.op == Op::AllGatherMatmul && case.variant == "pull");
-    everywhere(
-        case.collect(),
-        |world, case| {
-            let mut ready = Ready::new(&world, case)?;
-            let slices = [ready.heap.rand::<f32>(4096, 3)?, ready.heap.rand(4096, 4)?, ready.c];
-            let [a, b, c] = slices;
-            let a = a.slice(if world.rank() == 0 { 64.. } else { 0.. })?;
-            ready.operands = operands(case, Ranks::from(&world), [a, b, c], 8);
-            ready.call()?;
-            Ok(ready.sync())
-        },
-        |case, results| {
-            let errors = results.into_iter().map(|result| result.unwrap().unwrap_err());
-            let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
-            let named = |text: &String| text.contains("entered with A at a place of the heap");
-            assert!(told.iter().any(named), "{case:?}: {told:?}");
-        },
-    );
+    let cases = cases.filter(|case| case.op == Op::AllGatherMatmul && case.variant == "pull");
+    let cases: Vec<Case> = cases.collect();
+    let wide = cases[0].options.k + 7;
+    for (start, ld) in [(64, None), (0, Some(wide))] {
+        let rows = ld.map_or("contiguous".into(), |ld| format!("leading dimension {ld}"));
+        everywhere(
+            cases.clone(),
+            |world, case| {
+                let mut ready = Ready::new(&world, case)?;
+                ready.call()?;
+                ready.sync()?;
+                let whole = ready.heap.rand::<f32>(4096, 3)?;
+                let [(m, k), b, c] = case.shapes(Ranks::from(&world), case.options.m);
+                let a = match (world.rank(), ld) {
+                    (0, Some(ld)) => MatRef::sym(whole, m, k).with_ld(ld),
+                    (0, None) => MatRef::sym(whole.slice(start..)?, m, k),
+                    _ => MatRef::sym(whole, m, k),
+                };
+                let [b, c] = [(ready.b, b), (ready.c, c)].map(|(it, (m, n))| MatRef::sym(it, m, n));
+                ready.operands = Operands::new(a, b, c);
+                ready.call()?;
+                Ok((whole.offset(), ready.sync().unwrap_err().to_string()))
+            },
+            |case, results| {
+                let told: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+                let offset = told[0].0;
+                // A rank that has not issued the call when another one fails is not listed.
+                let expected = [
+                    "entered with A at one offset and leading dimension, this rank has it at another".into(),
+                    format!("A is at byte {} of the data segment, {rows}, on rank 0; ", offset + 4 * start as u64),
+                    format!("at byte {offset} of the data segment, contiguous, on rank "),
+                ];
+                let named = |text: &str| expected.iter().all(|part: &String| text.contains(part));
+                assert!(told.iter().any(|it| named(&it.1)), "{case:?}: {expected:?}, {told:?}");
+            },
+        );
+    }
 }
 
 /// Tests ranks of which only one passes a bias: without an error, ranks would have other sums, or

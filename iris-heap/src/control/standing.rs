@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use iris_sync::FaultKind;
 
 use super::Control;
-use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut};
+use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut, Pulled};
 use crate::bootstrap::ProcessId;
 use crate::error::Error;
 
@@ -194,10 +194,13 @@ impl Control {
 
     /// For each rank of this node, its number in the whole world, and a text with the operator and
     /// call that the rank is in, the collective step of its host, as far as the issue boards show
-    /// them, and its process, if that is stopped. `None` unless `fault` may come from a wrong order
-    /// of calls.
+    /// them, and its process, if that is stopped; or with the place of its A, if `fault` is about
+    /// that. `None` unless `fault` may come from a wrong order of calls or another place.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         use iris_sync::Field;
+        if fault.is_about_place() {
+            return self.places(fault);
+        }
         let about_calls = match fault.kind {
             FaultKind::NotEntered | FaultKind::NoProgress => true,
             FaultKind::Mismatch => matches!(fault.differing(), Some(Field::Op | Field::Sequence)),
@@ -229,6 +232,19 @@ impl Control {
         };
         Some(all.into_iter().enumerate().map(text).collect())
     }
+
+    /// For each rank of this node whose board shows it, its number in the whole world, and the place
+    /// of its A in the call of `fault`.
+    fn places(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
+        let places = self.boards()?.different_places(fault.op as u32).ok()??;
+        let text = |(rank, Pulled { offset, ld }): (usize, Pulled)| {
+            let rows =
+                if ld == 0 { "contiguous".into() } else { format!("leading dimension {ld}") };
+            (self.in_whole_world(rank).0, format!("at byte {offset} of the data segment, {rows},"))
+        };
+        let known = places.into_iter().enumerate().filter_map(|(rank, place)| Some((rank, place?)));
+        Some(known.map(text).collect())
+    }
 }
 
 #[cfg(test)]
@@ -247,10 +263,10 @@ mod tests {
             let c = Control::default();
             c.set_boards(Boards::new(rank, all.clone()));
             assert_eq!(c.name_op("sum"), 0);
-            c.boards().unwrap().issue(0).unwrap();
+            c.boards().unwrap().issue(0, Pulled::default()).unwrap();
             c
         });
-        c.boards().unwrap().issue(0).unwrap();
+        c.boards().unwrap().issue(0, Pulled::default()).unwrap();
         [c, late]
     }
 
@@ -332,7 +348,7 @@ mod tests {
 
         let [c, late] = on_node_1();
         assert_eq!(late.name_op("max"), 1);
-        late.boards().unwrap().issue(1).unwrap();
+        late.boards().unwrap().issue(1, Pulled::default()).unwrap();
         late.complete(1);
         check(c.completed(), &["no call on rank 2; call 1 on rank 3"]);
         let order = c.disorder().unwrap();

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 
 use super::SymmetricHeap;
 use crate::backend::Current;
-use crate::board::Ended;
+use crate::board::{Ended, Pulled};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::slice::{DevWords, SymSlice};
@@ -84,16 +84,17 @@ impl Issuing<'_> {
 
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
     /// called before the call's first launch. The hosts compare the order in which their ranks
-    /// issue calls.
+    /// issue calls. If kernels find that `pulled`, the place at which peers read a matrix of this
+    /// rank, differs between ranks, the error shows it for each rank.
     ///
     /// # Errors
     /// Errors of the device.
-    pub fn announce(&self, stream: &Stream, op: u32) -> Result<()> {
+    pub fn announce(&self, stream: &Stream, op: u32, pulled: Pulled) -> Result<()> {
         match self.heap.memory.control.boards() {
             None => Ok(()),
             Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
             Some(boards) => {
-                boards.issue(op)?;
+                boards.issue(op, pulled)?;
                 self.announced.set(Some((stream.clone(), boards.issued()?)));
                 Ok(())
             }
