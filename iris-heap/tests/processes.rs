@@ -524,6 +524,7 @@ fn different_sizes_are_named_and_change_nothing() {
 fn stopped() -> Result<String, Error> {
     let w = world()?;
     let heap = SymmetricHeap::open(&w, options())?;
+    let slice = heap.alloc::<f32>(1)?;
     w.barrier()?;
     if w.rank().to_string() == env("STOPPED") {
         kill_process(getpid(), Signal::STOP).unwrap();
@@ -550,12 +551,19 @@ fn stopped() -> Result<String, Error> {
     while heap.check().is_ok() {
         std::thread::yield_now();
     }
+    // Collective steps return the heap's error, and do not change it.
+    let steps = [heap.free(slice), heap.free_many(&[slice.raw()]), heap.alloc::<f32>(1).map(drop)];
+    for step in steps {
+        let [step, heap] = [step.unwrap_err(), heap.check().unwrap_err()];
+        assert_eq!(std::mem::discriminant(&step), std::mem::discriminant(&heap), "{step}, {heap}");
+    }
     heap.close()?;
     w.close()?;
     Ok("closed".into())
 }
 
-/// Tests that the close of a heap that has failed, and of its world, waits for no stopped rank.
+/// Tests that the collective steps of a heap that has failed, its close, and the close of its world
+/// wait for no stopped rank.
 #[test]
 fn a_failed_heap_is_closed_while_a_rank_is_stopped() {
     for victim in [0, 1] {

@@ -89,6 +89,7 @@ impl Workspace {
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
+        heap.check_before_step().in_op(first.op())?;
         let world = heap.local_world();
         let items: Vec<_> = plans.iter().flat_map(|plan| plan.fingerprint()).collect();
         world.agree("workspace", &items).in_op(first.op())?;
@@ -280,8 +281,11 @@ impl Workspace {
                     .into(),
             }),
         };
-        let all_ok =
-            self.heap.local_world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
+        let all_ok = match self.heap.check_before_step() {
+            Ok(()) => self.heap.local_world().all_ok("free a workspace", outcome(&unused)),
+            failed => failed,
+        };
+        let all_ok = all_ok.in_op(self.op);
         // A closure would hide the caller's location from `#[track_caller]`. Collective calls of
         // the ranks are matched by this location.
         let freed = match unused.and(all_ok) {

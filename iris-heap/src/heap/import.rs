@@ -74,7 +74,7 @@ impl SymmetricHeap {
     #[track_caller]
     pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
         let _step = self.step("import of memory")?;
-        drop(self.open_state()?);
+        self.check_before_step()?;
         if !self.world.same_process() {
             return Err(unsupported(
                 "import of memory by address",
@@ -114,7 +114,7 @@ impl SymmetricHeap {
         len: usize,
     ) -> Result<SymSlice<T>> {
         let _step = self.step("import of memory")?;
-        drop(self.open_state()?);
+        self.check_before_step()?;
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         self.take_in::<T>("import_descriptor", len, bytes, || self.backend.adopt(descriptor, bytes))
     }

@@ -56,7 +56,8 @@ pub const ALIGNMENT: u64 = 1024;
 ///
 /// Methods marked collective must be called by every rank of the world, in the same order, with the
 /// same arguments, from the same place in the program. A difference is an error on every rank and
-/// changes nothing on any. All other methods are local.
+/// changes nothing on any. On a heap that has failed ([`SymmetricHeap::check`]) they return its error
+/// and wait for no other rank. All other methods are local.
 pub struct SymmetricHeap {
     world: World,
     options: HeapOptions,
@@ -306,6 +307,7 @@ impl SymmetricHeap {
     #[track_caller]
     pub fn alloc_many(&self, what: &str, requests: &[Request]) -> Result<Vec<RawSlice>> {
         let _step = self.step("allocation of symmetric memory")?;
+        self.check_before_step()?;
         // The request is tried on copies of the layouts, because nothing may change before all
         // ranks have agreed.
         let (mut data, mut signal) = {
@@ -401,7 +403,11 @@ impl SymmetricHeap {
     /// that rank returns without waiting, and all ranks keep the block. While a rank waits, calls and
     /// copies of the block that other threads enqueue are refused with [`Error::NotAllocated`].
     ///
+    /// If the heap has failed, by the end of this rank's streams, free returns its error and waits for
+    /// no other rank, which may be stuck. The memory then stays allocated until the heap is closed.
+    ///
     /// # Errors
+    /// Errors of [`SymmetricHeap::check`];
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
     /// block was freed already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
     /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; errors of
@@ -420,7 +426,7 @@ impl SymmetricHeap {
     #[track_caller]
     pub fn free_many(&self, slices: &[RawSlice]) -> Result<()> {
         let _step = self.step("giving symmetric memory back")?;
-        drop(self.open_state()?);
+        self.check_before_step()?;
         let mut items = Vec::with_capacity(slices.len());
         for s in slices {
             let (segment, offset, serial) = (s.segment(), s.offset(), s.serial());
@@ -434,6 +440,8 @@ impl SymmetricHeap {
             self.finish_streams();
             ending
         });
+        // The work that this rank has waited for may have failed.
+        self.check_before_step()?;
         // If no rank refuses, the streams of all ranks have finished when `agree_with` returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
@@ -615,11 +623,17 @@ impl SymmetricHeap {
         self.memory.control.outcome().and_then(|()| self.check_peers()).is_err()
     }
 
-    /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds.
+    /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds, for all
+    /// ranks.
     fn give_up(&self) {
         if let Err(error) = self.poison(abort::CLOSED) {
             tracing::debug!(%error, "not all ranks could be told that the heap is closed");
         }
+        self.end_exchanges();
+    }
+
+    /// Ends the exchanges of the heap's worlds, for all ranks.
+    fn end_exchanges(&self) {
         if self.local_size() > 1 {
             self.world.give_up();
         }

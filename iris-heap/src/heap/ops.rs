@@ -41,6 +41,22 @@ impl SymmetricHeap {
         Ok(kept)
     }
 
+    /// Checks, before a collective step of the heap, that it has not failed. If it has, this rank must
+    /// not take part in the step, because another rank may be stuck: ranks that wait in it get
+    /// [`Error::GaveUp`](crate::Error::GaveUp), as after a close of the failed heap.
+    ///
+    /// # Errors
+    /// Errors of [`SymmetricHeap::check`].
+    pub fn check_before_step(&self) -> Result<()> {
+        drop(self.open_state()?);
+        // A world that has lost a rank ends the step at once, with the first reason.
+        if self.world.has_lost() || !self.has_failed() {
+            return Ok(());
+        }
+        self.end_exchanges();
+        self.check()
+    }
+
     /// Locks the heap for enqueueing the launches of one call, so that launches of two calls do not
     /// interleave. The device stays current on the thread while the guard lives, so each launch,
     /// copy and event needs one driver call less.

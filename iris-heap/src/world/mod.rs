@@ -430,6 +430,11 @@ impl World {
         self.inner.abort(Some(&reason.to_string()));
     }
 
+    /// Whether a rank of this world is lost, so that no exchange waits any more.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.inner.bootstrap.lost().is_some()
+    }
+
     /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank.
     pub(crate) fn give_up(&self) {
         let error = Error::GaveUp { rank: self.rank(), host: None };

@@ -192,6 +192,7 @@ impl Composite {
         label: &Arc<str>,
         workspace: Option<&Arc<Workspace>>,
     ) -> Result<Self> {
+        heap.check_before_step().in_op(op)?;
         let world = heap.whole_world();
         let checked = check(op, heap, plan);
         let mut items = plan.fingerprint_of_all();

@@ -202,6 +202,7 @@ impl Operator {
         shared: Option<&Arc<Workspace>>,
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
+        heap.check_before_step().in_op(op)?;
         let world = heap.local_world();
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace))
