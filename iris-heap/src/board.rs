@@ -70,8 +70,10 @@ pub struct Pulled {
 /// Object that a rank has closed or freed. The rank issues no further call that uses the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The heap with all of its operators.
+    /// The heap with all of its operators, by its close.
     Heap,
+    /// The heap with all of its operators, by a drop without close.
+    Dropped,
     /// Operator with this id.
     Operator(u32),
 }
@@ -92,6 +94,8 @@ pub(crate) struct LeftOut {
     pub(crate) found: Difference,
     /// Ranks that can no longer issue the call.
     pub(crate) ranks: Vec<usize>,
+    /// Whether one of these ranks has dropped its heap without close, as a rank does that fails.
+    pub(crate) dropped: bool,
 }
 
 /// Call that this rank waits for, according to the boards.
@@ -229,7 +233,8 @@ impl Boards {
         let number = match ended {
             None => 0,
             Some(Ended::Heap) => 1,
-            Some(Ended::Operator(id)) => 2 + u64::from(id),
+            Some(Ended::Dropped) => 2,
+            Some(Ended::Operator(id)) => 3 + u64::from(id),
         };
         // Release: a rank that reads the word also reads all calls that this rank has issued.
         self.word(self.rank, 6)?.store(number, Ordering::Release);
@@ -238,14 +243,15 @@ impl Boards {
 
     /// Whether this rank has ended the heap.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(self.ended(self.rank), Ok(Some(Ended::Heap)))
+        matches!(self.ended(self.rank), Ok(Some(Ended::Heap | Ended::Dropped)))
     }
 
     fn ended(&self, rank: usize) -> Result<Option<Ended>> {
         Ok(match self.word(rank, 6)?.load(Ordering::Acquire) {
             0 => None,
             1 => Some(Ended::Heap),
-            number => Some(Ended::Operator((number - 2) as u32)),
+            2 => Some(Ended::Dropped),
+            number => Some(Ended::Operator((number - 3) as u32)),
         })
     }
 
@@ -272,16 +278,15 @@ impl Boards {
                 calls[rank] == number
                     && match ended[rank] {
                         None => false,
-                        Some(Ended::Heap) => true,
+                        Some(Ended::Heap | Ended::Dropped) => true,
                         Some(Ended::Operator(id)) => issued == Some(id),
                     }
             };
             let ranks: Vec<usize> = (0..size).filter(cannot).collect();
             if !ranks.is_empty() {
-                return Ok(Some(LeftOut {
-                    found: Difference { call: number + 1, operators },
-                    ranks,
-                }));
+                let dropped = ranks.iter().any(|&rank| ended[rank] == Some(Ended::Dropped));
+                let found = Difference { call: number + 1, operators };
+                return Ok(Some(LeftOut { found, ranks, dropped }));
             }
         }
         Ok(None)

@@ -76,8 +76,10 @@ fn a_call_is_left_out_if_its_rank_can_no_longer_issue_it() {
     issue(&all[1], [7]);
     issue(&all[2], [7]);
     let found = Difference { call: 2, operators: vec![Some(5), None, None] };
-    let left_out = Some(LeftOut { found, ranks: vec![1] });
+    let left_out = Some(LeftOut { found, ranks: vec![1], dropped: false });
     assert!(all.iter().all(|boards| boards.left_out().unwrap() == left_out));
+    all[1].set_ended(Some(Ended::Dropped)).unwrap();
+    assert!(all[0].left_out().unwrap().expect("rank 1 has ended").dropped);
     for (ended, is_left_out) in
         [(None, false), (Some(Ended::Operator(7)), false), (Some(Ended::Operator(5)), true)]
     {

@@ -64,14 +64,10 @@ impl Control {
     /// The node's own connection may learn of a loss a little earlier, even of a rank that ended
     /// because of the first loss, so this function waits for the other connection.
     pub(super) fn loss(&self, rank: usize) -> Error {
-        const GRACE: Duration = Duration::from_secs(2);
         let (number, Some(host)) = self.in_whole_world(rank) else {
             return Error::PeerLost { rank };
         };
-        let begun = Instant::now();
-        while self.elsewhere.get().is_none() && begun.elapsed() < GRACE {
-            thread::sleep(Duration::from_millis(1));
-        }
+        await_reason(|| self.elsewhere.get().is_some());
         self.elsewhere.get_or_init(|| Error::RankLost { rank: number, host }).clone()
     }
 
@@ -130,12 +126,13 @@ impl Control {
     /// Error about the first call that some rank has issued and that another rank can no longer
     /// issue, because it closes the heap or frees the call's operator. `None` if there is no such
     /// call. Also `None` if a call of this rank has failed, because a program may then close the
-    /// heap early.
+    /// heap early, or if the world tells soon why a rank has dropped its heap: a rank that fails
+    /// drops its heap before its world.
     pub(crate) fn left_out(&self) -> Option<Error> {
-        if self.fault().is_some() || self.host_abort() != 0 {
-            return None;
+        if self.boards()?.left_out().ok()??.dropped {
+            await_reason(|| self.has_failed());
         }
-        self.find_left_out()
+        if self.has_failed() { None } else { self.find_left_out() }
     }
 
     /// Whether the program has got an error.
@@ -151,7 +148,7 @@ impl Control {
 
     /// [`Control::left_out`] even if a call of this rank has failed.
     fn find_left_out(&self) -> Option<Error> {
-        let LeftOut { found: Difference { call, operators }, ranks } =
+        let LeftOut { found: Difference { call, operators }, ranks, .. } =
             self.boards()?.left_out().ok()??;
         let name = |(rank, operator): (usize, &Option<u32>)| match operator {
             Some(operator) => self.describe(*operator),
@@ -247,6 +244,14 @@ impl Control {
     }
 }
 
+/// Waits at most 2 s until `is_told`: the world often tells a little later why a rank has ended.
+fn await_reason(is_told: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_told() && begun.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -306,6 +311,23 @@ mod tests {
         let expected =
             format!("rank 1 is in sum (operator 0), call 1 of the heap, in {}", sleeper.process());
         assert!(expected.contains("is stopped") && text.contains(&expected), "{text}");
+    }
+
+    /// Tests that the error is the reason that a rank gives a moment after it has dropped its heap,
+    /// and not a call that it has left out.
+    #[test]
+    fn a_rank_that_drops_its_heap_may_tell_why() {
+        let [c, late] = waits_for_rank_1();
+        late.publish_end(Some(Ended::Dropped));
+        let reason = Error::PeerAborted { rank: 1, host: None, reason: "no vocabulary".into() };
+        let found = thread::scope(|scope| {
+            let watcher = scope.spawn(|| c.left_out());
+            thread::sleep(Duration::from_millis(100));
+            c.lose(&reason);
+            watcher.join().unwrap()
+        });
+        assert!(found.is_none(), "{found:?}");
+        assert!(matches!(c.check(), Err(Error::PeerAborted { rank: 1, .. })), "{:?}", c.check());
     }
 
     /// Texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in the

@@ -972,7 +972,7 @@ impl Drop for SymmetricHeap {
             // returns an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
             // Each operator keeps its heap, so none is left that could issue a further call.
-            self.memory.control.publish_end(Some(Ended::Heap));
+            self.memory.control.publish_end(Some(Ended::Dropped));
         }
     }
 }
