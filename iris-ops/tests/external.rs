@@ -1,9 +1,10 @@
 //! Tests of matrices in memory of the caller, outside the heap, on the CPU.
 
-use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_heap::{HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{
-    AnyOp, Device, MatRef, Matmul, MatmulAllReduce, MatmulArgs, NormArgs, Op, Operand, Operands,
-    Plan, Ranks, Room, Variant, matmul::Options, matmul_all_reduce, scope,
+    AllGatherMatmul, AnyOp, Device, MatRef, Matmul, MatmulAllReduce, MatmulArgs, NormArgs, Op,
+    Operand, Operands, Plan, Ranks, Room, Variant, all_gather_matmul, matmul::Options,
+    matmul_all_reduce, scope,
 };
 
 /// Tests that an op refuses to write a matrix made from a read-only pointer.
@@ -260,6 +261,36 @@ fn the_table_of_external_memory_is_what_calls_take() {
     }
     let written = include_str!("../src/external.md");
     assert_eq!(table.trim(), written.trim(), "external.md should be:\n{table}");
+}
+
+/// Tests an A outside the heap on one rank, whose peers would read it in place. The call is refused
+/// there and may be tried again, so its peers wait. If the rank ends instead, they get its error.
+#[test]
+#[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
+fn an_external_a_that_peers_would_read_is_told_to_them() {
+    let staged = all_gather_matmul::Variant::Staged(Default::default());
+    for (variant, name) in [(all_gather_matmul::Variant::Pull, "pull"), (staged, "staged")] {
+        let rank = |world: World| -> anyhow::Result<()> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+            let options = all_gather_matmul::Options::new(2, 2, 2).variant(variant);
+            let op = AllGatherMatmul::new(&heap, &options.plan(&heap)?)?;
+            let (a, b) = (heap.ones::<f32>(2)?, heap.ones::<f32>(4)?);
+            let (c, stream) = (heap.zeros::<f32>(4)?, heap.stream()?);
+            let lent = [1.0_f32; 2];
+            let a = match world.rank() {
+                0 => MatRef::sym(a, 1, 2),
+                // SAFETY: the memory is refused.
+                _ => unsafe { MatRef::external(lent.as_ptr(), 2, 1, 2) },
+            };
+            op.run(&MatmulArgs::new(a, MatRef::sym(b, 2, 2), MatRef::sym(c, 2, 2)), &stream)?;
+            Ok(stream.sync()?)
+        };
+        let results = World::run_threads_each(2, &Settings::default(), rank).unwrap();
+        let [told, own] = [0, 1].map(|rank: usize| results[rank].as_ref().unwrap_err().to_string());
+        let refused = format!("A of variant {name} is external or transposed, expected");
+        assert!(own.contains(&refused), "{own}");
+        assert!(told.contains(&format!("rank 1 gave up: {own}; ")), "{told}");
+    }
 }
 
 /// Tests that `auto` chooses no variant that needs A in the heap. So a program need not tell the
