@@ -112,7 +112,10 @@ fn told(rank: usize, error: &Error) -> Error {
 }
 
 /// Root among the errors that ranks have told: a rank's own failure, else a loss, else an absence.
-/// A rank that failed keeps others waiting, and is absent or lost for them.
+/// A rank that failed keeps others waiting, and is absent or lost for them. The order is not that of
+/// [`Distance`], by which an absence comes before a loss: in calls a rank may end because it has waited
+/// too long for an absent one. In a meeting no rank ends before all have told, so that a loss is a rank
+/// that has ended by itself, and its neighbours may wait for it in vain.
 fn root(errors: Vec<Error>) -> Option<Error> {
     errors.into_iter().min_by_key(|error| match error {
         Error::PeerFailed { .. } => 0,
