@@ -184,6 +184,11 @@ impl Settings {
         Ok(())
     }
 
+    /// Returns these settings if a world can be made with them.
+    pub(crate) fn checked(self) -> Result<Settings> {
+        self.check().map(|()| self)
+    }
+
     /// Sets the factor on every deadline, above 0 and at most 1e6; 2 doubles all waiting times.
     pub fn deadline(mut self, factor: f64) -> Settings {
         self.deadline = factor;
@@ -238,13 +243,12 @@ impl Settings {
         self.scaled(self.meeting)
     }
 
-    /// Scales a wait by the deadline factor. Both are clamped, the factor to 0..=[`MOST`], so that
-    /// the result stays below 23 years; NaN gives zero.
+    /// Scales a wait by the deadline factor, which is clamped to 0..=[`MOST`]. The result is at most
+    /// the default meeting's, 23 years; NaN gives zero.
     fn scaled(&self, wait: Duration) -> Duration {
         let seconds = wait.as_secs_f64() * self.deadline.clamp(0.0, MOST);
-        Duration::try_from_secs_f64(seconds)
-            .unwrap_or_default()
-            .min(Duration::from_secs(720_000_000))
+        let most = Settings::default().meeting.mul_f64(MOST);
+        Duration::try_from_secs_f64(seconds).unwrap_or_default().min(most)
     }
 }
 

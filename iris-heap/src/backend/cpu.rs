@@ -327,6 +327,9 @@ impl Backend for CpuBackend {
         }
     }
 
+    /// Does nothing: the memory is unmapped when its last mapping is dropped.
+    fn unmap(&self, _met: bool) {}
+
     fn shutdown(&self) {
         let workers = std::mem::take(&mut *lock(&self.workers));
         workers.into_iter().for_each(|worker| join(worker.thread));

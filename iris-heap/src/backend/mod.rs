@@ -454,11 +454,8 @@ pub(crate) trait Backend: Send + Sync {
     fn shutdown(&self);
 
     /// Unmaps the remaining memory. `met` is true if all ranks have called [`Backend::shutdown`]; if
-    /// it is false, memory that another process may still access stays mapped. Memory of the CPU is
-    /// unmapped when the last mapping is dropped.
-    fn unmap(&self, met: bool) {
-        let _ = met;
-    }
+    /// it is false, memory that another process may still access stays mapped.
+    fn unmap(&self, met: bool);
 
     /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;

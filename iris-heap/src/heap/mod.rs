@@ -183,7 +183,7 @@ impl SymmetricHeap {
             ("deadline factor", world.settings().deadline.to_string()),
         ]);
         items.extend(env::agreed());
-        let ids = world.agree_with("open", &items, &fresh_id().to_le_bytes())?;
+        let ids = world.note(world.agree_with("open", &items, &fresh_id().to_le_bytes()))?;
         let id = ids[0].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
         let (made, access) = world.all_ok_with("open", made, |made| made.access.encode())?;
         world.agree("open", &[("device", device)])?;
@@ -352,7 +352,7 @@ impl SymmetricHeap {
             }
         };
         let outcomes = self.world.agree_with("alloc", &items, &outcome.finish());
-        let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
+        let outcomes = self.world.note(outcomes.map_err(|e| self.after_fault(e)))?;
         possible?;
         for (rank, outcome) in outcomes.iter().enumerate() {
             let mut r = Reader::new("alloc", outcome);
@@ -445,7 +445,7 @@ impl SymmetricHeap {
         // If no rank refuses, the streams of all ranks have finished when `agree_with` returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
-        let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
+        let outcomes = self.world.note(outcomes.map_err(|e| self.after_fault(e)))?;
         self.world.note_returned(check_refusals("free", &outcomes))?;
         let mut state = self.state_mut();
         state.data = data;
@@ -462,7 +462,8 @@ impl SymmetricHeap {
         drop((registered, state));
         // The imports are dropped without holding a lock, because unmapping may take long.
         drop(gone);
-        self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
+        let unmapped = slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_)));
+        self.world.note(self.settle(unmapped))
     }
 
     /// Refuses further work on `slices` until the returned guard is dropped. When this returns, all
@@ -481,7 +482,7 @@ impl SymmetricHeap {
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {
-            true => self.world.barrier(),
+            true => self.world.exchange("barrier", &[], None).map(drop),
             false => Ok(()),
         }
     }
@@ -551,8 +552,6 @@ impl SymmetricHeap {
             checked => checked,
         };
         let failed = self.has_failed();
-        let control = &self.memory.control;
-        let (told, told_any) = (control.is_fault_returned(), control.has_told());
         if failed {
             capture.clone()?;
             self.give_up();
@@ -585,7 +584,7 @@ impl SymmetricHeap {
         // After this barrier all streams of all ranks have finished. (No closure, because the
         // barrier's call site would then be a place in this crate.)
         let finished = match outcome {
-            Ok(_) => self.world.collective("close heap", &[]).map(drop),
+            Ok(_) => self.world.exchange("close heap", &[], None).map(drop),
             Err(error) => Err(error),
         };
         lock(&self.watch).take();
@@ -593,7 +592,7 @@ impl SymmetricHeap {
         // Before this barrier every process has closed the memory of others that it had opened.
         let finished = match finished {
             Ok(()) if self.backend.waits_for_device() && !self.world.same_process() => {
-                self.world.barrier()
+                self.world.exchange("barrier", &[], None).map(drop)
             }
             finished => finished,
         };
@@ -605,14 +604,12 @@ impl SymmetricHeap {
         lock(&self.registration).take();
         let settled = settled.and(self.leave_nodes());
         let unreported = match settled {
-            // The error of an exchange that was given up counts as returning its fault.
-            Err(Error::AfterFault { fault, then }) if then.is_surrender() && !told => Some(*fault),
             Err(error) if error.is_surrender() => {
-                self.take_unreported(told_any).or_else(|| (!failed).then_some(error))
+                self.take_unreported().or_else(|| (!failed).then_some(error))
             }
             settled => {
-                settled.map_err(|e| self.after_fault(e))?;
-                self.take_unreported(told_any)
+                self.world.note(settled.map_err(|e| self.after_fault(e)))?;
+                self.take_unreported()
             }
         };
         self.world.note_returned(unreported.map_or(Ok(()), Err))
@@ -644,9 +641,9 @@ impl SymmetricHeap {
     }
 
     /// First error of enqueued work that has not been returned to the program. If the program has
-    /// got any error (`told`), it may close the heap early for that reason, and calls that it left
-    /// out are none.
-    fn take_unreported(&self, told: bool) -> Option<Error> {
+    /// got any error, it may close the heap early for that reason, and calls that it left out are
+    /// none.
+    fn take_unreported(&self) -> Option<Error> {
         let control = &self.memory.control;
         // A fault that a stream also keeps is returned only if no other call has returned it.
         let is_told = |error: &Error| {
@@ -661,7 +658,7 @@ impl SymmetricHeap {
             .find(|error| !is_told(error));
         match found {
             Some(error) if Distance::of(&error) != Distance::Consequence => Some(error),
-            found if told => found,
+            found if control.has_told() => found,
             found => control.order_at_close().or(found),
         }
     }

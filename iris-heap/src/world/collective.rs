@@ -50,7 +50,7 @@ impl World {
         bytes: &[u8],
         on_missing: OnMissing,
     ) -> Result<Vec<Vec<u8>>> {
-        self.exchange(kind, bytes, Some(on_missing))
+        self.note(self.exchange(kind, bytes, Some(on_missing)))
     }
 
     /// Checks that every rank passes the same items in the same order: collective. `what` names the
@@ -71,11 +71,11 @@ impl World {
     /// [`World::barrier`].
     #[track_caller]
     pub fn agree(&self, what: &str, items: &[(&str, String)]) -> Result<()> {
-        self.agree_with(what, items, &[]).map(drop)
+        self.note(self.agree_with(what, items, &[])).map(drop)
     }
 
     /// Does [`World::agree`] and gathers `bytes`, which may differ between ranks, in the same
-    /// exchange.
+    /// exchange. The caller records an error that it returns, by [`World::note`].
     #[track_caller]
     pub(crate) fn agree_with(
         &self,
@@ -90,7 +90,7 @@ impl World {
             message.text(name).text(value);
         }
         message.bytes(bytes);
-        let all = self.collective(what, &message.finish())?;
+        let all = self.exchange(what, &message.finish(), None)?;
 
         let mut lists: Vec<Vec<(String, String)>> = Vec::with_capacity(all.len());
         let mut extra = Vec::with_capacity(all.len());
@@ -244,14 +244,16 @@ impl World {
         values.into_iter().enumerate().map(number).collect()
     }
 
-    /// Exchanges bytes once, and checks that all ranks sent the same tag.
+    /// Does [`World::exchange`] and records its error as returned to the program.
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange(kind, bytes, None)
+        self.note(self.exchange(kind, bytes, None))
     }
 
+    /// Exchanges bytes once, and checks that all ranks sent the same tag. The caller records an error
+    /// that it returns, by [`World::note`]; a close may drop it.
     #[track_caller]
-    fn exchange(
+    pub(crate) fn exchange(
         &self,
         kind: &str,
         bytes: &[u8],
@@ -270,8 +272,7 @@ impl World {
         self.publish_step(Some(&step.what));
         let all = self.inner.bootstrap.allgather(&message, &step);
         self.publish_step(None);
-        let all = all.map_err(|error| self.after_fault(self.hosts().describe(error)));
-        let all = all.inspect_err(|error| self.inner.returned_errors.note(error))?;
+        let all = all.map_err(|error| self.after_fault(self.hosts().describe(error)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

@@ -146,7 +146,7 @@ impl World {
     /// # Errors
     /// Errors of [`World::from_env`] and of [`Settings::check`].
     pub fn from_env_with(settings: &Settings) -> Result<World> {
-        World::launched(settings.check().map(|()| settings.clone()))
+        World::launched(Ok(settings.clone()))
     }
 
     fn launched(settings: Result<Settings>) -> Result<World> {
@@ -159,7 +159,7 @@ impl World {
             return World::meet_over(&network, rank, size, settings);
         }
         if size == 1 {
-            return Ok(World::alone(settings?, place));
+            return World::alone(settings, place);
         }
         let folder = env::read("IRIS_RENDEZVOUS")?;
         let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
@@ -196,7 +196,7 @@ impl World {
         size: usize,
         settings: &Settings,
     ) -> Result<World> {
-        World::of_id(id, rank, size, settings.check().map(|()| settings.clone()))
+        World::of_id(id, rank, size, Ok(settings.clone()))
     }
 
     fn of_id(id: &UniqueId, rank: usize, size: usize, settings: Result<Settings>) -> Result<World> {
@@ -210,14 +210,15 @@ impl World {
         }
         let place = Place { node: 0, local_rank: rank, local_size: size };
         if size == 1 {
-            return Ok(World::alone(settings?, place));
+            return World::alone(settings, place);
         }
         World::rendezvous(&format!("unique id {id}"), false, rank, size, place, settings)
     }
 
-    fn alone(settings: Settings, place: Place) -> World {
+    fn alone(settings: Result<Settings>, place: Place) -> Result<World> {
+        let settings = settings.and_then(Settings::checked)?;
         let mut threads = Threads::all(1);
-        World::new(Arc::new(threads.remove(0)), settings, place, None)
+        Ok(World::new(Arc::new(threads.remove(0)), settings, place, None))
     }
 
     fn rendezvous(
@@ -229,7 +230,7 @@ impl World {
         settings: Result<Settings>,
     ) -> Result<World> {
         let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
-        let settings = place_to_meet.prepared(rank, settings)?;
+        let settings = place_to_meet.prepared(rank, settings.and_then(Settings::checked))?;
         let processes =
             Processes::rendezvous(place_to_meet, rank, size, settings.meeting_deadline())?;
         let deadline = Instant::now() + settings.meeting_deadline();
@@ -387,7 +388,7 @@ impl World {
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
         let worlds = self.inner.children.load(Ordering::Relaxed);
         let message = Writer::default().u64(heaps as u64).u64(worlds as u64).finish();
-        let outcome = self.collective(kind, &message).and_then(|all| {
+        let outcome = self.exchange(kind, &message, None).and_then(|all| {
             for (rank, message) in all.iter().enumerate() {
                 let mut r = Reader::new("close", message);
                 let (heaps, worlds) = (r.u64()? as usize, r.u64()? as usize);
@@ -410,7 +411,7 @@ impl World {
             Err(Error::StillOpen { .. } | Error::Closed { .. } | Error::Mismatch { .. }) => {}
             Err(_) => self.inner.leave(false, None),
         }
-        outcome
+        self.note(outcome)
     }
 
     /// Checks that this process made the world and is not a forked child of that process.
@@ -441,10 +442,19 @@ impl World {
         self.inner.bootstrap.give_up(error);
     }
 
-    /// Records the error of `outcome`, if there is one, as returned to the program.
+    /// Adds host names to the error of `outcome`, if there is one, and records it as returned to the
+    /// program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
-        let outcome = outcome.map_err(|error| self.hosts().describe(error));
-        outcome.inspect_err(|error| self.inner.returned_errors.note(error))
+        self.note(outcome.map_err(|error| self.hosts().describe(error)))
+    }
+
+    /// Records the error of `outcome`, if there is one, as returned to the program. A call after the
+    /// close of the world says nothing about what ended the world.
+    pub(crate) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|error| match error {
+            Error::Closed { .. } => {}
+            error => self.inner.returned_errors.note(error),
+        })
     }
 
     /// Counts a heap as open, and makes the loss of a peer abort its waiting kernels.

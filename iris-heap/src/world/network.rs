@@ -259,8 +259,7 @@ impl World {
             return Err(Error::invalid("rank of over_network", rank, format!("0 to {}", size - 1)));
         }
         let (place, identity, name) = network.own_node()?;
-        let prepared = settings.and_then(|settings| {
-            settings.check()?;
+        let prepared = settings.and_then(Settings::checked).and_then(|settings| {
             let key = network.secret.as_ref().map_or([0; 32], |secret| secret.0);
             let terms = Terms { key, job: network.job.clone(), size };
             let silence = settings.silence();
