@@ -109,7 +109,8 @@ fn connect_by_network() -> Result<TcpStream> {
             connected => break connected.context("rank 0 does not listen")?,
         }
     };
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    // Rank 0 may wait for the rest of a frame as long as this stranger waits for an answer.
+    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     Ok(stream)
 }
