@@ -5,6 +5,7 @@
 #[cfg(test)]
 mod texts;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An environment variable has an invalid value.
-    #[error("{variable}={value}: expected {expected}; {}", set(.value))]
+    #[error("{variable}={}: expected {expected}; {}", shortened(.value), set(.value))]
     Env {
         /// Name of the environment variable.
         variable: String,
@@ -606,10 +607,21 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     }
 }
 
+/// Text that is shown of a value: the whole, or the start and the length of a long one.
+fn shortened(value: &str) -> Cow<'_, str> {
+    const MOST: usize = 4096;
+    if value.len() <= MOST {
+        return value.into();
+    }
+    let start: String = value.chars().take(32).collect();
+    format!("{start}.. ({} bytes)", value.len()).into()
+}
+
 /// Lists values with their ranks as text, such as `4 on rank 0, 2; 5 on rank 1`: each value once.
 pub(crate) fn list_values(values: &[(usize, String)]) -> String {
-    let text =
-        |(value, ranks): (&String, Vec<usize>)| format!("{value} on rank {}", list_ranks(&ranks));
+    let text = |(value, ranks): (&String, Vec<usize>)| {
+        format!("{} on rank {}", shortened(value), list_ranks(&ranks))
+    };
     by_value(values).into_iter().map(text).collect::<Vec<_>>().join("; ")
 }
 

@@ -333,3 +333,17 @@ fn a_fault_tells_each_place_once() {
     }
     assert!(text.contains("63 are in up") && text.contains("rank 2 is in down"), "{text}");
 }
+
+#[test]
+fn a_long_value_is_shown_by_its_start_and_its_length() {
+    let value = "x".repeat(100_000);
+    let values = vec![(0, "1".into()), (1, value.clone())];
+    let expected = "a number".into();
+    for error in [
+        Error::Env { variable: "RANK".into(), value, expected },
+        Error::Disagreement { what: "open".into(), item: "A".into(), ranks: vec![1], values },
+    ] {
+        let text = error.to_string();
+        assert!(text.len() < 200 && text.contains("xxx.. (100000 bytes)"), "{text}");
+    }
+}
