@@ -12,6 +12,7 @@ mod check_protocols;
 mod dist;
 mod features;
 mod hip;
+mod launchers;
 #[path = "../../iris-testkit/src/level.rs"]
 #[allow(
     dead_code,
@@ -93,6 +94,10 @@ enum Task {
     /// The operators' suite with steps between nodes over MPI, started by mpirun. Needs
     /// libopenmpi-dev, openmpi-bin and libclang.
     Mpi,
+    /// Worlds under every launcher that is installed, and under each launcher inside each other one;
+    /// WORDS select cases by name. Prints how to install the launchers that are missing.
+    #[command(disable_help_flag = true)]
+    Launchers(Passed),
     /// Packs the library crates as files for a registry, and runs a program outside of the
     /// workspace that depends on these files alone.
     Package(package::Options),
@@ -127,6 +132,7 @@ fn main() -> ExitCode {
         Task::Prove(passed) => check_protocols::prove(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
         Task::Mpi => mpi::run(&root),
+        Task::Launchers(passed) => launchers::run(&root, &passed.arguments),
         Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };

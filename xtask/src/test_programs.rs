@@ -209,8 +209,12 @@ fn summary(output: &str) -> String {
         0 => {}
         ignored => text.push_str(&format!(", {ignored} ignored")),
     }
-    let reasons = output.lines().filter(|line| line.contains("ignored, "));
-    reasons.for_each(|line| text.push_str(&format!("\n  {line}")));
+    // Rust's harness prints `ignored, REASON`, the harness of iris-testkit `ignored (REASON)`.
+    let has_reason = |line: &&str| {
+        line.split_once(" ... ignored")
+            .is_some_and(|(_, reason)| !matches!(reason, "" | " (as above)"))
+    };
+    output.lines().filter(has_reason).for_each(|line| text.push_str(&format!("\n  {line}")));
     text
 }
 
@@ -307,10 +311,12 @@ mod tests {
 
     #[test]
     fn the_summary_counts_tests_and_names_why_some_are_ignored() {
-        let output = "test a ... ok\ntest b ... ignored, no GPU\n\n\
-                      test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; finished in 1s\n\
+        let output = "test a ... ok\ntest b ... ignored, no GPU\ntest c ... ignored\n\
+                      test d ... ignored (no mpirun)\ntest e ... ignored (as above)\n\n\
+                      test result: ok. 12 passed; 0 failed; 5 ignored; 0 measured; finished in 1s\n\
                       test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; finished in 1s\n";
-        assert_eq!(summary(output), "14 passed, 3 ignored\n  test b ... ignored, no GPU");
+        let reasons = "\n  test b ... ignored, no GPU\n  test d ... ignored (no mpirun)";
+        assert_eq!(summary(output), format!("14 passed, 5 ignored{reasons}"));
     }
 
     #[test]
