@@ -1,5 +1,6 @@
 //! Optional features of the workspace, which are enabled where their requirements are installed.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -39,11 +40,31 @@ fn with_hip(mut command: Command) -> Command {
     command
 }
 
-/// Command that succeeds if MPI's compiler is installed.
+/// Name of Open MPI's compiler on Debian, where `mpicc` may be the compiler of MPICH.
+const OPEN_MPICC: &str = "mpicc.openmpi";
+
+/// Variable that names the compiler of MPI for the build of its bindings.
+const MPICC: &str = "MPICC";
+
+/// Command that succeeds if MPI's compiler is installed: the one that the variable `MPICC` names,
+/// else Open MPI's.
 pub(crate) fn mpicc() -> Command {
-    let mut mpicc = Command::new("mpicc");
-    mpicc.arg("--version");
-    mpicc
+    let probe = |name: &OsStr| {
+        let mut mpicc = Command::new(name);
+        mpicc.arg("--version");
+        mpicc
+    };
+    match std::env::var_os(MPICC) {
+        Some(name) => probe(&name),
+        None if probe(OPEN_MPICC.as_ref()).output().is_ok() => probe(OPEN_MPICC.as_ref()),
+        None => probe("mpicc".as_ref()),
+    }
+}
+
+/// Makes a cargo command build the bindings of MPI with the compiler of [`mpicc`].
+pub(crate) fn by_mpicc(mut command: Command) -> Command {
+    command.env(MPICC, mpicc().get_program());
+    command
 }
 
 /// Enables the feature for a cargo command if MPI's compiler and libclang, from which the bindings
@@ -53,6 +74,7 @@ fn with_mpi(mut command: Command) -> Command {
     let compiles = || mpicc().output().is_ok_and(|output| output.status.success());
     if is_ci() || (compiles() && has_libclang()) {
         command.args(["--features", MPI]);
+        command = by_mpicc(command);
     }
     command
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::features::mpicc;
+use crate::features::{by_mpicc, mpicc};
 use crate::program::cargo;
 use crate::steps::{self, Step};
 
@@ -12,6 +12,7 @@ use crate::steps::{self, Step};
 /// under mpirun.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let test = ["test", "--release", "-p", "iris-testkit", "--features", "mpi", "--test", "mpi"];
-    let step = Step::command("mpi", cargo(root, &test)).needs("mpicc (libopenmpi-dev)", mpicc());
+    let command = by_mpicc(cargo(root, &test));
+    let step = Step::command("mpi", command).needs("mpicc (libopenmpi-dev)", mpicc());
     steps::run(vec![step])
 }

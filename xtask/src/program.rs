@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::features::by_mpicc;
+
 /// Makes a command for the cargo that started xtask, run in the folder `root`.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -24,8 +26,8 @@ pub(crate) fn build(root: &Path, package: &str, name: &str, features: &[&str]) -
     let arguments = ["build", "--release", "--package", package, "--bin", name];
     let features = features.iter().flat_map(|feature| ["--features", *feature]);
     let arguments: Vec<_> = arguments.into_iter().chain(features).collect();
-    let status =
-        cargo(root, &arguments).stdin(Stdio::null()).status().context("cargo did not start")?;
+    let mut command = by_mpicc(cargo(root, &arguments));
+    let status = command.stdin(Stdio::null()).status().context("cargo did not start")?;
     if !status.success() {
         bail!("cargo {} ended with {status}", arguments.join(" "));
     }

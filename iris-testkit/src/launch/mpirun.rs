@@ -9,6 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::port;
 
+/// Name of Open MPI's launcher on Debian, where `mpirun` may be the launcher of MPICH.
+const OPEN_MPI: &str = "mpirun.openmpi";
+
 /// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on each
 /// of `nodes` nodes, which this host simulates. The ranks find each other over loopback, without a
 /// secret. `mpirun` ends a job that has not ended after `limit`, and a job of which a rank has
@@ -23,7 +26,9 @@ pub fn mpirun(
     limit: Duration,
 ) -> Result<Command> {
     let port = port::free("127.0.0.1").context("opening a port at 127.0.0.1")?;
-    let mut command = Command::new("mpirun");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_debian = std::env::split_paths(&path).any(|folder| folder.join(OPEN_MPI).is_file());
+    let mut command = Command::new(if is_debian { OPEN_MPI } else { "mpirun" });
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
