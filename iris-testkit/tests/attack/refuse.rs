@@ -78,9 +78,9 @@ const WORDS: [(&str, &[&str]); 21] = [
     ("newfstatat", &["stat", "metadata"]),
     ("openat", &["open", "reading", "writing", "creating", "making a file"]),
     ("prlimit64", &["getrlimit", "limit"]),
-    ("rename", &["making a file"]),
+    ("rename", &["making a file", "listening"]),
     ("sendto", &["send"]),
-    ("socket", &["listening", "connecting"]),
+    ("socket", &["listening", "listener", "connecting"]),
     ("statx", &["stat", "metadata"]),
 ];
 
