@@ -19,6 +19,7 @@ use anyhow::{Context, Result, ensure};
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_testkit::harness::no_program;
 use iris_testkit::launch::{self, kill_myself, launch};
+use iris_testkit::port;
 use libtest_mimic::{Arguments, Completion, Trial};
 
 use job::{Job, within_limit};
@@ -111,6 +112,15 @@ const LAUNCHERS: [Launcher; 10] = [
     Launcher { name: "iris run", source: Source::Own, command: "launch", spares: &[] },
 ];
 const CI_LAUNCHERS: usize = 2;
+
+/// Torchrun with one agent in each of two tasks: both agents make one world of four ranks.
+const AGENTS: Launcher = Launcher {
+    name: "torchrun agents",
+    source: Source::Pip("torch==2.12.1"),
+    command: "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --no-python \
+              --rdzv-endpoint",
+    spares: &[],
+};
 
 impl Launcher {
     /// Words of the command, of which the first is the program.
@@ -237,9 +247,11 @@ fn all(filter: &[&str]) -> Result<bool> {
         print_row(launcher.name, &results);
     }
     println!("\nRows: outer launchers, two tasks each. Columns: launchers inside, two ranks each.");
-    print_row("", &launchers.iter().map(|it| it.name).collect::<Vec<_>>());
+    let agents = Some(&AGENTS).filter(|it| it.missing().is_none());
+    let inside: Vec<_> = launchers.iter().copied().chain(agents).collect();
+    print_row("", &inside.iter().map(|it| it.name).collect::<Vec<_>>());
     for outer in &launchers {
-        let results = launchers.iter().map(|inner| {
+        let results = inside.iter().map(|inner| {
             let name = format!("{} in {}", inner.name, outer.name);
             cell(name, &|| check_nested(outer, inner, slurm.as_ref()))
         });
@@ -285,7 +297,7 @@ fn check(launcher: &Launcher, case: &str, slurm: Option<&Slurm>) -> Result<()> {
             let notes: Vec<_> = notes.into_values().collect();
             match case {
                 "two-ranks" | "two-jobs" => {
-                    let is_ok = status.success() && is_world(notes);
+                    let is_ok = status.success() && is_world(notes, 2);
                     ensure!(is_ok, "{status}: expected two ranks without an error");
                     Ok(())
                 }
@@ -329,10 +341,19 @@ fn check_survivors(
 fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Result<&'static str> {
     let folder = tempfile::tempdir()?;
     let slurm = slurm.filter(|_| outer.needs_slurm() || inner.needs_slurm());
-    // The process id of the inner launcher is the name of its job.
-    let shell = ["sh", "-c", "exec \"$@\" $$", "sh"].map(OsString::from).to_vec();
-    let rank = vec![own(), "rank".into(), "two-ranks".into(), folder.path().into()];
-    let words = [outer.words(), shell, inner.words(), rank].concat();
+    let mut words = outer.words();
+    let (case, job, size) = if inner.name == AGENTS.name {
+        words.extend(inner.words());
+        words.push(format!("127.0.0.1:{}", port::free("127.0.0.1")?).into());
+        ("four-ranks", Some("one"), 4)
+    } else {
+        // The process id of the inner launcher is the name of its job.
+        words.extend(["sh", "-c", "exec \"$@\" $$", "sh"].map(OsString::from));
+        words.extend(inner.words());
+        ("two-ranks", None, 2)
+    };
+    words.extend([own(), "rank".into(), case.into(), folder.path().into()]);
+    words.extend(job.map(OsString::from));
     let mut job = Job::start(&words, folder.path(), "", slurm)?;
     job.end(|status, notes| {
         if notes.is_empty() && !status.success() && !matches!(inner.source, Source::Own) {
@@ -343,16 +364,18 @@ fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Re
             let (world, _) = name.rsplit_once('.').unwrap_or_default();
             worlds.entry(world.into()).or_default().push(note);
         }
-        let is_ok = status.success() && worlds.len() == 2 && worlds.into_values().all(is_world);
-        ensure!(is_ok, "{status}: expected two worlds of two ranks");
+        let is_ok = status.success()
+            && worlds.len() == 4 / size
+            && worlds.into_values().all(|notes| is_world(notes, size));
+        ensure!(is_ok, "{status}: expected {} worlds of {size} ranks", 4 / size);
         Ok("ok")
     })
 }
 
-/// Whether these are the notes of two ranks that made a world and closed it.
-fn is_world(mut notes: Vec<String>) -> bool {
+/// Whether these are the notes of `size` ranks that made a world and closed it.
+fn is_world(mut notes: Vec<String>, size: usize) -> bool {
     notes.sort();
-    notes == ["ok rank 0 of 2", "ok rank 1 of 2"]
+    notes == (0..size).map(|rank| format!("ok rank {rank} of {size}")).collect::<Vec<_>>()
 }
 
 /// Program of a rank. Its result goes to a file, because launchers mix and lose output.
@@ -368,18 +391,22 @@ fn rank(case: &str, folder: &Path, job: &str) -> Result<()> {
     }
     let result = world(case, job, note);
     match &result {
-        Ok(rank) => note(&format!("ok rank {rank} of 2"))?,
+        Ok(rank) => note(&format!("ok {rank}"))?,
         Err(error) => note(&format!("error {error:#}"))?,
     }
     result.map(|_| ())
 }
 
-/// Joins the world, and runs the case; returns the number of this rank.
-fn world(case: &str, job: &str, note: impl Fn(&str) -> Result<()>) -> Result<usize> {
+/// Joins the world, and runs the case; returns this rank in words.
+fn world(case: &str, job: &str, note: impl Fn(&str) -> Result<()>) -> Result<String> {
     let world = World::from_env()?;
     let jobs = world.allgather(job.as_bytes())?;
     let jobs: Vec<_> = jobs.iter().map(|job| String::from_utf8_lossy(job)).collect();
-    ensure!(jobs == [job, job], "expected two ranks of job {job}, not of the jobs {jobs:?}");
+    let size = if case == "four-ranks" { 4 } else { 2 };
+    ensure!(
+        jobs == vec![job; size],
+        "expected {size} ranks of job {job}, not of the jobs {jobs:?}"
+    );
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
     note("met")?;
     match (case, world.rank()) {
@@ -399,5 +426,5 @@ fn world(case: &str, job: &str, note: impl Fn(&str) -> Result<()>) -> Result<usi
     }
     heap.close()?;
     world.close()?;
-    Ok(world.rank())
+    Ok(format!("rank {} of {}", world.rank(), world.size()))
 }
