@@ -49,8 +49,9 @@ impl SymmetricHeap {
     /// Errors of [`SymmetricHeap::check`].
     pub fn check_before_step(&self) -> Result<()> {
         drop(self.open_state()?);
-        // A world that has lost a rank ends the step at once, with the first reason.
-        if self.world.has_lost() || !self.has_failed() {
+        // A world that has lost a rank ends the step at once, with the first reason. If the rank is of
+        // another node, the ranks of this node complete the step, and each learns of the loss itself.
+        if self.world.has_lost() || self.whole_world().has_lost() || !self.has_failed() {
             return Ok(());
         }
         self.end_exchanges();
