@@ -608,7 +608,7 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
 }
 
 /// Text that is shown of a value: the whole, or the start and the length of a long one.
-fn shortened(value: &str) -> Cow<'_, str> {
+pub fn shortened(value: &str) -> Cow<'_, str> {
     const MOST: usize = 4096;
     if value.len() <= MOST {
         return value.into();

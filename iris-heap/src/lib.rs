@@ -128,6 +128,8 @@ pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
 pub use env::Settings;
+#[doc(hidden)]
+pub use error::shortened;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
 pub use heap::{ALIGNMENT, HeapOptions, Issuing, Lane, Request, SymmetricHeap};

@@ -5,7 +5,7 @@ mod texts;
 
 use std::sync::Arc;
 
-use iris_heap::{DType, ErrorKind};
+use iris_heap::{DType, ErrorKind, shortened};
 use iris_kernels::Recovery;
 
 use crate::kind::{Op, UnknownName};
@@ -24,7 +24,7 @@ pub enum Error {
     #[error(transparent)]
     Unknown(#[from] UnknownName),
     /// A tuning file cannot be read or written, or was measured on another machine.
-    #[error("tuning file {} {why}", path.display())]
+    #[error("tuning file {} {why}", shortened(&path.to_string_lossy()))]
     Tuning {
         /// Path of the tuning file.
         path: std::path::PathBuf,

@@ -257,8 +257,13 @@ impl Launch {
         };
         let several_hosts = (local_size != size)
             .then(|| format!("{}={local_size}, {size_name}={size}", names.local_size));
+        let local_below = if local_size == size {
+            below
+        } else {
+            format!(", below {}={local_size}", names.local_size)
+        };
         let local_rank = match optional(get, names.local_rank)? {
-            Some(text) => number(names.local_rank, &text, 0, local_size - 1, &below)?,
+            Some(text) => number(names.local_rank, &text, 0, local_size - 1, &local_below)?,
             None => rank,
         };
         let node = match optional(get, names.node)? {
@@ -477,6 +482,9 @@ mod tests {
         fails(&[("WORLD_SIZE", "2")], &["RANK=(not set)", "WORLD_SIZE is set"]);
         let local = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "x")];
         fails(&local, &["LOCAL_RANK=x"]);
+        let local =
+            [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "1")];
+        fails(&local, &["LOCAL_RANK=1", "0 to 0, below LOCAL_WORLD_SIZE=1"]);
         fails(&[("PMIX_RANK", "0")], &["WORLD_SIZE", "(not set)", "PMIX_RANK"]);
     }
 

@@ -260,12 +260,12 @@ fn write(
 }
 
 /// Whether there is no file at `path`, by the error of reading it. A folder by default that this user
-/// may not enter, such as one in the HOME of another user, counts as empty.
+/// may not enter, such as one in the HOME of another user, or whose name is too long, counts as empty.
 fn has_no_file(path: &Path, error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+    use std::io::ErrorKind::{InvalidFilename, NotADirectory, NotFound, PermissionDenied};
     match error.kind() {
         NotFound | NotADirectory => true,
-        PermissionDenied => {
+        PermissionDenied | InvalidFilename => {
             let is_default = !is_set() && std::env::var_os("IRIS_CACHE").is_none();
             is_default && fs::symlink_metadata(path).is_err()
         }
