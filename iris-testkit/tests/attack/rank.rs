@@ -237,7 +237,8 @@ pub(super) const LATE: Duration = Duration::from_millis(200);
 /// yet and ends untold, or that meets at another place.
 fn settings(case: &Case) -> Settings {
     let settings = Settings::default();
-    let untold = case.ranks.untold && case.stage == Stage::Before;
+    let loses = case.blow.loses_the_rank();
+    let untold = loses && case.ranks.untold && case.stage == Stage::Before;
     if !untold && !matches!(case.blow, Blow::Stop | Blow::Set(_)) {
         return settings;
     }
