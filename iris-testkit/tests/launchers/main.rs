@@ -347,8 +347,8 @@ fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Re
         words.push(format!("127.0.0.1:{}", port::free("127.0.0.1")?).into());
         ("four-ranks", Some("one"), 4)
     } else {
-        // The process id of the inner launcher is the name of its job.
-        words.extend(["sh", "-c", "exec \"$@\" $$", "sh"].map(OsString::from));
+        // The process id of `readlink` is the name of the job; torchrun replaces `$$` by `$`.
+        words.extend(["sh", "-c", "exec \"$@\" $(readlink /proc/self)", "sh"].map(OsString::from));
         words.extend(inner.words());
         ("two-ranks", None, 2)
     };
