@@ -27,7 +27,7 @@ fn rank() -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    if std::env::var_os("RANK").is_some() {
+    if iris_heap::launched()?.is_some() {
         return rank();
     }
     let program = std::env::current_exe()?;

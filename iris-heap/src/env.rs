@@ -47,7 +47,7 @@ variables! {
             MASTER_ADDR:MASTER_PORT";
     IRIS_PORT, agreed: false,
         "port of the host of rank 0 at which ranks on several hosts meet, 1 to 65535; default: MASTER_PORT + 1, \
-            else one made from Slurm's job id, else 29501";
+            else one made from the launcher's name of the job";
     IRIS_SECRET_FILE, agreed: false,
         "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
             ranks; `iris secret FILE` makes one; default none, which only loopback addresses allow";

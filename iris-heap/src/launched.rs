@@ -1,20 +1,21 @@
-//! Description of the world that this process belongs to, as a text for programs that show it.
+//! Description of the world that this process belongs to, for programs that show it or start ranks.
 
-use crate::bootstrap::launcher_env::{Launch, Place};
+use crate::bootstrap::launcher_env::Launch;
+use crate::bootstrap::launchers::variables;
 use crate::error::Result;
 
 /// Describes the world that the launcher's variables announce, without meeting any rank: `rank 1 of
-/// 4, local rank 1 of 4`; `None` without variables of a launcher.
+/// 4, local rank 1 of 2, by torchrun`; `None` if no launcher has started this process.
 ///
 /// # Errors
 /// Errors of these variables, which [`World::from_env`](crate::World::from_env) returns, too.
 pub fn launched() -> Result<Option<String>> {
-    let Launch { rank, size, place, job, .. } = Launch::from_env()?;
-    let Place { node, local_rank, local_size } = place;
-    let is_launched = size > 1 || std::env::var_os("RANK").is_some();
-    Ok(is_launched.then(|| {
-        format!(
-            "rank {rank} of {size}; on host {node} rank {local_rank} of {local_size}; job {job}"
-        )
-    }))
+    Launch::from_env().map(|launch| launch.description())
+}
+
+/// Names of the environment variables by which launchers describe ranks. A program that starts ranks
+/// itself removes them from the ranks' environment before it sets its own, because it may run in a
+/// rank of another launcher.
+pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
+    variables().chain(["MASTER_ADDR", "IRIS_NODE"])
 }

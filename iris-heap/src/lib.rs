@@ -123,7 +123,7 @@ pub use backend::{
     LaunchShape, Mapping, Memory,
 };
 pub use board::{AwaitedNode, Pulled};
-pub use bootstrap::launcher_env::UniqueId;
+pub use bootstrap::unique_id::UniqueId;
 pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
@@ -136,7 +136,7 @@ pub use heap::{ALIGNMENT, HeapOptions, Issuing, Lane, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};
-pub use launched::launched;
+pub use launched::{launched, launcher_variables};
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
 pub use stream::{Event, PendingRead, Stream};

@@ -45,6 +45,7 @@ fn rank_program() {
         "unique-id" => unique_id(),
         "many" => many(),
         "stopped" => stopped(),
+        "adopted" => adopted(),
         other => panic!("no case {other}"),
     };
     report(result);
@@ -585,4 +586,43 @@ fn a_failed_heap_is_closed_while_a_rank_is_stopped() {
 fn is_stopped(process: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     status.lines().any(|line| line.starts_with("State:\tT"))
+}
+
+/// Case of a rank that meets the others only after the shell that started it has ended.
+fn adopted() -> Result<String, Error> {
+    std::fs::write(env("READY"), "").expect("room for a file");
+    wait_for_file(env("GO"));
+    barrier()
+}
+
+/// Tests that ranks started by hand, each by a shell that has ended, do not take the process that has
+/// adopted them for the one that started the job.
+#[test]
+fn ranks_whose_shell_has_ended_need_a_port() {
+    let run = |port: Option<&str>| {
+        let job = Job::new("adopted");
+        let note = |name: &str| job.temp.path().join(name).to_str().unwrap().to_owned();
+        let (script, go, path) = (note("start.over"), note("go.over"), env("PATH"));
+        let text = "\"$@\" & while ! [ -e \"$READY\" ]; do sleep 0.01; done";
+        std::fs::write(&script, text).unwrap();
+        let (wrapper, port) = (format!("/bin/sh {script}"), port.map(|port| ("MASTER_PORT", port)));
+        let mut ranks = ["0", "1"].map(|rank| {
+            let ready = note(&format!("{rank}.over"));
+            let mut vars = vec![("RANK", rank), ("WORLD_SIZE", "2"), ("WRAPPER", &wrapper)];
+            vars.extend([("PATH", path.as_str()), ("READY", &ready), ("GO", &go)]);
+            vars.extend(port);
+            job.rank(&vars)
+        });
+        for shell in &mut ranks {
+            assert!(shell.wait().unwrap().success());
+        }
+        std::fs::write(&go, "").unwrap();
+        ranks.map(result)
+    };
+    for text in run(None) {
+        contains(&text, &["error MASTER_PORT=(not set)", "has ended"]);
+    }
+    for text in run(Some("29519")) {
+        assert!(text.starts_with("ok "), "{text}");
+    }
 }

@@ -45,7 +45,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use iris_heap::check_file_size;
+use iris_heap::{check_file_size, launcher_variables};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
@@ -341,6 +341,10 @@ pub fn launch(
             None => Command::new(program),
         };
         let simulated = if namespaces.is_some() { 1 } else { nodes };
+        // This launcher may run in a rank of another one, whose variables its own ranks must not see.
+        for name in launcher_variables() {
+            command.env_remove(name);
+        }
         command
             .args(arguments)
             .env("RANK", rank.to_string())

@@ -14,10 +14,10 @@ impl Launch {
     pub(crate) fn master(&self) -> Result<(String, u16)> {
         let host = self.master.as_ref().ok_or_else(|| {
             let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
-            let expected = format!(
-                "the host of rank 0, since ranks are on several hosts ({why}): mpirun -x MASTER_ADDR=HOST -x \
-                 IRIS_SECRET_FILE=FILE PROGRAM"
-            );
+            let pass = [("MASTER_ADDR", "HOST"), ("IRIS_SECRET_FILE", "FILE")];
+            let command = self.launcher.map_or_else(String::new, |it| it.passing(&pass));
+            let expected =
+                format!("the host of rank 0, since ranks are on several hosts ({why}): {command}");
             wrong("MASTER_ADDR", "(not set)", &expected)
         })?;
         let host = match host {
@@ -31,16 +31,12 @@ impl Launch {
             (Some(port), _) => port,
             (None, Some(u16::MAX)) => u16::MAX - 1,
             (None, Some(port)) => port + 1,
-            // Slurm jobs may overlap on a host, so each uses a port derived from its identity.
-            (None, None) if self.slurm => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
-            (None, None) => DEFAULT_PORT,
+            // Jobs may overlap on a host, so each uses a port derived from its identity.
+            (None, None) => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
         };
         Ok((host, port))
     }
 }
-
-/// Port of a job that names none: one above torchrun's default.
-const DEFAULT_PORT: u16 = 29_501;
 
 /// First host of a host list in Slurm's notation: `gpu[07-09,12],login1` begins with `gpu07`.
 fn first_host(name: &str, list: &str) -> Result<String> {
@@ -96,7 +92,14 @@ mod tests {
         let text = master(&mpirun).unwrap_err().to_string();
         assert!(text.contains("MASTER_ADDR=(not set)") && text.contains("mpirun -x"), "{text}");
         let with = [&mpirun[..], &[("MASTER_ADDR", "::1")]].concat();
-        assert_eq!(master(&with).unwrap(), ("::1".into(), 29501));
+        let (host, port) = master(&with).unwrap();
+        assert!(host == "::1" && (20_000..30_000).contains(&port), "{host}:{port}");
+        let mpiexec = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
+        let mpiexec =
+            [&mpiexec[..], &[("MPI_LOCALRANKID", "0"), ("MASTER_PORT", "29500")]].concat();
+        let text = master(&mpiexec).unwrap_err().to_string();
+        let command = "mpiexec -genv MASTER_ADDR HOST -genv IRIS_SECRET_FILE FILE PROGRAM";
+        assert!(text.contains(command), "{text}");
         let srun = [
             ("SLURM_PROCID", "5"),
             ("SLURM_STEP_NUM_TASKS", "8"),

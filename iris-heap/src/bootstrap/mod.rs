@@ -11,6 +11,7 @@ use crate::util::unsupported;
 
 pub use process::ProcessId;
 
+mod ancestors;
 mod connection;
 mod entrance;
 mod frames;
@@ -18,6 +19,10 @@ mod gather;
 mod hub;
 pub(crate) mod launcher_env;
 mod launcher_hosts;
+mod launcher_nesting;
+#[cfg(test)]
+mod launcher_pairs;
+pub(crate) mod launchers;
 mod link;
 mod mailbox;
 pub(crate) mod nodes;
@@ -30,6 +35,7 @@ pub(crate) mod rendezvous;
 mod socket;
 pub(crate) mod tcp;
 pub(crate) mod threads;
+pub(crate) mod unique_id;
 pub(crate) mod unix;
 
 /// Callback for the loss of a peer; called once, from any thread, when the world cannot continue.

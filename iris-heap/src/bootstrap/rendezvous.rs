@@ -635,7 +635,11 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}", self.socket.display(), self.job)?;
         if let Some(command) = parent_command(&self.job) {
-            write!(f, "; the parent is `{command}`")?;
+            write!(
+                f,
+                "; the parent is `{command}`: where the ranks of a job are not started by one process, set \
+                 MASTER_PORT to the same number for all"
+            )?;
         }
         if let Some(hint) = &self.hint {
             write!(f, "; {hint}")?;

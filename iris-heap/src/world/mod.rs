@@ -16,12 +16,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use crate::abi::abort;
-use crate::bootstrap::launcher_env::{Launch, UniqueId};
+use crate::bootstrap::launcher_env::Launch;
 use crate::bootstrap::threads::Threads;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, ProcessId, Step, rendezvous};
 use crate::control::Control;
-use crate::env::{self, Settings};
+use crate::env::Settings;
 use crate::error::{Error, Result};
 use crate::root::ReturnedErrors;
 use crate::wire::{Reader, Writer};
@@ -111,12 +112,13 @@ impl fmt::Debug for World {
 impl World {
     /// Makes the world that this process's launcher describes: by `RANK` and `WORLD_SIZE`
     /// (torchrun, or set by hand), by the variables of Open MPI, MPICH and others that speak PMI,
-    /// or by Slurm's. Without any of them, a world of one rank.
+    /// or by Slurm's. Without any variable of a launcher, a world of one rank. If one launcher runs
+    /// inside another, the inner one counts: the nearest among the processes above this one.
     ///
-    /// Ranks started by hand find each other by `MASTER_ADDR` and `MASTER_PORT`, which must differ
-    /// between jobs; without a port, all of them must be started by the same parent process (a
-    /// wrapper such as `timeout` is a parent of its own). `IRIS_RENDEZVOUS`, a private folder of the
-    /// job, replaces both.
+    /// Ranks started by hand find each other by `MASTER_PORT`, which must differ between jobs; without
+    /// a port, all of them must be started by the same parent process, which still runs (a wrapper such
+    /// as `timeout` is a parent of its own). `IRIS_RENDEZVOUS`, a private folder of the job, replaces
+    /// both.
     ///
     /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Each host
     /// then has a heap of its own. Launchers say that there are several hosts; where variables are
@@ -161,8 +163,10 @@ impl World {
         if size == 1 {
             return World::alone(settings, place);
         }
-        let folder = env::read("IRIS_RENDEZVOUS")?;
-        let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
+        let job = launch
+            .folder
+            .as_ref()
+            .map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
         let job = format!("{job}, world {number}");
         World::rendezvous(&job, true, rank, size, place, settings)
     }

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{World, check_size};
-use crate::bootstrap::launcher_env::{Get, Launch, UniqueId};
+use crate::bootstrap::launcher_env::{Get, Launch};
 use crate::bootstrap::nodes::Nodes;
 use crate::bootstrap::rendezvous;
 use crate::bootstrap::tcp::Meeting;
 use crate::bootstrap::tcp::seal::Terms;
+use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};

@@ -71,6 +71,26 @@ fn the_main_job_runs_four_processes_both_ways() {
     }
 }
 
+/// Tests that `iris run` is the launcher of its ranks where it is itself a rank: of `mpirun -n 1`, of
+/// `srun -n2`, of torchrun.
+#[test]
+fn a_job_within_a_rank_of_another_launcher_is_a_job_of_its_own() {
+    let mpirun = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_RANK=0 PMIX_NAMESPACE=7";
+    let mpiexec = "PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1";
+    let srun = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=7 SLURM_NODEID=1 \
+                SLURM_STEP_NUM_NODES=2 SLURM_RESTART_COUNT=1";
+    let torchrun = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 MASTER_ADDR=elsewhere \
+                    MASTER_PORT=29500 TORCHELASTIC_RUN_ID=7 IRIS_NODE=1";
+    for outer in [mpirun, mpiexec, srun, torchrun] {
+        let vars = outer.split_whitespace().filter_map(|pair| pair.split_once('='));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+        command.args(["run", "barrier", "--ranks", "2", "--iters", "1"]).env("IRIS_TUNING", "off");
+        let output = command.envs(vars).output().unwrap();
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{outer}: {error}");
+    }
+}
+
 #[test]
 fn every_op_and_variant_runs_and_says_what_it_did() {
     for op in Op::ALL {

@@ -92,6 +92,10 @@ fn a_doctor_shows_the_launchers_world_and_wrong_variables() {
     let out =
         text(&iris(&["doctor", "--backend", "cpu"], &[("RANK", "x"), ("WORLD_SIZE", "2")]).stdout);
     assert!(out.contains("ERROR world") && out.contains("RANK=x"), "{out}");
+    // Variables of a launcher that name no rank would otherwise look like a world of one.
+    let nameless = [("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+    let out = text(&iris(&["doctor", "--backend", "cpu"], &nameless).stdout);
+    assert!(out.contains("ERROR world") && out.contains("RANK=0 WORLD_SIZE=1"), "{out}");
     let out = text(&iris(&["doctor", "--backend", "cpu"], &[("IRIS_DEADLIN", "2")]).stdout);
     assert!(out.contains("warn  variable") && out.contains("expected IRIS_DEADLINE?"), "{out}");
 }

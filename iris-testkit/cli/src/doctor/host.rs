@@ -229,7 +229,7 @@ fn world() -> Finding {
 }
 
 /// Prefixes of the environment variables to list, because they affect how ranks run.
-const PREFIXES: [&str; 18] = [
+const PREFIXES: [&str; 15] = [
     "IRIS_",
     "CUDA_",
     "NVIDIA_",
@@ -244,9 +244,6 @@ const PREFIXES: [&str; 18] = [
     "GPU_",
     "AMD_",
     "LD_LIBRARY_PATH",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
     "MASTER_",
 ];
 
@@ -256,7 +253,11 @@ fn variables() -> Vec<String> {
     let all = std::env::vars_os().map(|(name, value)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
     });
-    let set = all.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+    let is_listed = |name: &str| {
+        let of_launcher = iris_heap::launcher_variables().any(|known| known == name);
+        of_launcher || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let set = all.filter(|(name, _)| is_listed(name));
     let mut lines: Vec<_> = set.map(|(name, value)| format!("{name}={value}")).collect();
     lines.sort();
     lines.extend(env::VARIABLES.iter().map(|it| format!("{}: {}", it.name, it.doc)));

@@ -1,0 +1,205 @@
+//! Table of launchers: the variables by which each describes a rank, the names of its processes, and
+//! the command that passes variables to its ranks. All that the library knows of a launcher is here.
+
+use crate::error::Result;
+
+/// Function that looks up an environment variable.
+pub(crate) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
+
+/// Launcher of ranks. In a list of variables, the first that is set is used.
+#[derive(Debug, PartialEq)]
+pub(super) struct Launcher {
+    /// Name for messages.
+    pub(super) name: &'static str,
+    /// Names of the processes that start its ranks on each host. None are needed for a launcher whose
+    /// own environment shows that it does not have the variables of its ranks.
+    pub(super) programs: &'static [&'static str],
+    /// Variable that tells this launcher from others with the same `rank`.
+    pub(super) mark: Option<&'static str>,
+    pub(super) rank: &'static str,
+    pub(super) size: &'static [&'static str],
+    pub(super) local_rank: &'static [&'static str],
+    pub(super) local_size: &'static [&'static str],
+    pub(super) node: &'static [&'static str],
+    /// Variables with the number of hosts.
+    pub(super) hosts: &'static [&'static str],
+    /// Variables that together identify the job. If none is set, the process that has started the
+    /// ranks identifies it on one host.
+    pub(super) job: &'static [&'static str],
+    /// Variable with the number of restarts, which is appended to the job's identity if set.
+    pub(super) restart: &'static [&'static str],
+    /// Command that passes variables to all ranks: its start, the text before each name, between name
+    /// and value, and at the end.
+    pub(super) passing: [&'static str; 4],
+}
+
+/// Variables of a shell's loop, in which a rank is whatever has `RANK` set.
+const BY_HAND: Launcher = Launcher {
+    name: "hand",
+    programs: &[],
+    mark: None,
+    rank: "RANK",
+    size: &["WORLD_SIZE"],
+    local_rank: &["LOCAL_RANK"],
+    local_size: &["LOCAL_WORLD_SIZE"],
+    node: &["GROUP_RANK"],
+    hosts: &[],
+    job: &["MASTER_PORT"],
+    restart: &[],
+    passing: ["", " ", "=", " PROGRAM on all ranks"],
+};
+
+/// Variables of PMIx launchers, among them `prterun`. PMIx has no variable for the size, so other
+/// launchers' are tried.
+pub(super) const PMIX: Launcher = Launcher {
+    name: "PMIx",
+    mark: None,
+    rank: "PMIX_RANK",
+    size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
+    local_rank: &["SLURM_LOCALID"],
+    local_size: &[],
+    node: &["SLURM_NODEID"],
+    hosts: SLURM.hosts,
+    job: &["PMIX_NAMESPACE"],
+    restart: SLURM.restart,
+    ..OPEN_MPI
+};
+
+const OPEN_MPI: Launcher = Launcher {
+    name: "Open MPI",
+    programs: &[
+        "mpirun",
+        "mpiexec",
+        "orterun",
+        "prterun",
+        "orted",
+        "prted",
+        "prte",
+        "mpirun.openmpi",
+        "mpiexec.openmpi",
+    ],
+    mark: None,
+    rank: "OMPI_COMM_WORLD_RANK",
+    size: &["OMPI_COMM_WORLD_SIZE"],
+    local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+    local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+    node: &[],
+    hosts: &[],
+    job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+    restart: &[],
+    passing: ["mpirun", " -x ", "=", " PROGRAM"],
+};
+
+pub(super) const SLURM: Launcher = Launcher {
+    name: "Slurm",
+    programs: &["slurmstepd"],
+    mark: None,
+    rank: "SLURM_PROCID",
+    size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+    local_rank: &["SLURM_LOCALID"],
+    local_size: &["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
+    node: &["SLURM_NODEID"],
+    hosts: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
+    job: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"],
+    restart: &["SLURM_RESTART_COUNT"],
+    passing: ["srun --export=ALL", ",", "=", " PROGRAM"],
+};
+
+/// All launchers, those with an identity of the job before those without.
+pub(super) const LAUNCHERS: &[Launcher] = &[
+    Launcher {
+        name: "torchrun",
+        mark: Some("TORCHELASTIC_RUN_ID"),
+        job: &["MASTER_PORT", "TORCHELASTIC_RUN_ID"],
+        restart: &["TORCHELASTIC_RESTART_COUNT"],
+        ..BY_HAND
+    },
+    Launcher { name: "iris", mark: Some("LAUNCHER_PID"), job: &["IRIS_RENDEZVOUS"], ..BY_HAND },
+    OPEN_MPI,
+    Launcher {
+        name: "Hydra (MPICH, Intel MPI)",
+        programs: &["hydra_pmi_proxy"],
+        mark: None,
+        rank: "PMI_RANK",
+        size: &["PMI_SIZE"],
+        local_rank: &["MPI_LOCALRANKID"],
+        local_size: &["MPI_LOCALNRANKS"],
+        node: &[],
+        hosts: &[],
+        job: &["I_MPI_HYDRA_UUID", "PMI_JOBID"],
+        restart: &[],
+        passing: ["mpiexec", " -genv ", " ", " PROGRAM"],
+    },
+    SLURM,
+    PMIX,
+    BY_HAND,
+];
+
+/// Variables that exist in a Slurm task but not in a batch script; the second is the older name.
+pub(super) const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
+
+/// Variables that may be set where no launcher has started a rank: Slurm's in a batch script, and
+/// those that a user may set for launches to come.
+const AMBIENT: &[&str] = &[
+    "MASTER_PORT",
+    "LAUNCHER_PID",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "SLURM_TASKS_PER_NODE",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_NODEID",
+    "SLURM_NNODES",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_ID",
+    "SLURM_RESTART_COUNT",
+];
+
+impl Launcher {
+    /// Whether this is the row of variables that a person or a shell sets.
+    pub(super) fn is_by_hand(&self) -> bool {
+        self.rank == BY_HAND.rank && self.mark.is_none()
+    }
+
+    /// All variables of this row.
+    pub(super) fn variables(&self) -> impl Iterator<Item = &'static str> {
+        let lists = [
+            self.size,
+            self.local_rank,
+            self.local_size,
+            self.node,
+            self.hosts,
+            self.job,
+            self.restart,
+        ];
+        [self.rank].into_iter().chain(self.mark).chain(lists.into_iter().flatten().copied())
+    }
+
+    /// Command that passes these variables to all ranks.
+    pub(super) fn passing(&self, variables: &[(&str, &str)]) -> String {
+        let [start, option, between, end] = self.passing;
+        let pairs = variables.iter().map(|(name, value)| format!("{option}{name}{between}{value}"));
+        format!("{start}{}{end}", pairs.collect::<String>()).trim_start().into()
+    }
+}
+
+/// Variables by which launchers describe ranks, some of them twice.
+pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
+    LAUNCHERS.iter().flat_map(Launcher::variables)
+}
+
+/// Variables that only a process which a launcher has started has.
+pub(super) fn proofs() -> impl Iterator<Item = &'static str> {
+    variables().chain(["IRIS_NODE"]).filter(|name| !AMBIENT.contains(name))
+}
+
+/// First of the variables that is set, with its value.
+pub(super) fn first<'a>(get: Get<'_>, names: &[&'a str]) -> Result<Option<(&'a str, String)>> {
+    for name in names {
+        if let Some(value) = get(name)? {
+            return Ok(Some((name, value)));
+        }
+    }
+    Ok(None)
+}
