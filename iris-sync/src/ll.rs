@@ -19,6 +19,7 @@
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
+use crate::memory::share;
 use crate::wait::{Awaited, Missing, poll};
 use crate::{Access, Call, Channel, Field, Limit, LlQuad, LlWord, Memory, Record, Stop};
 
@@ -398,8 +399,9 @@ fn in_groups<M: Memory + ?Sized>(
 
 /// Refresh the LL words of this call's parity that the call did not use, so that no flag becomes
 /// too old. The words `used(peer)` are not refreshed, because the peer may not have read them yet.
-/// The others get the number of the previous call of this parity, for which no rank waits any more. In every variant, one thread of the last workgroup calls this
-/// function, in one call of each parity per refresh period.
+/// The others get the number of the previous call of this parity, for which no rank waits any more.
+/// In every variant, all threads of the last workgroup call this function and share the words, in one
+/// call of each parity per refresh period.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -409,11 +411,11 @@ pub(crate) fn stamp<M: Memory + ?Sized>(
     let old = call.of_same_slot_before().number();
     for peer in channel.peers() {
         let used = used(peer);
-        for pair in used.pairs..channel.first_quad() {
+        for pair in share(m, used.pairs..channel.first_quad()) {
             let place = channel.pair(peer, channel.rank, call.parity(), pair);
             m.store_pair(place, [LlWord { data: 0, call: old }; 2], Access::LlStamp);
         }
-        for pack in used.packs..channel.pack_count {
+        for pack in share(m, used.packs..channel.pack_count) {
             for quad in 0..QUADS {
                 let place = channel.quad(peer, channel.rank, call.parity(), (pack, quad));
                 m.store_quad(place, LlQuad { data: [0; 3], call: old }, Access::LlStamp);

@@ -1,3 +1,5 @@
+use core::ops::Range;
+
 use crate::{Call, Fault};
 
 /// Word of 32 bits in symmetric memory: any rank may load it, and one rank writes it, except lock
@@ -324,6 +326,12 @@ pub trait Memory {
     fn end(&self, span: Span) {
         let _ = span;
     }
+}
+
+/// Items of `all` that this thread takes: the one of its own index, then every n-th, where n is the
+/// number of threads of the workgroup.
+pub(crate) fn share<M: Memory + ?Sized>(m: &M, all: Range<u32>) -> impl Iterator<Item = u32> {
+    all.skip(m.thread() as usize).step_by(m.threads() as usize)
 }
 
 /// Run `steps`, in which threads take branches independently, and then reconverge the threads of

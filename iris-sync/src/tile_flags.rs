@@ -2,6 +2,7 @@
 //! of the staging buffer is filled. A flag holds the number of the call that filled the unit and is
 //! never reset.
 
+use crate::memory::share;
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
@@ -26,10 +27,11 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. One thread
-/// of the last workgroup calls this function, in every [`crate::RESTAMP_PERIOD`]-th call.
+/// Store the number of this call into this thread's share of the flags, so that no flag becomes 2^31
+/// calls old. All threads of the last workgroup call this function, in every
+/// [`crate::RESTAMP_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
-    for unit in 0..channel.flag_count {
+    for unit in share(m, 0..channel.flag_count) {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);
     }
 }

@@ -7,6 +7,7 @@ use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_s
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
     ll::{self, Batch, Rows},
+    memory::share,
     tile_flags,
 };
 
@@ -372,8 +373,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
-            let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
-            (first..first + parts).skip(thread).step_by(threads).all(|part| {
+            share(self.m, first..first + parts).all(|part| {
                 let word = self.channel.signal(self.channel.rank, source, part);
                 self.signal_of(word, source, part).is_ok()
             })
@@ -467,23 +467,25 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         m.vote(true);
-        if m.thread() != 0 || !self.count_one() {
-            return result;
-        }
+        let last = m.thread() == 0 && self.count_one();
         if end == End::Keep {
             return result;
         }
-        let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
+        let settles = last && end == End::Pulled;
+        let result = if settles { settle(m, channel, call, result) } else { result };
         // If the rank has given up, not all signals of the call were raised. The words must then
-        // not be refreshed, because a refresh would raise the missing signals.
-        if call.restamps_slot() && !has_given_up(m, channel) {
+        // not be refreshed, because a refresh would raise the missing signals. All threads share
+        // the words. The launch ends after all of them, so the number may advance earlier.
+        if call.restamps_slot() && m.vote(m.thread() != 0 || last && !has_given_up(m, channel)) {
             ll::stamp(m, channel, call, used);
             if call.restamps() {
-                stamp(m, channel, call);
+                self.stamp();
             }
         }
-        self.advance();
-        result.and(settled)
+        if last {
+            self.advance();
+        }
+        result
     }
 
     /// Count this workgroup as finished. Returns true for the last workgroup of the launch.
@@ -509,6 +511,29 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         let next = sequence.wrapping_add(1);
         self.m.dev_store(word(self.channel.sequence), next, Access::CallStore);
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
+    }
+
+    /// Store this call's number into this thread's share of the words that this rank writes, so that
+    /// no word becomes too old. All workgroups of the rank have finished. The acquire of the last
+    /// count and the barrier after it order their tiles before these release stores. So a peer that
+    /// sees a refreshed word instead of a signal still sees the tiles.
+    fn stamp(&self) {
+        let Self { m, channel, call, .. } = *self;
+        let refresh = |word| m.store(word, call.number(), Access::StampStore);
+        self.share_of_peers(self.others(), |_, peer| {
+            // Done words are refreshed in every variant, because an op may read the peers' memory in
+            // some of its calls only.
+            refresh(channel.done(peer, channel.rank));
+            (0..2).for_each(|phase| refresh(channel.barrier(peer, channel.rank, phase)));
+            true
+        });
+        for peer in channel.peers() {
+            for tile in share(m, 0..channel.tiles) {
+                refresh(channel.signal(peer, channel.rank, tile));
+                refresh(channel.result(peer, channel.rank, tile));
+            }
+        }
+        tile_flags::stamp(m, channel, call);
     }
 
     /// Load a credit word. Threads 2i and 2i + 1 load the two words of the i-th peer, one word for
@@ -648,35 +673,12 @@ fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     stopped(m, channel, &awaited);
 }
 
-/// Store this call's number into every word that this rank writes, so that no word becomes too old.
-/// All workgroups of the rank have finished, and the acquire of the last count orders their tiles
-/// before these release stores. So a peer that sees a refreshed word instead of a signal still sees
-/// the tiles.
-fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
-    for peer in channel.peers() {
-        for tile in 0..channel.tiles {
-            for word in
-                [channel.signal(peer, channel.rank, tile), channel.result(peer, channel.rank, tile)]
-            {
-                m.store(word, call.number(), Access::StampStore);
-            }
-        }
-        // Done words are refreshed in every variant, because an op may read the peers' memory in
-        // some of its calls only.
-        m.store(channel.done(peer, channel.rank), call.number(), Access::StampStore);
-        for phase in 0..2 {
-            m.store(channel.barrier(peer, channel.rank, phase), call.number(), Access::StampStore);
-        }
-    }
-    tile_flags::stamp(m, channel, call);
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
 
     use core::cell::{Cell, RefCell};
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
     use std::vec::Vec;
 
     use super::*;
@@ -690,6 +692,9 @@ mod tests {
     #[derive(Default)]
     struct Words {
         host: i32,
+        /// Index of the thread that accesses the words, and number of other threads.
+        thread: u32,
+        others: u32,
         words: RefCell<HashMap<SymWord, i32>>,
         device: RefCell<HashMap<u32, i32>>,
         stores: RefCell<Vec<Access>>,
@@ -703,6 +708,12 @@ mod tests {
     }
 
     impl Memory for Words {
+        fn thread(&self) -> u32 {
+            self.thread
+        }
+        fn threads(&self) -> u32 {
+            1 + self.others
+        }
         fn load(&self, word: SymWord, _: Access) -> i32 {
             self.get(word)
         }
@@ -722,11 +733,15 @@ mod tests {
         fn load_pair(&self, _: SymPair, _: Access) -> [LlWord; 2] {
             [LlWord { data: 0, call: 0 }; 2]
         }
-        fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
+        fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
+            self.store(SymWord { rank: pair.rank, index: pair.index }, words[0].call, access);
+        }
         fn load_quad(&self, _: SymPair, _: Access) -> LlQuad {
             LlQuad { data: [0; 3], call: 0 }
         }
-        fn store_quad(&self, _: SymPair, _: LlQuad, _: Access) {}
+        fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
+            self.store(SymWord { rank: place.rank, index: place.index }, word.call, access);
+        }
         fn dev_load(&self, word: DevWord, _: Access) -> i32 {
             self.device.borrow().get(&word.index).copied().unwrap_or(1)
         }
@@ -783,6 +798,43 @@ mod tests {
             assert!(last < stores.iter().position(|&access| access == Access::CallStore));
             assert_eq!(m.fault.get().map(|fault| fault.kind), Some(kind));
         }
+    }
+
+    /// Tests that the threads of a workgroup share the words of a refresh evenly, that no word is
+    /// refreshed twice, and that only thread 0 advances the call number.
+    #[test]
+    fn all_threads_share_a_refresh() {
+        const THREADS: [u32; 4] = [0, 1, 2, 3];
+        let shape =
+            Shape { size: 3, tiles: 64, flags: 8, pairs: 40, packs: 40, ..Shape::default() };
+        let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
+        let mut words = HashSet::new();
+        let stores = THREADS.map(|thread| {
+            let m = Words { thread, others: 3, ..Words::default() };
+            m.device.borrow_mut().insert(channel.call, crate::RESTAMP_PERIOD);
+            let wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
+            assert_eq!(wg.finish_push(End::Advance, Ok(()), |_| ll::Used::default()), Ok(()));
+            words.extend(m.words.borrow().keys().copied());
+            m.stores.into_inner()
+        });
+        let peers = channel.size - 1;
+        let (of_peer, tiles) = (3, 2 * channel.tiles);
+        let lines = channel.first_quad() + ll::QUADS * channel.pack_count;
+        for (access, of_threads, of_one) in [
+            (Access::StampStore, tiles * peers, of_peer * peers),
+            (Access::LlStamp, lines * peers, 0),
+            (Access::FlagStamp, channel.flag_count, 0),
+        ] {
+            let of =
+                |thread: &Vec<Access>| thread.iter().filter(|it| **it == access).count() as u32;
+            let counts = stores.each_ref().map(of);
+            let each = of_threads / THREADS.len() as u32;
+            assert_eq!(counts.iter().sum::<u32>(), of_threads + of_one, "{access:?}: {counts:?}");
+            assert!(counts.iter().all(|&it| (each..=each + of_peer).contains(&it)), "{counts:?}");
+        }
+        assert_eq!(words.len() as u32, (tiles + of_peer + lines) * peers, "each word once");
+        let advances = |it: &Vec<Access>| it.contains(&Access::CallStore);
+        assert_eq!(stores.each_ref().map(advances), [true, false, false, false]);
     }
 
     /// Tests that a rank that has read its peers' memory and ends the call without error sets no

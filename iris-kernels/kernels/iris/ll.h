@@ -383,20 +383,23 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
 
 /// Refresh the LL words of this call's slot that the call has not used, so that no flag becomes
 /// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read them
-/// yet. The others get the number of the previous call of this parity. One thread of the last
-/// workgroup calls this function, in one call of each parity per RESTAMP_PERIOD calls.
+/// yet. The others get the number of the previous call of this parity. All threads of the last
+/// workgroup call this function and share the words, in one call of each parity per RESTAMP_PERIOD
+/// calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL
     for (u32 step = 1; step < m.channel.size; ++step) {
         const u32 peer = m.channel.peer(step);
         IRIS_NO_UNROLL
-        for (u32 pair = used(peer).pairs; pair < m.first_quad(); ++pair) {
+        for (u32 pair = used(peer).pairs + port::thread(); pair < m.first_quad();
+             pair += port::threads()) {
             m.store_pair<Access::LlStamp>(m.pair(peer, m.channel.rank, call.parity(), pair), old, old);
         }
         const LlQuad quad{{0, 0, 0}, old.call};
         IRIS_NO_UNROLL
-        for (u32 pack = used(peer).packs; pack < m.channel.pack_count; ++pack) {
+        for (u32 pack = used(peer).packs + port::thread(); pack < m.channel.pack_count;
+             pack += port::threads()) {
             const SymPair first = m.pack(peer, m.channel.rank, call.parity(), pack);
             IRIS_NO_UNROLL
             for (u32 i = 0; i < QUADS; ++i) {

@@ -134,6 +134,9 @@ enum class Site : int {
     Waited,
     /// Barrier before a workgroup is counted as finished.
     Finish,
+    /// Barrier after the count and before a refresh: the work of all workgroups must precede the
+    /// stores of all threads of the last one.
+    Refresh,
     /// Barrier in the body of an op, for the op's own shared memory or scratch.
     Body,
 };

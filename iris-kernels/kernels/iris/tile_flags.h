@@ -20,10 +20,10 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 unit, u32 source) {
         m, awaited, [&] { return m.dev_load<Access::FlagLoad>(m.flag(unit)); });
 }
 
-/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. One thread
-/// of the last workgroup calls this function, in every RESTAMP_PERIOD-th call.
+/// Store the number of this call into this thread's share of the flags, so that no flag becomes 2^31
+/// calls old. All threads of the last workgroup call this function, in every RESTAMP_PERIOD-th call.
 IRIS_DEVICE void stamp(const Words& m, Call call) {
-    for (u32 unit = 0; unit < m.channel.flag_count; ++unit) {
+    for (u32 unit = port::thread(); unit < m.channel.flag_count; unit += port::threads()) {
         m.dev_store<Access::FlagStamp>(m.flag(unit), call.number());
     }
 }

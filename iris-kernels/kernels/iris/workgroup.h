@@ -358,17 +358,19 @@ class Workgroup {
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
-        if (port::thread() != 0 || !count_one()) return result;
+        const bool last = port::thread() == 0 && count_one();
         if (end == End::Keep) return result;
-        const bool settled = end == End::Pulled ? settle(result) : true;
+        if (last && end == End::Pulled) result = settle(result);
         // If the rank has given up, not all signals of the call were raised. The words must then
-        // not be refreshed, because a refresh would raise the missing signals.
-        if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {
+        // not be refreshed, because a refresh would raise the missing signals. All threads share
+        // the words. The launch ends after all of them, so the number may advance earlier.
+        if (IRIS_RARE(number.restamps_slot()) &&
+            port::vote(port::thread() != 0 || (last && !has_given_up(m)), Site::Refresh)) {
             ll::stamp(m, number, used);
             if (number.restamps()) stamp();
         }
-        advance();
-        return result && settled;
+        if (last) advance();
+        return result;
     }
 
   private:
@@ -531,20 +533,24 @@ class Workgroup {
         return true;
     }
 
-    /// Store this call's number into every word that this rank writes. All workgroups of the rank
-    /// have finished, and the acquire of the last count orders their tiles before these release
-    /// stores. So a peer that sees a refreshed word instead of a signal still sees the tiles.
+    /// Store this call's number into this thread's share of the words that this rank writes. All
+    /// workgroups of the rank have finished. The acquire of the last count and the barrier after it
+    /// order their tiles before these release stores. So a peer that sees a refreshed word instead of
+    /// a signal still sees the tiles.
     IRIS_DEVICE void stamp() {
-        for (u32 step = 1; step < size(); ++step) {
-            for (u32 tile = 0; tile < m.channel.tiles; ++tile) {
-                m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
-                m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
-            }
+        share_of_peers(others(), [&](u32 peer) {
             // Done words are refreshed even if this call pulls nothing, because an op may pull in
             // some of its calls only.
-            m.store<Access::StampStore>(m.done(peer(step), rank()), number.number());
+            m.store<Access::StampStore>(m.done(peer, rank()), number.number());
             for (u32 phase = 0; phase < 2; ++phase) {
-                m.store<Access::StampStore>(m.barrier(peer(step), rank(), phase), number.number());
+                m.store<Access::StampStore>(m.barrier(peer, rank(), phase), number.number());
+            }
+            return true;
+        });
+        for (u32 step = 1; step < size(); ++step) {
+            for (u32 tile = port::thread(); tile < m.channel.tiles; tile += port::threads()) {
+                m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
+                m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
             }
         }
         tile_flags::stamp(m, number);

@@ -101,19 +101,23 @@ pub enum Site {
     Waited,
     /// Barrier before a workgroup counts itself as finished.
     Finish,
+    /// Barrier after the count and before a refresh, which passes on to all threads of the last
+    /// workgroup what its thread 0 has acquired.
+    Refresh,
     /// Barrier inside the body of an op.
     Body,
 }
 
 impl Site {
     /// All places, in the order of port.h.
-    pub const ALL: [Site; 7] = [
+    pub const ALL: [Site; 8] = [
         Site::Signal,
         Site::Flag,
         Site::LockGive,
         Site::Arrive,
         Site::Waited,
         Site::Finish,
+        Site::Refresh,
         Site::Body,
     ];
 }

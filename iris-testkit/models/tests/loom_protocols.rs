@@ -197,6 +197,7 @@ fn words_refreshed_while_they_are_awaited() {
         [
             (ops::partial(2, 1, RESTAMP_PERIOD, &[1]), None, 5_000),
             (ops::partial(2, 1, RESTAMP_PERIOD - 1, &[1, 1, 1]), Some(1), 500),
+            (ops::partial(2, 2, RESTAMP_PERIOD, &[2]).threads(2), Some(0), 80),
         ],
         [
             (ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]), Some(1), 500),

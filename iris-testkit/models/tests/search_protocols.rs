@@ -6,9 +6,12 @@ use iris_models::ll::{self, Pattern};
 use iris_models::mutants::{STATES, slots_whole_range, whole_range};
 use iris_models::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_models::ops::{Accumulate, Beside};
-use iris_models::{Report, Rules, Scenario, ops, primitives, search};
-use iris_sync::RESTAMP_PERIOD;
+use iris_models::search::Observer;
+use iris_models::{
+    Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, ops, primitives, search,
+};
 use iris_sync::barrier::Members;
+use iris_sync::{RESTAMP_PERIOD, SymWord};
 use iris_testkit::Level;
 use rayon::prelude::*;
 
@@ -331,5 +334,60 @@ fn once_round_the_counter() {
     report(&whole_range(&Rules::default(), &[1, STAGED, STAGED]), 10_000);
     for pattern in [Pattern::All, Pattern::Packs] {
         report(&slots_whole_range(false, pattern, &Rules::default()), 5_000);
+    }
+}
+
+/// Tests that a refresh is shared evenly by all threads of the workgroup that ends the launch,
+/// whichever that is, and that no other workgroup takes part.
+#[test]
+fn all_threads_of_the_last_workgroup_refresh_words() {
+    const THREADS: u32 = 4;
+    const UNUSED: std::ops::Range<u32> = THREADS..2 * THREADS;
+    /// Stores of the threads of rank 0 to words of unused tiles, by workgroup; one item for each
+    /// execution.
+    struct Stores {
+        signals: u32,
+        results: u32,
+        of: Vec<[[u32; THREADS as usize]; 2]>,
+    }
+    impl Observer for Stores {
+        fn begin(&mut self) {
+            self.of.push(Default::default());
+        }
+        fn performed(&mut self, by: ThreadId, op: &Op, _: i64) -> Result<(), Forbidden> {
+            if let (Op::Store { .. }, Some(Place::Sym { rank: 1, index })) = (op, op.place())
+                && [self.signals, self.results]
+                    .iter()
+                    .any(|it| UNUSED.contains(&index.wrapping_sub(*it)))
+                && let Some(of) = self.of.last_mut()
+            {
+                of[by.group as usize][by.thread as usize] += 1;
+            }
+            Ok(())
+        }
+    }
+    let scenario = ops::partial(2, UNUSED.end, RESTAMP_PERIOD, &[2]).groups(&[2, 1]);
+    let scenario = scenario.threads(THREADS);
+    for scenario in [Some(scenario.clone()), scenario.on_headers()].into_iter().flatten() {
+        let channel = scenario.channel(0);
+        let word = |word: SymWord| word.index;
+        let mut stores = Stores {
+            signals: word(channel.signal(1, 0, 0)),
+            results: word(channel.result(1, 0, 0)),
+            of: Vec::new(),
+        };
+        let seen = search::observe(&scenario, &Rules::default(), (1, 50), &mut stores);
+        report(&seen, 50);
+        let (all, none) = ([2; THREADS as usize], [0; THREADS as usize]);
+        assert!(
+            stores.of.iter().all(|it| *it == [all, none] || *it == [none, all]),
+            "{:?}",
+            stores.of
+        );
+        assert!(
+            [[all, none], [none, all]].iter().all(|it| stores.of.contains(it)),
+            "{:?}",
+            stores.of
+        );
     }
 }

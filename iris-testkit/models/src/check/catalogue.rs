@@ -224,6 +224,8 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
     let before = RESTAMP_PERIOD - 1;
     in_both([
         ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+        // Two threads share the words, of two tiles.
+        ops::partial(2, 2, RESTAMP_PERIOD, &[1, 2]).threads(2).groups(&[2, 1]),
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
@@ -237,9 +239,14 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         // The calls use one of two items, then both, so the unused item is refreshed before its
         // first use. Its number then differs from the initial one.
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
+        // Two threads share both items, of which the second call uses none.
+        ll::partial(Pattern::All, 2, before, &[1, 0, 2]).threads(2).groups(&[3, 1]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[3, 1]),
         ops::copied(2, 1, 3, true).calls(3, before).groups(&[2, 1]),
+        // Threads share the words of their peers.
+        ops::gather(3, 1, 2, true).calls(2, before).threads(2),
+        ops::copied(3, 1, 2, true).calls(2, before).groups(&[2, 1, 1]).threads(2),
         // The second call has the number `i32::MIN`, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
     ])

@@ -2,7 +2,7 @@
 //! belong to the control flow. Also mutants that drop single signals or replace single comparisons.
 
 use iris_sync::barrier::Members;
-use iris_sync::{Access, FaultKind};
+use iris_sync::{Access, FaultKind, RESTAMP_PERIOD};
 
 use super::mutant::{Engine, Mutant, mutant};
 use crate::ops::{self, Accumulate};
@@ -30,6 +30,12 @@ fn sites() -> Vec<Mutant> {
         ("site-arrive", Site::Arrive, primitives::barrier_in_launch(2), None),
         ("site-waited", Site::Waited, ops::one_shot(2, 1, 1), None),
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
+        (
+            "site-refresh",
+            Site::Refresh,
+            ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]),
+            Some(RUNS),
+        ),
         ("site-count", Site::Finish, ops::deliver_by_senders(2, 1, 1, false), Some(RUNS)),
     ]
     .map(|(name, site, scenario, engine)| {

@@ -166,7 +166,7 @@ pub(super) fn all() -> Vec<Mutant> {
                 .threads(3)
                 .calls(3, RESTAMP_PERIOD - 1)
                 .without_heads(),
-            Change::DropVote { rank: 0, group: 0, position: 5 },
+            Change::DropVote { rank: 0, group: 0, position: 6 },
             Check::Lost,
         )
         .by(Engine::Random(20_000)),

@@ -393,6 +393,9 @@ fn barriers() -> Vec<Mutant> {
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
+    // Without this barrier, a thread refreshes the signal of a tile that another workgroup has yet
+    // to write.
+    let refreshing = ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]);
     let no_done = |name, atomic, expected| {
         let sums = ops::accumulate(2, 1, 2, Accumulate { atomic, ..PLAIN });
         mutant(name, sums, Change::Skip(Access::DoneLoad), expected).by(Engine::Random(20_000))
@@ -438,6 +441,7 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-between-peers", ops::deliver(3, 1, 3, true, false), 0, 0, 6)
             .by(Engine::Random(2_000)),
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
+        vote("no-vote-before-refresh", refreshing, 0, 0, 4).by(Engine::Random(2_000)),
         vote("no-vote-before-count", ops::deliver(2, 1, 1, true, false).groups(&[1, 2]), 1, 1, 0)
             .by(Engine::Random(2_000)),
         vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(2_000)),

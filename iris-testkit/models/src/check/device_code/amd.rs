@@ -324,6 +324,8 @@ fn ir(probe: &Probe) -> Vec<String> {
 /// Instruction that begins a write-back of caches, and marker for the wait until that write-back
 /// has ended.
 const WRITE_BACK: &str = "buffer_wbl2";
+/// End of a write-back for accesses of the same device. On gfx90a these need none.
+const OF_DEVICE: &str = "wbl2 sc1";
 const WAIT: &str = "wait";
 
 /// Whether an instruction waits for all loads and stores of its wave.
@@ -393,20 +395,25 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
             let before = lines[..at].iter().rfind(|line| waits(line) || is_access(line));
             before.is_some_and(|line| waits(line))
         };
-        let (mut of_all, mut of_one) = (BTreeSet::new(), BTreeSet::new());
-        for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
+        let [mut of_all, mut refreshes] = [const { BTreeSet::new() }; 2];
+        let mut of_one = BTreeSet::new();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK))
+        {
             let before = ways.barriers_before(at);
             if before.iter().all(waited) {
+                if !line.ends_with(OF_DEVICE) {
+                    refreshes.extend(before.iter().copied());
+                }
                 of_all.extend(before);
             } else {
                 of_one.insert(ways.barriers_after(at));
             }
         }
-        // An LL kernel has separate bodies for two ranks and for more, or one body. Each body
-        // writes back twice. The first write-back is for its entry and its count, which announce no
-        // store of another wave. The second is at its end, if the call refreshes words; only this
-        // one must wait for other waves.
-        let bodies = if name.ends_with("_ll") { of_all.len() } else { 0 };
+        // An LL kernel has separate bodies for two ranks and for more, or one body. The first
+        // write-back of each body is for its entry and its count, which announce no store of another
+        // wave. Those at its end, in calls that refresh words, must wait for other waves: a count,
+        // at device scope, and behind another barrier the refresh, at system scope.
+        let bodies = if name.ends_with("_ll") { refreshes.len() } else { 0 };
         if of_one.len() != bodies {
             found.push(*name);
         }
@@ -416,7 +423,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
 }
 
 /// Names in port.h of the workgroup barriers after which a word is published.
-const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
+const PUBLISHING: [&str; 6] = ["Signal", "Flag", "LockGive", "Arrive", "Finish", "Refresh"];
 
 /// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.
 fn barriers_source() -> String {

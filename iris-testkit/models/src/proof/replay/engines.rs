@@ -123,6 +123,8 @@ pub(super) struct Seen {
     numbered: [u8; RANKS],
     /// Peers to whose abort word each rank has stored, as bits.
     told: [u8; RANKS],
+    /// Ranks that have advanced the number of a call whose last launch has not ended yet, as bits.
+    advanced: u8,
 }
 
 impl Seen {
@@ -173,6 +175,14 @@ impl Engines {
 
     fn call(&self, rank: i64) -> i64 {
         self.track.get("call", &[rank])
+    }
+
+    /// Ends the rank's call if its number was advanced: after the last launch or, if the rank has one
+    /// thread, when the next launch reads the number.
+    fn close(&mut self, me: i64) -> Result<(), Forbidden> {
+        let advanced = self.seen.advanced & 1 << me != 0;
+        self.seen.advanced &= !(1 << me);
+        if advanced { self.track.step("next", &[me]) } else { Ok(()) }
     }
 
     fn quits(&mut self, me: i64) -> Result<(), Forbidden> {
@@ -276,6 +286,7 @@ impl Observer for Engines {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
                     self.seen.number(thread, false);
+                    return self.close(me);
                 } else if index == self.channel.flags {
                     self.track.row(Access::FlagLoad, op)?;
                     self.seen.number(thread, true);
@@ -291,13 +302,21 @@ impl Observer for Engines {
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
-                self.track.step("next", &[me])
+                self.seen.advanced |= 1 << me;
+                Ok(())
             }
             _ if is_data(&self.channel, thread, op, place) => self.copy(me, place),
             (Op::Store { value, .. }, _) => match signal(&self.channel, thread, op) {
                 Some(at) => self.signal(thread, op, at, value),
                 None => Ok(()),
             },
+            _ => Ok(()),
+        }
+    }
+
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        match (op, threads.first()) {
+            (Op::Boundary, Some(by)) => self.close(by.rank.into()),
             _ => Ok(()),
         }
     }

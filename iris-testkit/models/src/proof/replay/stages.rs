@@ -92,6 +92,8 @@ pub(super) struct Threads {
     /// Calls in which a thread saw a unit's flag, or met a thread that had seen it, as (rank,
     /// group, thread), unit and call.
     awaited: BTreeSet<(u32, u32, u32, i64, i64)>,
+    /// Ranks that have advanced the number of a call whose last launch has not ended yet.
+    advanced: BTreeSet<u32>,
 }
 
 impl Stages {
@@ -146,6 +148,16 @@ impl Stages {
 
     fn is_alone(&self, rank: u32) -> bool {
         self.groups.iter().filter(|(of, _)| *of == rank).count() == 1
+    }
+
+    /// Ends the rank's call if its number was advanced: after the last launch or, if the rank has one
+    /// thread, when the next launch reads the number.
+    fn close(&mut self, rank: u32) -> Result<(), Forbidden> {
+        if !self.threads.advanced.remove(&rank) {
+            return Ok(());
+        }
+        let how = if self.track.is("quit", &[rank.into()]) { "die" } else { "finish" };
+        self.track.step(how, &[rank.into()])
     }
 
     fn count(&mut self, by: ThreadId) -> Result<(), Forbidden> {
@@ -219,9 +231,8 @@ impl Observer for Stages {
                     if self.is_alone(rank) {
                         self.count(thread)?;
                     }
-                    let gave_up = self.track.is("quit", &[rank.into()]);
-                    let how = if gave_up { "die" } else { "finish" };
-                    return self.track.step(how, &[rank.into()]);
+                    self.threads.advanced.insert(rank);
+                    return Ok(());
                 }
                 unit(&self.channel, index).map_or(Ok(()), |unit| self.flag(thread, op, unit))
             }
@@ -229,6 +240,9 @@ impl Observer for Stages {
                 self.count(thread)
             }
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
+                if index == self.channel.call {
+                    return self.close(rank);
+                }
                 let Some(unit) = unit(&self.channel, index) else { return Ok(()) };
                 self.track.row(Access::FlagLoad, op)?;
                 let (v, call) = (self.track.ghost(rank.into(), result), self.call(thread));
@@ -245,7 +259,7 @@ impl Observer for Stages {
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
         let met: BTreeSet<_> = threads.iter().map(|it| (it.rank, it.group, it.thread)).collect();
         self.threads
             .copying
@@ -258,7 +272,10 @@ impl Observer for Stages {
                 self.threads.awaited.extend(others);
             }
         }
-        Ok(())
+        match (op, threads.first()) {
+            (Op::Boundary, Some(by)) => self.close(by.rank),
+            _ => Ok(()),
+        }
     }
 
     fn end(&mut self) -> Result<(), Forbidden> {
