@@ -138,6 +138,12 @@ fn naming(case: &Case, rank: usize, it: &RankOutcome) -> Naming {
         }
         Blow::Set(_) if victim || ranks.contains(&1) => Naming::Right,
         Blow::Set(_) => other,
+        // A panic in the standard library, on a thread that runs enqueued work.
+        Blow::Refuse(refusal)
+            if rank == case.victim && refusal.ends_the_process() && error.contains("panicked") =>
+        {
+            Naming::Right
+        }
         Blow::Refuse(refusal) if rank == case.victim => {
             match (refusal.is_told_by(error), ranks.contains(&rank)) {
                 (true, true) => Naming::Right,

@@ -47,9 +47,10 @@ impl FromStr for Refusal {
 
 /// Calls whose refusal ends the process in the standard library, in the C library or in the
 /// allocator, which have nobody to return an error to.
-const ENDING: [&str; 9] = [
+const ENDING: [&str; 10] = [
     "brk",
     "clock_nanosleep",
+    "close",
     "getrandom",
     "mmap",
     "mprotect",
