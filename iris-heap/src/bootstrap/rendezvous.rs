@@ -509,6 +509,11 @@ impl Place {
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
+            // Other files may lie in a folder that the program has named.
+            let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            if stem.len() != 32 || !stem.bytes().all(|b| b.is_ascii_hexdigit()) {
+                continue;
+            }
             let is = |start: &str| {
                 path.extension().is_some_and(|e| e.to_string_lossy().starts_with(start))
             };
@@ -516,17 +521,17 @@ impl Place {
             let is_old = || entry.metadata().ok().and_then(old).unwrap_or(false);
             let ours = path.file_stem() == self.socket.file_name();
             let of_a_rank = is("rank") || is("part");
-            // Socket of a rank 0 that was killed. Other files may lie in a folder that the program
-            // has named, and a connection to them is refused, too.
+            // Socket of a rank 0 that was killed.
             let is_dead = || {
-                let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-                let is_name = name.len() == 32 && name.bytes().all(|b| b.is_ascii_hexdigit());
                 let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
                 let refused = |short: ShortPath| {
                     let error = connect(short.as_path()).err();
                     error.is_some_and(|e| e.kind() == ErrorKind::ConnectionRefused)
                 };
-                is_name && is_socket && is_old() && self.short(&path).is_ok_and(refused)
+                path.extension().is_none()
+                    && is_socket
+                    && is_old()
+                    && self.short(&path).is_ok_and(refused)
             };
             // A rank may wait longer than a file takes to be old, and watches its file. A turn file
             // in use is not old, because each attempt to take the turn truncates it.
@@ -1020,6 +1025,23 @@ mod tests {
         File::options().write(true).open(other.turn()).unwrap().set_modified(old).unwrap();
         place.clear(None);
         assert!(!place.folder.exists(), "nothing is left");
+    }
+
+    /// Tests that files which only look like those of a meeting stay in a folder that a program named.
+    #[test]
+    fn old_files_of_other_programs_stay() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), false, "job".into());
+        place.make_folder().unwrap();
+        let files = ["film.part", "game.over", "my.turn", "chess.rank1"];
+        for name in files {
+            let file = File::create(place.folder.join(name)).unwrap();
+            file.set_modified(SystemTime::now() - 2 * NOTE).unwrap();
+        }
+        place.listen().unwrap();
+        place.clear(None);
+        let gone: Vec<_> = files.iter().filter(|name| !place.folder.join(name).exists()).collect();
+        assert!(gone.is_empty(), "{gone:?}");
     }
 
     #[test]

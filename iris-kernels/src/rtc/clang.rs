@@ -93,14 +93,18 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Result<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("iris-clang-{}-{number}", std::process::id()));
-        // A folder with this name can only be left over from a killed process that had the same
-        // process id.
-        let _ = fs::remove_dir_all(&path);
-        let made = fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| wrong(&path, &error))?;
-        Ok(Self(path))
+        loop {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("iris-clang-{}-{number}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                // Left by a killed process of this id, or another user's: it is not this process's
+                // to remove.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(wrong(&path, &error)),
+            }
+        }
     }
 
     fn write(&self, text: &KernelSource<'_>) -> Result<()> {
@@ -132,6 +136,20 @@ mod tests {
         assert_eq!(version_of(debian), Some((19, 1)));
         assert_eq!(version_of(amd), Some((17, 0)));
         assert_eq!(version_of("gcc 12"), None);
+    }
+
+    #[test]
+    fn a_folder_that_is_there_already_stays() {
+        let path = |number| {
+            std::env::temp_dir().join(format!("iris-clang-{}-{number}", std::process::id()))
+        };
+        let there: Vec<_> =
+            (0..64).filter(|&number| fs::create_dir(path(number)).is_ok()).collect();
+        let folder = Folder::new().expect("room");
+        assert!(there.iter().all(|&number| path(number) != folder.0));
+        for number in there {
+            fs::remove_dir(path(number)).expect("another program's folder is gone");
+        }
     }
 
     #[test]

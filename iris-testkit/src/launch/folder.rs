@@ -1,12 +1,15 @@
 //! Private folders of jobs, and removal of folders whose launcher is dead.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Name of the file in a job's folder that the launcher keeps locked while it lives.
+/// Name of the file in a job's folder that the launcher keeps locked while it lives. It holds the
+/// folder's path, so that neither another program's file nor a copy of the folder counts as one.
 const LOCK: &str = "launcher";
 
 /// Creates and locks the file [`LOCK`] in `folder`; while it is locked, the job's launcher lives.
@@ -14,8 +17,9 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     // The file gets its name only once it is locked, because a file of this name that is not locked
     // means a dead launcher.
     let part = folder.join("launcher.part");
-    let file = File::create(&part)?;
+    let mut file = File::create(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    file.write_all(folder.as_os_str().as_bytes())?;
     fs::rename(part, folder.join(LOCK))?;
     Ok(file)
 }
@@ -25,13 +29,21 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {
-        let left = |file: File| flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-        if entry.file_name().to_string_lossy().starts_with("iris-")
-            && File::open(entry.path().join(LOCK)).is_ok_and(left)
-        {
-            // Errors are ignored: the folder is another user's, or another launcher removed it
-            // first.
+        if entry.file_name().to_string_lossy().starts_with("iris-") && is_left(&entry.path()) {
+            // Errors are ignored, because another launcher may have removed the folder first.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Whether a launcher of this user made `folder`, and has ended.
+fn is_left(folder: &Path) -> bool {
+    let (user, lock) = (rustix::process::geteuid().as_raw(), folder.join(LOCK));
+    // Links and pipes of other users cannot be in a folder of this user and mode.
+    let ours = |at: &fs::Metadata| at.is_dir() && at.uid() == user && at.mode() & 0o7777 == 0o700;
+    fs::symlink_metadata(folder).is_ok_and(|at| ours(&at))
+        && fs::symlink_metadata(&lock).is_ok_and(|at| at.is_file())
+        && fs::read(&lock).is_ok_and(|path| path == folder.as_os_str().as_bytes())
+        && File::open(&lock)
+            .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
 }

@@ -241,6 +241,48 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
 }
 
 #[test]
+fn a_folder_that_no_launcher_of_this_user_made_stays() {
+    let temporary = tempfile::tempdir().expect("no temporary folder");
+    let make = |name: &str, mode: u32, content: Option<&str>| {
+        let folder = temporary.path().join(name);
+        fs::create_dir(&folder).expect("mkdir");
+        // A launcher's lock ends with the file that `hold` returns.
+        match content {
+            Some(content) => fs::write(folder.join("launcher"), content).expect("room"),
+            None => drop(folder::hold(&folder).expect("room")),
+        }
+        fs::set_permissions(&folder, PermissionsExt::from_mode(mode)).expect("chmod");
+        folder
+    };
+    let left = make("iris-left", 0o700, None);
+    let kept = [
+        make("iris-program", 0o700, Some("#!/bin/sh\n")),
+        make("iris-copy", 0o700, Some(&left.to_string_lossy())),
+        make("iris-shared", 0o770, None),
+        make("other-name", 0o700, None),
+    ];
+    let linked = temporary.path().join("iris-link");
+    std::os::unix::fs::symlink(&kept[3], &linked).expect("symlink");
+    let strange = make("iris-strange", 0o700, None);
+    let is_root = rustix::process::geteuid().is_root();
+    match is_root {
+        true => std::os::unix::fs::chown(&strange, Some(65534), None).expect("chown"),
+        false => eprintln!("skipped: a folder of another user, which only root can make"),
+    }
+    folder::sweep(&temporary.path().join("own"));
+    assert!(!left.exists(), "the next launcher removes a job's folder");
+    for folder in kept.iter().chain([&linked]).chain(is_root.then_some(&strange)) {
+        assert!(folder.join("launcher").exists(), "{} is gone", folder.display());
+    }
+    // Opening a pipe that nobody writes to would never return.
+    let pipe = make("iris-pipe", 0o700, Some("")).join("launcher");
+    fs::remove_file(&pipe).expect("rm");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    folder::sweep(&temporary.path().join("own"));
+    assert!(pipe.exists(), "{} is gone", pipe.display());
+}
+
+#[test]
 fn a_launcher_that_is_killed_takes_its_ranks_along() {
     const NAME: &str = "a_launcher_that_is_killed_takes_its_ranks_along";
     if let Some(notes) = std::env::var_os(NOTES) {
