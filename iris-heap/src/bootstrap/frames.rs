@@ -64,7 +64,8 @@ pub(crate) enum Frame {
     Late { group: u64, number: u64, what: String, waited: Duration },
     /// Hub to process: the group can make no further exchange, for this reason.
     Broken { group: u64, error: Error },
-    /// Process to hub: the sender leaves a group.
+    /// Process to hub: the sender leaves a group. If it is not `clean`, all members get `Broken`, the
+    /// sender too.
     Leave { group: u64, clean: bool },
     /// Hub to process: all ranks have closed the world.
     Goodbye,

@@ -158,7 +158,8 @@ impl Hub {
                 timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
             wait(self.links.iter().map(|link| &link.peer), None, timeout);
-            for at in 0..self.links.len() {
+            // Rank 0 is heard last: it may leave because of the end of another.
+            for at in (0..self.links.len()).rev() {
                 let link = &mut self.links[at];
                 if link.peer.gone {
                     continue;
@@ -376,17 +377,20 @@ impl Hub {
         let Some(index) = group.members.iter().position(|&m| m == rank) else {
             return;
         };
-        if std::mem::replace(&mut group.has_left[index], true) {
+        if group.has_left[index] {
             return;
         }
         if !clean {
             group.broken = true;
-        }
-        if group.has_left.iter().all(|&left| left) {
-            self.groups.remove(&id);
-        } else if !clean {
             let error = group.loss(index, &self.links[self.link_of[rank]]);
+            // The rank that leaves is told, too: it may wait for that before its process ends.
             self.send_to_group(id, Frame::Broken { group: id, error });
+        }
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.has_left[index] = true;
+            if group.has_left.iter().all(|&left| left) {
+                self.groups.remove(&id);
+            }
         }
     }
 }

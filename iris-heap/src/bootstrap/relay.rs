@@ -76,7 +76,9 @@ impl Relay {
         while !self.is_done() {
             self.wait();
             self.welcome_ranks();
-            for rank in self.ranks.keys().copied().collect::<Vec<_>>() {
+            // The own rank is heard last: it may leave because of the end of another.
+            let others = self.ranks.keys().copied().filter(|&rank| rank != self.rank);
+            for rank in others.collect::<Vec<_>>().into_iter().chain([self.rank]) {
                 self.hear(rank);
             }
             if !self.ranks.values().any(Peer::is_ready) {

@@ -280,12 +280,17 @@ impl Processes {
             }
             _ => return,
         };
-        let frame = Frame::GaveUp { group: self.group, error };
+        self.part(Frame::GaveUp { group: self.group, error });
+    }
+
+    /// Sends the hub a frame that ends the exchanges of the group. This process, and with it the
+    /// thread of the hub or relay, may end when this function returns. So a rank that has such a
+    /// thread waits until the hub has told it the end, which happens after all ranks that the thread
+    /// serves were told.
+    fn part(&self, frame: Frame) {
         let until = Instant::now() + PARTING;
+        // An error is ignored, because sending fails only if the hub or relay is gone.
         if self.connection.send(frame, until).is_ok() && self.connection.has_carriers() {
-            // This process, and with it the thread of the hub or relay, may end when this function
-            // returns. So this rank waits until the hub has told it the reason, which happens after
-            // all ranks that the thread serves were told.
             self.connection.wait_until(until, |mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
@@ -421,10 +426,13 @@ impl Bootstrap for Processes {
         if let Some(error) = reason {
             self.explain(&error);
         }
-        // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::Leave { group: self.group, clean };
+        if !clean {
+            return self.part(frame);
+        }
+        // An error is ignored, because sending fails only if the hub or relay is gone.
         let sent = self.connection.send(frame, Instant::now() + PARTING);
-        if sent.is_ok() && clean && self.group == 0 {
+        if sent.is_ok() && self.group == 0 {
             // The threads of hub and relay send their last messages before this process may end.
             // They await no answers, and wait only briefly for a stopped process.
             for carrier in std::mem::take(&mut *lock(&self.connection.carriers)) {
