@@ -43,11 +43,11 @@ variables! {
             collectives; default 1, at most 1e6";
     IRIS_RENDEZVOUS, agreed: true,
         "absolute path of a private folder (mode 0700) where the processes of this job meet; default: a folder of \
-            the user's in the temporary folder, with a name made from the launcher's job id or \
-            MASTER_ADDR:MASTER_PORT";
+            the user's in the temporary folder, with a name made from the launcher's job id, \
+            MASTER_PORT, or the process that started the ranks";
     IRIS_PORT, agreed: false,
         "port of the host of rank 0 at which ranks on several hosts meet, 1 to 65535; default: MASTER_PORT + 1, \
-            else one made from the launcher's name of the job";
+            else one made from the launcher's job id (MPICH and ranks started by hand have none)";
     IRIS_SECRET_FILE, agreed: false,
         "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
             ranks; `iris secret FILE` makes one; default none, which only loopback addresses allow";

@@ -9,7 +9,7 @@ mod job;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -353,10 +353,14 @@ fn master_port() -> String {
     (port::free("127.0.0.1").unwrap() - 1).to_string()
 }
 
-/// Waits for the file by which the others see the process of `rank`.
-fn wait_for_rank(job: &Job, rank: &str) {
+/// Waits for the file by which the others see the process of `rank`, other than the file `not` of
+/// another process, and returns the number of the file.
+fn wait_for_rank(job: &Job, rank: &str, not: Option<u64>) -> u64 {
     let is = |it: &PathBuf| it.extension().is_some_and(|end| *end == *format!("rank{rank}"));
-    wait_for("the file of a rank", || job::files(job.temp.path()).into_iter().find(is));
+    wait_for("the file of a rank", || {
+        let file = job::files(job.temp.path()).into_iter().find(is)?;
+        Some(file.metadata().ok()?.ino()).filter(|&number| Some(number) != not)
+    })
 }
 
 /// Kills rank 1 before it has connected, and checks that the others name it. `vars` has variables of
@@ -369,9 +373,9 @@ fn kill_before_connecting(job: &Job, vars: impl Fn(&str) -> Vec<(&'static str, &
     };
     // Rank 2 already waits when rank 1 dies; rank 0 starts only later.
     let early = with("2");
-    wait_for_rank(job, "2");
+    wait_for_rank(job, "2", None);
     let mut dead = with("1");
-    wait_for_rank(job, "1");
+    wait_for_rank(job, "1", None);
     dead.kill().unwrap();
     dead.wait().unwrap();
     for text in [early, with("0")].map(result) {
@@ -477,7 +481,7 @@ fn a_rank_that_gives_up_while_ranks_meet_tells_the_others() {
             };
             let zero = with("0", &[("GO", go.to_str().unwrap())]);
             let two = with("2", &[]);
-            wait_for_rank(&job, "2");
+            wait_for_rank(&job, "2", None);
             let one = result(with("1", &[("IRIS_DEADLINE", deadline)]));
             std::fs::write(&go, "").unwrap();
             for text in [result(zero), one.clone(), result(two)] {
@@ -747,15 +751,14 @@ fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
         (&network, ("IRIS_DEADLINE", "soon")),
         (&network, ("IRIS_SECRET_FILE", "/nowhere/at/all")),
     ] {
-        let job = Job::new("barrier");
+        let (job, port) = (Job::new("barrier"), master_port());
         let with = |rank, more: &[(&str, &str)]| {
-            let all = [("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29518")];
+            let all = [("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", &*port)];
             job.rank(&[&all[..], vars, more].concat())
         };
         let mut ranks = vec![with("1", &[]), with("2", &[])];
-        for end in [".rank1", ".rank2"] {
-            let is = |it: &PathBuf| it.to_string_lossy().ends_with(end);
-            wait_for(end, || job::files(job.temp.path()).into_iter().find(is));
+        for rank in ["1", "2"] {
+            wait_for_rank(&job, rank, None);
         }
         ranks.push(with("0", &[wrong]));
         let texts: Vec<_> = ranks.into_iter().map(result).collect();
@@ -774,17 +777,17 @@ fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
 #[test]
 fn a_rank_whose_place_another_process_takes_is_told() {
     for vars in [&[][..], &[("IRIS_NODE", "a"), ("MASTER_ADDR", "127.0.0.1")]] {
-        let job = Job::new("barrier");
+        let (job, port) = (Job::new("barrier"), master_port());
         let with = |rank| {
-            let all = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29519")];
+            let all = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_PORT", &*port)];
             job.rank(&[&all[..], vars].concat())
         };
+        // Rank 0 starts when both wait: a twin that comes after the others have met is a rank of the
+        // next job, and waits for its rank 0.
+        let mut file = None;
         let twins = [0, 1].map(|_| {
             let twin = with("1");
-            wait_for("the file of rank 1", || {
-                let is = |it: &PathBuf| it.to_string_lossy().ends_with(".rank1");
-                job::files(job.temp.path()).into_iter().find(is)
-            });
+            file = Some(wait_for_rank(&job, "1", file));
             twin
         });
         let zero = with("0");

@@ -241,7 +241,10 @@ impl Entrance {
     pub(super) fn close(mut self) {
         self.place.clear(None);
         let size = self.known.len();
-        let complete = format!("the world of {size} ranks is complete without this one");
+        let complete = format!(
+            "the world of {size} ranks is complete without this process: another process may have \
+             taken its place"
+        );
         let complete = self.place.error(complete);
         self.refuse(&complete);
     }
@@ -262,7 +265,21 @@ impl Entrance {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use super::super::gather::tests::refusal;
     use super::*;
+
+    /// Tests that a process which nobody has heard when the world is complete is told the likely cause.
+    #[test]
+    fn a_process_that_a_complete_world_does_not_know_is_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        let entrance = Entrance::new(place.clone(), place.listen().unwrap(), 1, 0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let late = place.connect(1, 2, deadline, None).unwrap();
+        entrance.close();
+        let told = refusal(&late).unwrap().to_string();
+        assert!(told.contains("another process may have taken its place"), "{told}");
+    }
 
     /// Tests, by the number of passes and not by time, that a rank is heard while a process holds
     /// more silent connections than the entrance keeps.

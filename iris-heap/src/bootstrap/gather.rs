@@ -151,7 +151,7 @@ pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use super::super::mailbox::Inbox;
@@ -159,7 +159,7 @@ mod tests {
 
     /// Error by which the hub refuses a rank, read from the rank's end of the connection; `None` if
     /// the connection ends without one.
-    fn refusal(socket: &UnixStream) -> Option<Error> {
+    pub(in super::super) fn refusal(socket: &UnixStream) -> Option<Error> {
         let mut inbox = Inbox::default();
         loop {
             match inbox.take().unwrap() {

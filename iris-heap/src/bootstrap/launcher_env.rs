@@ -198,15 +198,7 @@ impl Launch {
             }
         }
         if parts.is_empty() && size > 1 && (several || folder.is_none()) {
-            let why = match several {
-                true => "ranks are on several hosts",
-                false => "the process that started this one has ended or is not visible",
-            };
-            let expected = format!(
-                "a number that no other job has, since nothing else identifies this job ({why}): {}",
-                launcher.passing(&[("MASTER_PORT", "N")])
-            );
-            return Err(wrong("MASTER_PORT", "(not set)", &expected));
+            return Err(launcher.no_port(several, master.is_some()));
         }
         if let Some((name, count)) = own_first(launcher.restart)? {
             parts.push(format!("{name}={count}"));
@@ -430,11 +422,16 @@ mod tests {
         let proxy = above(&["hydra_pmi_proxy"], open);
         let text = job(&hosts, &proxy).unwrap_err().to_string();
         assert!(text.contains("MASTER_PORT=(not set)"), "{text}");
+        let command = "mpiexec -genv MASTER_PORT N -genv MASTER_ADDR HOST -genv IRIS_SECRET_FILE FILE PROGRAM";
+        assert!(text.contains(command), "{text}");
+        let hosts_with = |vars: &[(&'static str, &'static str)]| [&hosts[..], vars].concat();
+        let text = job(&hosts_with(&[("MASTER_ADDR", "a")]), &proxy).unwrap_err().to_string();
         assert!(text.contains("mpiexec -genv MASTER_PORT N PROGRAM"), "{text}");
-        let ported = [&hosts[..], &[("IRIS_PORT", "4000")]].concat();
-        assert_eq!(job(&ported, &proxy).unwrap(), "IRIS_PORT=4000");
-        let intel = [&hosts[..], &[("I_MPI_HYDRA_UUID", "5")]].concat();
-        assert_eq!(job(&intel, &proxy).unwrap(), "I_MPI_HYDRA_UUID=5");
+        assert_eq!(job(&hosts_with(&[("IRIS_PORT", "4000")]), &proxy).unwrap(), "IRIS_PORT=4000");
+        assert_eq!(
+            job(&hosts_with(&[("I_MPI_HYDRA_UUID", "5")]), &proxy).unwrap(),
+            "I_MPI_HYDRA_UUID=5"
+        );
         // Ranks whose shell has ended have an adopter, which names nothing.
         let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2")];
         let mut shell = above(&["sh"], open);

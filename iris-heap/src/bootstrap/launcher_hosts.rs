@@ -1,6 +1,7 @@
 //! Address at which the ranks of several hosts meet, from the launcher's environment variables.
 
 use super::launcher_env::Launch;
+use super::launchers::FOR_SEVERAL_HOSTS;
 use crate::env::wrong;
 use crate::error::Result;
 use crate::wire::hash;
@@ -14,8 +15,8 @@ impl Launch {
     pub(crate) fn master(&self) -> Result<(String, u16)> {
         let host = self.master.as_ref().ok_or_else(|| {
             let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
-            let pass = [("MASTER_ADDR", "HOST"), ("IRIS_SECRET_FILE", "FILE")];
-            let command = self.launcher.map_or_else(String::new, |it| it.passing(&pass));
+            let command =
+                self.launcher.map_or_else(String::new, |it| it.passing(&FOR_SEVERAL_HOSTS));
             let expected =
                 format!("the host of rank 0, since ranks are on several hosts ({why}): {command}");
             wrong("MASTER_ADDR", "(not set)", &expected)

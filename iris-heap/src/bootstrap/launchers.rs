@@ -1,7 +1,8 @@
 //! Table of launchers: the variables by which each describes a rank, the names of its processes, and
 //! the command that passes variables to its ranks. All that the library knows of a launcher is here.
 
-use crate::error::Result;
+use crate::env::wrong;
+use crate::error::{Error, Result};
 
 /// Function that looks up an environment variable.
 pub(crate) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
@@ -156,6 +157,10 @@ const AMBIENT: &[&str] = &[
     "SLURM_RESTART_COUNT",
 ];
 
+/// Variables that ranks on several hosts need, with words that stand for their values.
+pub(super) const FOR_SEVERAL_HOSTS: [(&str, &str); 2] =
+    [("MASTER_ADDR", "HOST"), ("IRIS_SECRET_FILE", "FILE")];
+
 impl Launcher {
     /// Whether this is the row of variables that a person or a shell sets.
     pub(super) fn is_by_hand(&self) -> bool {
@@ -181,6 +186,24 @@ impl Launcher {
         let [start, option, between, end] = self.passing;
         let pairs = variables.iter().map(|(name, value)| format!("{option}{name}{between}{value}"));
         format!("{start}{}{end}", pairs.collect::<String>()).trim_start().into()
+    }
+
+    /// Error of a rank whose job nothing identifies. On several hosts (`several`) it names all variables
+    /// that such ranks need, unless they know their host (`has_master`).
+    pub(super) fn no_port(&self, several: bool, has_master: bool) -> Error {
+        let why = match several {
+            true => "ranks are on several hosts",
+            false => "the process that started this one has ended or is not visible",
+        };
+        let mut pass = vec![("MASTER_PORT", "N")];
+        if several && !has_master {
+            pass.extend(FOR_SEVERAL_HOSTS);
+        }
+        let expected = format!(
+            "a port number that no other job has, since nothing else identifies this job ({why}): {}",
+            self.passing(&pass)
+        );
+        wrong("MASTER_PORT", "(not set)", &expected)
     }
 }
 
