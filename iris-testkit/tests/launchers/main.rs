@@ -347,8 +347,14 @@ fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Re
         words.push(format!("127.0.0.1:{}", port::free("127.0.0.1")?).into());
         ("four-ranks", Some("one"), 4)
     } else {
+        // MPICH uses all nodes of a step, and over several hosts nothing names its job but a port.
+        let port = match inner.name.contains("mpich") && outer.name == "srun -N2" {
+            true => "export IRIS_PORT=$((15000 + $(readlink /proc/self) % 17000)); ",
+            false => "",
+        };
         // The process id of `readlink` is the name of the job; torchrun replaces `$$` by `$`.
-        words.extend(["sh", "-c", "exec \"$@\" $(readlink /proc/self)", "sh"].map(OsString::from));
+        let start = format!("{port}exec \"$@\" $(readlink /proc/self)");
+        words.extend(["sh", "-c", &start, "sh"].map(OsString::from));
         words.extend(inner.words());
         ("two-ranks", None, 2)
     };
