@@ -1,23 +1,38 @@
-//! Tests of the launcher's namespaces for simulated nodes, and of ranks in two of them when the
-//! cable between them is cut. Ignored where this process may not make namespaces.
+//! Tests of the launcher's namespaces for simulated nodes, and of ranks in several of them: names of
+//! one host, jobs that share a host, and a cable that is cut. Ignored where this process may not make
+//! namespaces.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 use iris_heap::{Error, Network, Secret, Settings, UniqueId, World};
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{self, Namespaces, launch};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+/// Variable of a process of this program that is a rank.
+const IS_RANK: &str = "CUT_NETWORK_RANK";
+
 fn main() -> ExitCode {
+    if std::env::var_os(IS_RANK).is_some() {
+        let met = World::from_env().and_then(|world| {
+            world.barrier()?;
+            let found = format!("rank {} of {} nodes", world.rank(), world.nodes());
+            world.close().map(|()| found)
+        });
+        println!("{}", met.unwrap_or_else(|error| error.to_string()));
+        return ExitCode::SUCCESS;
+    }
     let missing = Cable::new().err();
     harness::run(vec![Group::new(
         missing,
         named![
             ranks_meet_over_ipv4_and_ipv6,
             a_cut_network_is_told_to_both_ends,
+            a_master_pod_has_another_name_for_itself_than_its_workers,
+            jobs_of_two_masters_stay_apart_on_a_host_that_they_share,
             launched_nodes_have_a_network_and_a_name_of_their_own
         ],
     )])
@@ -72,6 +87,64 @@ fn ranks_meet_over_ipv4_and_ipv6() {
             world.close().unwrap();
         });
     }
+}
+
+/// Tests ranks with the variables of an operator of Kubernetes: its master is `localhost` to itself
+/// and the name of a service to the workers, in whose hosts file this test puts that name.
+fn a_master_pod_has_another_name_for_itself_than_its_workers() {
+    let cable = Cable::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let [hosts, secret] = ["hosts", "secret"].map(|name| folder.path().join(name));
+    std::fs::write(&hosts, "127.0.0.1 localhost\n10.77.0.1 train-master-0\n").unwrap();
+    Secret::new().unwrap().save(&secret).unwrap();
+    const POD: &str = "mount --bind \"$0\" /etc/hosts && exec \"$1\"";
+    let run = |with_secret: bool| {
+        let pods = [(0, "localhost"), (1, "train-master-0")].map(|(rank, master)| {
+            let mut pod = Command::new("nsenter");
+            pod.arg(format!("--net={}", cable.0.network(rank).display()));
+            pod.args(["unshare", "--mount", "sh", "-c", POD]).arg(&hosts);
+            pod.arg(std::env::current_exe().unwrap()).env(IS_RANK, "1");
+            pod.envs([("MASTER_ADDR", master), ("MASTER_PORT", "23456"), ("WORLD_SIZE", "2")]);
+            pod.env("RANK", rank.to_string()).env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1");
+            pod.env("TMPDIR", folder.path()).env("IRIS_DEADLINE", "0.05");
+            if with_secret {
+                pod.env("IRIS_SECRET_FILE", &secret);
+            }
+            pod.stdout(Stdio::piped()).spawn().unwrap()
+        });
+        pods.map(|pod| String::from_utf8(pod.wait_with_output().unwrap().stdout).unwrap())
+    };
+    assert_eq!(run(true), ["rank 0 of 2 nodes\n", "rank 1 of 2 nodes\n"]);
+    let told = run(false);
+    assert!(told.iter().all(|text| text.contains("IRIS_SECRET_FILE=(not set)")), "{told:?}");
+    assert!(told[0].contains("listens on all interfaces"), "{told:?}");
+}
+
+/// Tests two jobs of one id and one port, whose ranks 1 and 2 share the host of node 0.
+fn jobs_of_two_masters_stay_apart_on_a_host_that_they_share() {
+    let nodes = Cable(Namespaces::new(3).unwrap());
+    let (id, secret) = (UniqueId::new().unwrap(), Secret::new().unwrap());
+    let network = |ip: &str| Network::new(format!("{ip}:4078"), &id).secret(secret.clone());
+    let jobs = [(1, network("10.77.0.2")), (2, network("10.77.0.3"))];
+    std::thread::scope(|scope| {
+        let rank_main = |node: usize, network: &Network, rank: usize| {
+            nodes.enter(node);
+            let settings = Settings::default().deadline(0.1);
+            let world = World::over_network_with(network, rank, 3, settings)?;
+            let all = world.allgather(&[node as u8])?.concat();
+            world.close().map(|()| all)
+        };
+        let mut ranks = Vec::new();
+        for rank in [1, 2, 0] {
+            for (master, network) in &jobs {
+                let node = if rank == 0 { *master } else { 0 };
+                ranks.push((*master, scope.spawn(move || rank_main(node, network, rank))));
+            }
+        }
+        for (master, rank) in ranks {
+            assert_eq!(rank.join().unwrap().unwrap(), [master as u8, 0, 0]);
+        }
+    });
 }
 
 fn a_cut_network_is_told_to_both_ends() {

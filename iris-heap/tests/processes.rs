@@ -344,6 +344,26 @@ fn two_jobs_at_once_do_not_meet() {
     assert!(job.results(vec![]).is_empty());
 }
 
+/// Tests that ranks meet whatever name of their host each is given, and that jobs stay apart which
+/// have one port and different hosts of rank 0.
+#[test]
+fn names_of_one_host_are_one_meeting_place() {
+    let job = Job::new("barrier");
+    let port = || ("MASTER_PORT", "29505".to_string());
+    let names = [None, Some("localhost"), Some("127.0.0.1"), Some("[::1]")];
+    let vars = |rank: usize| {
+        let name = names[rank].map(|name| ("MASTER_ADDR", name.to_string()));
+        name.into_iter().chain([port()]).collect()
+    };
+    assert_eq!(job.results(job.ranks(4, vars)), ["ok met"; 4]);
+    let master = |host: &'static str| move |_: usize| vec![("MASTER_ADDR", host.into()), port()];
+    let ranks = ["192.0.2.1", "192.0.2.2"].map(|host| job.ranks(2, master(host)));
+    assert_eq!(job.results(ranks.into_iter().flatten().collect()), ["ok met"; 4]);
+    for text in job.results(job.ranks(2, master("tcp://192.0.2.1:29505"))) {
+        contains(&text, &["error", "expected", "MASTER_ADDR=192.0.2.1", "MASTER_PORT=29505"]);
+    }
+}
+
 #[test]
 fn a_given_folder_is_the_meeting_place() {
     let job = Job::new("barrier");

@@ -750,6 +750,8 @@ fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
         (&[][..], ("IRIS_DEADLINE", "soon")),
         (&network, ("IRIS_DEADLINE", "soon")),
         (&network, ("IRIS_SECRET_FILE", "/nowhere/at/all")),
+        (&network, ("MASTER_ADDR", "tcp://127.0.0.1")),
+        (&network, ("MASTER_ADDR", "fe80::1%none")),
     ] {
         let (job, port) = (Job::new("barrier"), master_port());
         let with = |rank, more: &[(&str, &str)]| {

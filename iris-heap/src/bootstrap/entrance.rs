@@ -29,6 +29,8 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 pub(super) struct Entrance {
     pub(super) place: Place,
     door: Door,
+    /// Rank of this process.
+    own: usize,
     /// Ranks that need no hello or have said it, by rank.
     known: Vec<bool>,
     /// Connections that have not said hello, oldest first.
@@ -50,7 +52,7 @@ impl Entrance {
     /// sends no hello.
     pub(super) fn new(place: Place, door: Door, size: usize, own: usize) -> Entrance {
         let known = (0..size).map(|rank| rank == own).collect();
-        Entrance { place, door, known, strangers: Vec::new(), full: None }
+        Entrance { place, door, own, known, strangers: Vec::new(), full: None }
     }
 
     /// Accepts new connections.
@@ -190,14 +192,13 @@ impl Entrance {
                 self.place.error("a process says something else than hello"),
             );
         };
+        let all = self.known.len() as u64;
+        let differing = differing((self.own, &self.place.job, all), (rank, &job, size));
         if job != self.place.job {
-            return Greeting::Stranger(self.place.error(format!("a process is of the job {job}")));
+            return Greeting::Stranger(self.place.error(differing));
         }
-        let all = self.known.len();
-        let problem = if size != all as u64 {
-            format!(
-                "the size of the world is {all} on rank 0, {size} on rank {rank}: expected one size, on all ranks"
-            )
+        let problem = if size != all {
+            differing
         } else if rank >= size {
             format!("a process has rank {rank}, expected 0 to {}", all - 1)
         } else if self.known[rank as usize] {
@@ -261,6 +262,30 @@ impl Entrance {
     }
 }
 
+/// Lists the terms of a meeting that differ, each with both values: job and number of ranks of this
+/// process, whose rank is `own`, and those of a hello of `rank`.
+pub(super) fn differing(
+    (own, job, size): (usize, &str, u64),
+    (rank, their_job, their_size): (u64, &str, u64),
+) -> String {
+    let pair = |term: &str, ours: &str, theirs: &str| {
+        format!("{term} is {ours} on rank {own}, {theirs} on rank {rank}")
+    };
+    let [ours, theirs] = [job, their_job].map(|job| job.split([' ', ',']).collect::<Vec<_>>());
+    let mut words: Vec<_> = ours.iter().zip(&theirs).filter(|(a, b)| a != b).collect();
+    let variable = |word: &str| word.split_once('=').map(|(name, _)| name.to_owned());
+    let named = |(a, b): &(&&str, &&str)| variable(a).is_some() && variable(a) == variable(b);
+    // A job is made of variables, except where its parent process or a number of a world differs.
+    if ours.len() != theirs.len() || !words.iter().all(named) {
+        words = vec![(&job, &their_job)];
+    }
+    let mut terms: Vec<_> = words.into_iter().map(|(a, b)| pair("the job", a, b)).collect();
+    if size != their_size {
+        terms.push(pair("the size of the world", &size.to_string(), &their_size.to_string()));
+    }
+    format!("{}: expected one job and one size, on all ranks", terms.join("; "))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -279,6 +304,20 @@ mod tests {
         entrance.close();
         let told = refusal(&late).unwrap().to_string();
         assert!(told.contains("another process may have taken its place"), "{told}");
+    }
+
+    #[test]
+    fn each_term_that_differs_is_shown_with_both_values() {
+        let text = |job: &str, size| differing((2, "A=1 B=2 C=3, world 0", 4), (1, job, size));
+        assert_eq!(
+            text("A=1 B=7 C=8, world 0", 3),
+            "the job is B=2 on rank 2, B=7 on rank 1; the job is C=3 on rank 2, C=8 on rank 1; the size of \
+             the world is 4 on rank 2, 3 on rank 1: expected one job and one size, on all ranks"
+        );
+        for job in ["A=1 B=2 C=3, world 1", "A=1 B=2", "unique id 7"] {
+            let whole = format!("the job is A=1 B=2 C=3, world 0 on rank 2, {job} on rank 1: ");
+            assert!(text(job, 4).starts_with(&whole), "{}", text(job, 4));
+        }
     }
 
     /// Tests, by the number of passes and not by time, that a rank is heard while a process holds

@@ -29,7 +29,8 @@ pub(crate) struct Launch {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) place: Place,
-    /// Identity of the job, equal on all processes of the job and different for other jobs.
+    /// Identity of the job, equal on all processes of the job and different for other jobs that meet
+    /// at the same host.
     pub(crate) job: String,
     /// Folder of the job in which its ranks meet: `IRIS_RENDEZVOUS`, unless it is another job's, in
     /// one of whose ranks this job runs.

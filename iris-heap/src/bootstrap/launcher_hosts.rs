@@ -2,17 +2,33 @@
 
 use super::launcher_env::Launch;
 use super::launchers::FOR_SEVERAL_HOSTS;
+use super::tcp::address::Address;
 use crate::env::wrong;
 use crate::error::Result;
 use crate::wire::hash;
 
 impl Launch {
+    /// Identity of the job for ranks that meet on this host. It has the host of rank 0 if `MASTER_ADDR`
+    /// names another one, and nothing that differs between names of one host.
+    ///
+    /// # Errors
+    /// [`Error::Env`](crate::Error::Env) for a `MASTER_ADDR` that is more than a host.
+    pub(crate) fn job_of_one_host(&self) -> Result<String> {
+        let other = match &self.master {
+            Some(("MASTER_ADDR", host)) => {
+                Address::of_variable("MASTER_ADDR", host, 0)?.other_host()
+            }
+            _ => None,
+        };
+        Ok(other.map_or_else(|| self.job.clone(), |other| format!("{} {other}", self.job)))
+    }
+
     /// Host and port at which the ranks of several hosts meet.
     ///
     /// # Errors
-    /// [`Error::Env`](crate::Error::Env) if no variable names the host of rank 0; the error's text
-    /// has a command that sets the variable.
-    pub(crate) fn master(&self) -> Result<(String, u16)> {
+    /// [`Error::Env`](crate::Error::Env) if no variable names the host of rank 0, or it names more than
+    /// a host; the error's text has a command that sets the variable, or its right value.
+    pub(crate) fn master(&self) -> Result<Address> {
         let host = self.master.as_ref().ok_or_else(|| {
             let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
             let command =
@@ -21,9 +37,9 @@ impl Launch {
                 format!("the host of rank 0, since ranks are on several hosts ({why}): {command}");
             wrong("MASTER_ADDR", "(not set)", &expected)
         })?;
-        let host = match host {
-            ("MASTER_ADDR", host) => host.clone(),
-            (name, list) => first_host(name, list)?,
+        let (name, host) = match host {
+            ("MASTER_ADDR", host) => ("MASTER_ADDR", host.clone()),
+            (name, list) => (*name, first_host(name, list)?),
         };
         let [master, own] = self.ports;
         // Port: `IRIS_PORT`, or the port after `MASTER_PORT`, because torchrun's own store uses
@@ -35,7 +51,7 @@ impl Launch {
             // Jobs may overlap on a host, so each uses a port derived from its identity.
             (None, None) => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
         };
-        Ok((host, port))
+        Address::of_variable(name, &host, port)
     }
 }
 
@@ -80,9 +96,9 @@ mod tests {
         let launch = detect(&torchrun).unwrap();
         let says = launch.several_hosts.unwrap();
         assert_eq!((launch.rank, says.as_str()), (2, "LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
-        assert_eq!(master(&torchrun).unwrap(), ("host-a".into(), 29501));
+        assert_eq!(master(&torchrun).unwrap().to_string(), "host-a:29501");
         let own = [&torchrun[..], &[("IRIS_PORT", "4000")]].concat();
-        assert_eq!(master(&own).unwrap().1, 4000);
+        assert_eq!(master(&own).unwrap().to_string(), "host-a:4000");
         let mpirun = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),
@@ -93,8 +109,9 @@ mod tests {
         let text = master(&mpirun).unwrap_err().to_string();
         assert!(text.contains("MASTER_ADDR=(not set)") && text.contains("mpirun -x"), "{text}");
         let with = [&mpirun[..], &[("MASTER_ADDR", "::1")]].concat();
-        let (host, port) = master(&with).unwrap();
-        assert!(host == "::1" && (20_000..30_000).contains(&port), "{host}:{port}");
+        let address = master(&with).unwrap().to_string();
+        let port = address.strip_prefix("[::1]:").and_then(|port| port.parse().ok());
+        assert!(port.is_some_and(|port| (20_000..30_000).contains(&port)), "{address}");
         let mpiexec = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
         let mpiexec =
             [&mpiexec[..], &[("MPI_LOCALRANKID", "0"), ("MASTER_PORT", "29500")]].concat();
@@ -109,8 +126,9 @@ mod tests {
             ("SLURM_STEP_NUM_NODES", "2"),
             ("SLURM_STEP_NODELIST", "gpu[07-08]"),
         ];
-        let (host, port) = master(&srun).unwrap();
-        assert!(host == "gpu07" && (20_000..30_000).contains(&port), "{host}:{port}");
+        let address = master(&srun).unwrap().to_string();
+        let port = address.strip_prefix("gpu07:").and_then(|port| port.parse().ok());
+        assert!(port.is_some_and(|port| (20_000..30_000).contains(&port)), "{address}");
         assert_eq!(detect(&srun).unwrap().several_hosts.unwrap(), "SLURM_STEP_NUM_NODES=2");
         for (list, host) in
             [("a", "a"), ("a,b", "a"), ("n1-[3,5]-ib,x", "n1-3-ib"), ("l,g[1-2]", "l")]

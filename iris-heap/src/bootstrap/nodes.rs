@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::frames::{error_of_bytes, error_to_bytes};
 use super::rendezvous::Place;
 use super::threads::Threads;
+use super::unique_id::UniqueId;
 use super::unix::Processes;
 use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::error::{Error, Result};
@@ -33,16 +34,20 @@ impl Nodes {
         timeout: Duration,
         step: &Step,
     ) -> Result<(Nodes, Hosts)> {
-        let here = Writer::default().text(identity).text(name).finish();
-        let mut ranks = Vec::with_capacity(all.size());
+        // Another job of the same name may meet on this host, so an id of this world names the nodes.
+        let id = UniqueId::new()?.to_string();
+        let here = Writer::default().text(identity).text(name).text(&id).finish();
+        let (mut ranks, mut ids) = (Vec::with_capacity(all.size()), Vec::new());
         for there in all.allgather(&here, step)? {
             let mut r = Reader::new("place of a rank", &there);
             ranks.push((r.text()?, r.text()?));
+            ids.push(r.text()?);
         }
+        let job = format!("{job}, unique id {}", ids[0]);
         let hosts = Hosts::of(&ranks);
         hosts.check_order()?;
         let rank = all.rank();
-        let local = Nodes::meet_locally(&hosts, rank, job, timeout)
+        let local = Nodes::meet_locally(&hosts, rank, &job, timeout)
             .map_err(|error| in_world(error, &hosts.ranks(hosts.node(rank))));
         // Every rank learns why any rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map(|error| told(rank, error));

@@ -24,7 +24,6 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -41,12 +40,13 @@ use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
 use super::process::{own_began, parent_command, up};
+use super::tcp::address::Address;
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
 use crate::root::Distance;
 use crate::system::peer_of;
-use crate::util::{check_file_size, host_name, lock};
+use crate::util::{check_file_size, lock};
 use crate::wire::hash;
 
 /// Largest length of a Unix socket's path, without the terminating zero.
@@ -672,9 +672,8 @@ fn hosts_hint(get: Get<'_>) -> Result<Option<String>> {
     else {
         return Ok(None);
     };
-    let is_loopback = host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
-    let here = is_loopback || host == "localhost" || host == host_name();
-    Ok((!here).then(|| {
+    let other = Address::of_variable("MASTER_ADDR", &host, 0)?.other_host();
+    Ok(other.map(|_| {
         format!(
             "on this host: if rank 0 is on another one, {host}, set LOCAL_WORLD_SIZE to the number of \
              ranks on this one"
@@ -875,6 +874,7 @@ pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::host_name;
     use std::os::unix::fs::PermissionsExt;
 
     fn soon() -> Instant {

@@ -115,10 +115,10 @@ impl World {
     /// or by Slurm's. Without any variable of a launcher, a world of one rank. If one launcher runs
     /// inside another, the inner one counts: the nearest among the processes above this one.
     ///
-    /// Ranks started by hand find each other by `MASTER_PORT`, which must differ between jobs; without
-    /// a port, all of them must be started by the same parent process, which still runs (a wrapper such
-    /// as `timeout` is a parent of its own). `IRIS_RENDEZVOUS`, a private folder of the job, replaces
-    /// both.
+    /// Ranks started by hand find each other by `MASTER_PORT`, which must differ between jobs with one
+    /// host of rank 0; without a port, all of them must be started by the same parent process, which
+    /// still runs (a wrapper such as `timeout` is a parent of its own). `MASTER_ADDR` may be another
+    /// name of that host on each rank. `IRIS_RENDEZVOUS`, a private folder of the job, replaces both.
     ///
     /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Each host
     /// then has a heap of its own. Launchers say that there are several hosts; where variables are
@@ -163,10 +163,10 @@ impl World {
         if size == 1 {
             return World::alone(settings, place);
         }
-        let job = launch
-            .folder
-            .as_ref()
-            .map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
+        let job = match &launch.folder {
+            Some(folder) => format!("IRIS_RENDEZVOUS={folder}"),
+            None => launch.job_of_one_host()?,
+        };
         let job = format!("{job}, world {number}");
         World::rendezvous(&job, true, rank, size, place, settings)
     }

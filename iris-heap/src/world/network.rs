@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::str::FromStr;
@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 use super::{World, check_size};
 use crate::bootstrap::launcher_env::{Get, Launch};
 use crate::bootstrap::nodes::Nodes;
+use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::rendezvous;
 use crate::bootstrap::tcp::Meeting;
+use crate::bootstrap::tcp::address::{Address, other_host};
 use crate::bootstrap::tcp::seal::Terms;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::{Bootstrap, Step};
@@ -123,14 +125,24 @@ pub struct Network {
     secret: Option<Secret>,
     trusted: bool,
     node: Option<String>,
+    /// Text of the variables by which a launcher says that ranks are on several hosts; `None` where
+    /// nothing says so, or nodes are named by hand.
+    several_hosts: Option<String>,
 }
 
 impl Network {
     /// Describes a network in which rank 0 listens at `address` (`host:port`, with an IP address or
-    /// host name), only on that interface. `id` names the job and is not secret.
+    /// host name): at all addresses of that name, and at no other. `id` names the job and is not secret.
     pub fn new(address: impl Into<String>, id: &UniqueId) -> Network {
         let job = format!("unique id {id}");
-        Network { address: address.into(), job, secret: None, trusted: false, node: None }
+        Network {
+            address: address.into(),
+            job,
+            secret: None,
+            trusted: false,
+            node: None,
+            several_hosts: None,
+        }
     }
 
     /// Sets the secret by which the ranks recognise each other. Without a secret only loopback
@@ -155,55 +167,104 @@ impl Network {
 
     /// Adds the address and the secret that the variables of `get` describe.
     fn completed(self, get: Get<'_>, launch: &Launch) -> Result<Network> {
-        let (host, port) = launch.master()?;
+        let address = launch.master()?.to_string();
         let secret = get("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
         let trusted = match get("IRIS_TRUST_NETWORK")?.as_deref() {
             None | Some("0") => false,
             Some("1") => true,
             Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
         };
-        // An IPv6 address is put in brackets, because a port follows.
-        let host =
-            if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
-        Ok(Network { address: format!("{host}:{port}"), secret, trusted, ..self })
+        Ok(Network { address, secret, trusted, ..self })
     }
 
-    /// Place where the ranks of this rank's node meet, and identity and name of the node.
-    fn own_node(&self) -> Result<(rendezvous::Place, String, String)> {
+    /// Place where the ranks of this rank's node meet, and identity and name of the node; `other_host`
+    /// is the term for the host of rank 0 if that is another one. So two jobs with one port and
+    /// different hosts of rank 0 are two on a host that they share.
+    fn own_node(&self, other_host: Option<&str>) -> Result<(rendezvous::Place, String, String)> {
         let name = host_name();
         let (identity, name) = match &self.node {
             Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
             None => (identity(), name),
         };
         let hash = hash(&[identity.as_bytes()]);
-        let job = format!("{}, relay of {name}, {hash:032x}", self.job);
+        let job = [
+            &self.job,
+            other_host.unwrap_or("rank 0 here"),
+            &format!("relay of {name}, {hash:032x}"),
+        ];
+        let job = job.join(", ");
         Ok((rendezvous::Place::new(job, false)?, identity, name))
     }
 
-    /// Checks that a job without a secret meets at a loopback address, unless the network is
-    /// trusted.
-    fn check_trust(&self, meeting: &Meeting) -> Result<()> {
-        if self.secret.is_some() {
-            return Ok(());
+    /// Looks the host of rank 0 up, once. Rank 0 itself must know it. For the others a resolver may
+    /// learn the name later: they look until `timeout` is over, or rank 0 leaves a note at `place`.
+    fn look_up(
+        &self,
+        address: &Address,
+        rank: usize,
+        place: &rendezvous::Place,
+        timeout: Duration,
+    ) -> Result<Vec<SocketAddr>> {
+        let started = Instant::now();
+        let mut patience = Patience::new(started, started + timeout);
+        loop {
+            let error = match address.look_up() {
+                Ok(addresses) => return Ok(addresses),
+                Err(error) => error,
+            };
+            let waited = started.elapsed();
+            if rank == 0 || !address.may_appear(&error) || waited >= timeout {
+                let place = format!("tcp {address} ({})", self.job);
+                let problem = format!(
+                    "rank {rank} looks the host up: {error}; MASTER_ADDR names the host of rank 0"
+                );
+                return Err(Error::Rendezvous { place, problem });
+            }
+            if let Some(error) = place.came_to_nothing(Some(started)) {
+                return Err(error);
+            }
+            if patience.is_over().is_some() {
+                notice(format_args!(
+                    "rank {rank} looks up the host of rank 0, {address}: {waited:.1?} of {timeout:.1?}; last: {error}"
+                ));
+            }
+            std::thread::sleep(LOOK_UP.min(timeout - waited));
         }
-        let addresses = meeting.addresses()?;
-        let local = |address: &SocketAddr| address.ip().to_canonical().is_loopback();
-        if addresses.iter().all(local) {
-            return Ok(());
-        }
-        if self.trusted {
-            tracing::warn!(at = %meeting, "no secret: whoever reaches this port can join the job");
-            return Ok(());
-        }
-        Err(wrong(
-            "IRIS_SECRET_FILE",
-            "(not set)",
-            &format!(
-                "a file with the secret of the job, since {} is reached over a network: make one with `iris secret \
-                 FILE`, and give all ranks a copy; or set IRIS_TRUST_NETWORK=1 where nobody else can reach the port",
-                self.address
+    }
+
+    /// Checks that a job without a secret meets at loopback addresses, unless the network is trusted.
+    /// Returns the addresses at which `rank` listens or connects: those of rank 0's host, or all
+    /// interfaces, where rank 0 is given a loopback address and ranks of other hosts are to reach it.
+    fn checked(&self, rank: usize, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
+        let is_loopback = addresses.iter().all(|it| it.ip().to_canonical().is_loopback());
+        let reached = self.several_hosts.as_ref().filter(|_| rank == 0 && is_loopback);
+        let address = &self.address;
+        let (why, or) = match reached {
+            Some(several) => (
+                format!(
+                    "rank 0 listens on all interfaces, as ranks are on several hosts ({several}) and {address} is \
+                     reached from this one alone"
+                ),
+                "set the same IRIS_NODE for all ranks if they are on one host",
             ),
-        ))
+            None => (
+                format!("{address} is reached over a network"),
+                "set IRIS_TRUST_NETWORK=1 where nobody else can reach the port",
+            ),
+        };
+        if self.secret.is_none() && (reached.is_some() || !is_loopback && !self.trusted) {
+            let expected = format!(
+                "a file with the secret of the job, since {why}: make one with `iris secret FILE`, and give all \
+                 ranks a copy; or {or}"
+            );
+            return Err(wrong("IRIS_SECRET_FILE", "(not set)", &expected));
+        }
+        if self.secret.is_none() && !is_loopback {
+            tracing::warn!(at = address, "no secret: whoever reaches this port can join the job");
+        }
+        let port = addresses.first().map_or(0, SocketAddr::port);
+        let all = || [(Ipv4Addr::UNSPECIFIED, port).into(), (Ipv6Addr::UNSPECIFIED, port).into()];
+        Ok(if reached.is_some() { all().into() } else { addresses })
     }
 }
 
@@ -219,8 +280,10 @@ fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network
         return Ok(None);
     }
     let job = format!("{}, world {number}", launch.job);
-    let network = Network { address: String::new(), job, secret: None, trusted: false, node };
-    let (place, ..) = network.own_node()?;
+    let several_hosts = launch.several_hosts.clone().filter(|_| node.is_none());
+    let address = String::new();
+    let network = Network { address, job, secret: None, trusted: false, node, several_hosts };
+    let (place, ..) = network.own_node(None)?;
     place.prepared(launch.rank, network.completed(get, launch)).map(Some)
 }
 
@@ -259,18 +322,22 @@ impl World {
         if rank >= size {
             return Err(Error::invalid("rank of over_network", rank, format!("0 to {}", size - 1)));
         }
-        let (place, identity, name) = network.own_node()?;
+        let started = Instant::now();
+        // Rank 0 is on its own host, whatever its MASTER_ADDR is.
+        let (place, identity, name) = network.own_node(None)?;
         let prepared = settings.and_then(Settings::checked).and_then(|settings| {
+            let address = Address::parse(&network.address)?;
+            let found = network.look_up(&address, rank, &place, settings.meeting_deadline())?;
+            let other_host = other_host(&found).filter(|_| rank != 0);
             let key = network.secret.as_ref().map_or([0; 32], |secret| secret.0);
             let terms = Terms { key, job: network.job.clone(), size };
-            let silence = settings.silence();
-            let meeting = Meeting { address: network.address.clone(), terms, silence };
-            network.check_trust(&meeting)?;
-            Ok((settings, meeting))
+            let addresses = network.checked(rank, found)?;
+            Ok((Meeting::new(address, addresses, terms, settings.silence()), settings, other_host))
         });
-        let (settings, meeting) = place.prepared(rank, prepared)?;
+        let (meeting, settings, other_host) = place.prepared(rank, prepared)?;
+        let (place, ..) = network.own_node(other_host.as_deref())?;
         let (job, timeout) = (network.job.as_str(), settings.meeting_deadline());
-        let all = meeting.rendezvous(place, rank, timeout)?;
+        let all = meeting.rendezvous(place, rank, timeout.saturating_sub(started.elapsed()))?;
         tracing::debug!(rank, size, job, "all ranks have met over the network");
         let step = Step {
             what: "finding out which ranks share a node".into(),
@@ -283,6 +350,9 @@ impl World {
         Ok(World::on_nodes(Arc::new(nodes) as Arc<dyn Bootstrap>, settings, hosts, None))
     }
 }
+
+/// Pause between two look-ups of a host that is not known yet.
+const LOOK_UP: Duration = Duration::from_millis(250);
 
 /// Identity of a machine since it was started: the system's boot id, or the host's name if there is
 /// no boot id. All containers of one machine have the same identity.
@@ -347,30 +417,37 @@ mod tests {
         assert!(error.contains("64 hexadecimal") && !error.contains(&text[..8]), "{error}");
     }
 
+    /// Network of one rank on each of two hosts, with the variables `vars`.
+    fn detected(vars: &[(&str, Option<&str>)]) -> Result<Option<Network>> {
+        let two = ["WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1", "MASTER_PORT=29500"];
+        let get = |name: &str| {
+            let given = vars.iter().find(|v| v.0 == name).and_then(|v| v.1);
+            let mut usual = two.iter().filter_map(|v| v.strip_prefix(name)?.strip_prefix('='));
+            Ok(given.or(usual.next()).map(String::from))
+        };
+        detect(&get, &Launch::detect(&get)?, 0)
+    }
+
     /// Text of the error by which a network is refused; `None` if it is trusted.
     fn refused(network: Network) -> Option<String> {
-        let terms = Terms { key: [0; 32], job: "job".into(), size: 2 };
-        let silence = Settings::default().silence();
-        let meeting = Meeting { address: network.address.clone(), terms, silence };
-        network.check_trust(&meeting).err().map(|e| e.to_string())
+        refused_on(1, network)
+    }
+
+    /// Text of the error by which `rank` refuses a network; `None` if it is trusted.
+    fn refused_on(rank: usize, network: Network) -> Option<String> {
+        let addresses = Address::parse(&network.address).unwrap().look_up().unwrap();
+        network.checked(rank, addresses).err().map(|e| e.to_string())
     }
 
     #[test]
     fn a_network_is_trusted_by_a_variable_of_0_or_1() {
         let detected = |trust: Option<&str>| {
-            let vars = [
+            detected(&[
                 ("RANK", Some("1")),
-                ("WORLD_SIZE", Some("2")),
                 ("LOCAL_RANK", Some("0")),
-                ("LOCAL_WORLD_SIZE", Some("1")),
                 ("MASTER_ADDR", Some("192.0.2.1")),
-                ("MASTER_PORT", Some("29500")),
                 ("IRIS_TRUST_NETWORK", trust),
-            ];
-            let get = |name: &str| {
-                Ok(vars.iter().find(|v| v.0 == name).and_then(|v| v.1).map(String::from))
-            };
-            detect(&get, &Launch::detect(&get)?, 0)
+            ])
         };
         let network = |trust| detected(trust).unwrap().expect("two hosts");
         assert_eq!(refused(network(Some("1"))), None);
@@ -380,6 +457,27 @@ mod tests {
         }
         let text = detected(Some("yes")).unwrap_err().to_string();
         assert!(text.contains("IRIS_TRUST_NETWORK=yes") && text.contains("0 or 1"), "{text}");
+    }
+
+    #[test]
+    fn ranks_of_other_hosts_reach_a_rank_0_at_loopback_by_a_secret_alone() {
+        let detected = |node: Option<&str>| {
+            let [master, trust] = [("MASTER_ADDR", "localhost"), ("IRIS_TRUST_NETWORK", "1")];
+            let vars = [("RANK", "0"), master, trust].map(|(name, value)| (name, Some(value)));
+            detected(&[&vars[..], &[("IRIS_NODE", node)]].concat()).unwrap().expect("two hosts")
+        };
+        let network = detected(None);
+        let text = refused_on(0, network.clone()).expect("no secret");
+        let why = "(LOCAL_WORLD_SIZE=1, WORLD_SIZE=2) and localhost:29501 is reached from this one";
+        assert!(text.starts_with("IRIS_SECRET_FILE=(not set)") && text.contains(why), "{text}");
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 29501));
+        let listens = |network: &Network| network.checked(0, vec![loopback]).unwrap();
+        let secret = network.clone().secret(Secret::new().unwrap());
+        let all = listens(&secret).into_iter().map(|it| it.to_string()).collect::<Vec<_>>();
+        assert_eq!(all, ["0.0.0.0:29501", "[::]:29501"]);
+        // Nodes that are named by hand are on one host, and only rank 0 listens.
+        assert_eq!(listens(&detected(Some("a"))), [loopback]);
+        assert_eq!(secret.checked(1, vec![loopback]).unwrap(), [loopback]);
     }
 
     #[test]

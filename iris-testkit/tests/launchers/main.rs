@@ -105,8 +105,8 @@ const LAUNCHERS: [Launcher; 10] = [
     Launcher {
         name: "srun -N2",
         source: Source::Debian(slurm::PACKAGES),
-        // The names of the nodes of [`Slurm`] do not resolve.
-        command: "env MASTER_ADDR=127.0.0.1 srun --overlap -N2 -n2",
+        // The names of the nodes of [`Slurm`] do not resolve, and both are this host.
+        command: "env MASTER_ADDR=127.0.0.1 IRIS_NODE=both srun --overlap -N2 -n2",
         spares: &["rank-exits", "exits-early", "rank-killed"],
     },
     Launcher { name: "iris run", source: Source::Own, command: "launch", spares: &[] },
@@ -343,6 +343,8 @@ fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Re
     let slurm = slurm.filter(|_| outer.needs_slurm() || inner.needs_slurm());
     let mut words = outer.words();
     let (case, job, size) = if inner.name == AGENTS.name {
+        // The agents are on one host, whose name may be a loopback address.
+        words.extend(["env", "IRIS_NODE=both"].map(OsString::from));
         words.extend(inner.words());
         words.push(format!("127.0.0.1:{}", port::free("127.0.0.1")?).into());
         ("four-ranks", Some("one"), 4)

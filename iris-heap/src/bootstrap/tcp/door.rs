@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Meeting;
-use super::seal::{GREETING, REFUSAL};
+use super::seal::GREETING;
+use crate::bootstrap::entrance::differing;
 use crate::bootstrap::frames::Frame;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
@@ -40,7 +41,8 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Door {
     meeting: Meeting,
-    listener: TcpListener,
+    /// Sockets that listen at the addresses of rank 0.
+    listeners: Vec<TcpListener>,
     /// Links to relays that have said hello. The first one is that of node 0, which needs no hello.
     links: Vec<Link>,
     /// Whether each rank has arrived, at its relay.
@@ -61,15 +63,18 @@ enum State {
     Greeting(TcpStream, [u8; GREETING], usize),
     /// The stranger claims to be the relay in this rank's process, and its greeting was answered.
     Answered(u32, Box<Peer>),
+    /// The stranger has been sent the reason why it is refused. It is read to its end, because unread
+    /// bytes would make the system discard what was sent.
+    Refused(Box<Peer>),
     /// The connection is to be closed.
     Over,
 }
 
 impl Door {
-    pub(super) fn new(meeting: Meeting, listener: TcpListener) -> Door {
+    pub(super) fn new(meeting: Meeting, listeners: Vec<TcpListener>) -> Door {
         let arrived = (0..meeting.terms.size).map(|rank| rank == 0).collect();
         let (links, strangers) = (Vec::new(), VecDeque::new());
-        Door { meeting, listener, links, arrived, strangers, turned_away: 0 }
+        Door { meeting, listeners, links, arrived, strangers, turned_away: 0 }
     }
 
     /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
@@ -151,17 +156,20 @@ impl Door {
 
     /// Accepts pending connections. An error means that this process has no file descriptors left.
     fn accept(&mut self) -> std::io::Result<()> {
-        for _ in 0..IN_A_ROW {
-            if !self.has_room() {
+        let mut idle = 0;
+        for at in (0..self.listeners.len()).cycle().take(IN_A_ROW) {
+            if !self.has_room() || idle == self.listeners.len() {
                 return Ok(());
             }
-            let stream = match self.listener.accept() {
+            idle += 1;
+            let stream = match self.listeners[at].accept() {
                 Ok((stream, _)) => stream,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Err(e) if is_full(&e) => return Err(e),
                 // An error here means that the client closed the connection before it was accepted.
                 Err(_) => continue,
             };
+            idle = 0;
             if stream.set_nonblocking(true).and_then(|()| self.meeting.prepare(&stream)).is_ok() {
                 let state = State::Greeting(stream, [0; GREETING], 0);
                 self.strangers.push_back(Stranger { since: Instant::now(), state });
@@ -255,10 +263,12 @@ impl Door {
                         Ok(State::Over)
                     }
                     None => Ok(State::Answered(rank, peer)),
-                    Some(frame) => {
-                        self.admit(rank, frame, *peer, frames.collect()).map(|()| State::Over)
-                    }
+                    Some(frame) => self.admit(rank, frame, peer, frames.collect()),
                 }
+            }
+            State::Refused(mut peer) => {
+                peer.read_if_ready();
+                Ok(if peer.gone { State::Over } else { State::Refused(peer) })
             }
         }
     }
@@ -288,7 +298,7 @@ impl Door {
         let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
         let Some((reply, rank, keys)) = answer else {
             // The refusal is only a hint to the other end, so a failed write is ignored.
-            let _ = stream.write_all(&REFUSAL);
+            let _ = stream.write_all(&self.meeting.terms.refusal());
             self.turned_away += 1;
             return State::Over;
         };
@@ -304,31 +314,51 @@ impl Door {
     }
 
     /// Admits the relay of a rank that has proved that it has the key, if `frame` is a hello;
-    /// `more` are frames that it has sent since.
-    fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer, more: Vec<Frame>) -> Result<()> {
-        let rank = rank as usize;
-        let Frame::Hello { .. } = frame else {
+    /// `more` are frames that it has sent since. Another job is refused, and this one goes on.
+    fn admit(
+        &mut self,
+        rank: u32,
+        frame: Frame,
+        mut peer: Box<Peer>,
+        more: Vec<Frame>,
+    ) -> Result<State> {
+        let Frame::Hello { job, size, .. } = frame else {
             return Err(self.meeting.error(format!("rank {rank} says something else than hello")));
         };
-        if let Err(error) = self.arrive(rank) {
+        let (own_job, all) = (&self.meeting.terms.job, self.arrived.len() as u64);
+        let is_ours = job == *own_job;
+        let arrived = match is_ours && size == all {
+            true => self.arrive(rank as usize),
+            false => {
+                let problem = differing((0, own_job, all), (rank.into(), &job, size));
+                Err(self.meeting.error(problem))
+            }
+        };
+        if let Err(error) = arrived {
             peer.send(Frame::Refuse(error.clone()).pack());
-            return Err(error);
+            if is_ours {
+                return Err(error);
+            }
+            self.turned_away += 1;
+            return Ok(State::Refused(peer));
         }
         peer.inbox.trust();
-        self.links.push(Link::to_relay(rank, peer, more));
-        Ok(())
+        self.links.push(Link::to_relay(rank as usize, *peer, more));
+        Ok(State::Over)
     }
 
     fn wait(&self, heed_listener: bool, timeout: Duration) {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = Vec::new();
         if heed_listener && self.strangers.len() < STRANGERS {
-            fds.push(readable(self.listener.as_fd()));
+            fds.extend(self.listeners.iter().map(|listener| readable(listener.as_fd())));
         }
         for stranger in &self.strangers {
             match &stranger.state {
                 State::Greeting(stream, ..) => fds.push(readable(stream.as_fd())),
-                State::Answered(_, peer) => fds.push(readable(peer.socket.as_fd())),
+                State::Answered(_, peer) | State::Refused(peer) => {
+                    fds.push(readable(peer.socket.as_fd()));
+                }
                 State::Over => {}
             }
         }

@@ -5,6 +5,7 @@
 //! stopped process, so a stopped process counts as late, not as lost, unless more data waits for it
 //! than the buffers of its socket hold.
 
+pub(crate) mod address;
 mod door;
 pub(crate) mod seal;
 #[cfg(test)]
@@ -12,12 +13,13 @@ mod tests;
 
 use std::fmt;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::connection::Connection;
 use super::frames::Frame;
@@ -28,10 +30,11 @@ use super::peer::Peer;
 use super::relay::Relay;
 use super::rendezvous::{self, Place, Visit, Watch};
 use super::unix::{Processes, failed, grace};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, list_texts};
 use crate::util::{lock, spawn};
+use address::Address;
 use door::Door;
-use seal::{Keys, REFUSAL, REPLY, Terms};
+use seal::{Keys, REPLY, Terms};
 
 /// Time limit of one connection attempt, including rank 0's answer. Rank 0 may close a connection
 /// to make room for others; then another attempt follows.
@@ -44,11 +47,19 @@ const LOST: Duration = Duration::from_secs(5);
 /// differ.
 const REFUSALS: u32 = 3;
 
+/// Longest queue of connections that a listening socket has not accepted.
+const BACKLOG: i32 = 1024;
+
 /// Address at which the ranks of a job meet, and the parameters that they must agree on.
 #[derive(Clone)]
 pub(crate) struct Meeting {
-    /// Host and port in the form `host:port`, as given by the user.
-    pub(crate) address: String,
+    /// Host and port of rank 0, as given by the user.
+    pub(crate) address: Address,
+    /// Socket addresses at which rank 0 listens and others connect. They have been checked, so the
+    /// host is not looked up again.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Whether this rank listens at `addresses`, which messages then show.
+    listens: bool,
     pub(crate) terms: Terms,
     /// Time after which an unreachable peer counts as lost.
     pub(crate) silence: Duration,
@@ -56,7 +67,12 @@ pub(crate) struct Meeting {
 
 impl fmt::Display for Meeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tcp {} ({})", self.address, self.terms.job)
+        write!(f, "tcp {} ({}", self.address, self.terms.job)?;
+        if self.listens {
+            let all = self.addresses.iter().map(ToString::to_string).collect();
+            write!(f, "; rank 0 listens at {}", list_texts(all))?;
+        }
+        f.write_str(")")
     }
 }
 
@@ -65,32 +81,36 @@ impl Meeting {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Socket addresses of the host, IPv4 and IPv6.
-    pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        let found: Vec<_> = match self.address.to_socket_addrs() {
-            Ok(found) => found.collect(),
-            Err(e) => return Err(self.error(format!("looking the host up: {e}"))),
-        };
-        match found.is_empty() {
-            true => Err(self.error("the host has no address")),
-            false => Ok(found),
-        }
+    /// Makes the meeting of `terms` at `addresses`, which are those of `address` and have been checked.
+    pub(crate) fn new(
+        address: Address,
+        addresses: Vec<SocketAddr>,
+        terms: Terms,
+        silence: Duration,
+    ) -> Meeting {
+        Meeting { address, addresses, listens: false, terms, silence }
     }
 
-    /// Listens only on the network interface that has the address; called on rank 0.
-    fn listen(&self) -> Result<TcpListener> {
-        let mut last = String::new();
-        for address in self.addresses()? {
-            match TcpListener::bind(address) {
-                Ok(listener) => {
-                    let ready = listener.set_nonblocking(true);
-                    return ready.map(|()| listener).map_err(|e| self.error(e.to_string()));
-                }
-                Err(e) => last = format!("listening on {address}: {e}"),
+    /// Listens at all addresses of the host that this host has, and at no other; called on rank 0.
+    /// Returns the sockets, and the meeting at their addresses.
+    fn listen(&self) -> Result<(Vec<TcpListener>, Meeting)> {
+        let (mut found, mut absent) = (Vec::new(), String::new());
+        let hint = "MASTER_ADDR names the host of rank 0, and IRIS_PORT a port that is free there";
+        for &address in &self.addresses {
+            match listen(address) {
+                Ok(listener) => found.push((listener, address)),
+                // A name may have addresses in front of the host, or of a family that is switched off.
+                Err((Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT, text)) => absent = text,
+                Err((_, text)) => return Err(self.error(format!("{text}; {hint}"))),
             }
         }
-        let hint = "MASTER_ADDR names the host of rank 0, and IRIS_PORT a port that is free there";
-        Err(self.error(format!("{last}; {hint}")))
+        if found.is_empty() {
+            return Err(self.error(format!("{absent}; {hint}")));
+        }
+        let (listeners, addresses) = found.into_iter().unzip();
+        let meeting = Meeting { addresses, listens: true, ..self.clone() };
+        tracing::info!(at = %meeting, "rank 0 listens");
+        Ok((listeners, meeting))
     }
 
     /// Finds the way of `rank`, any rank except 0, to the hub, with retries until `deadline`.
@@ -154,8 +174,8 @@ impl Meeting {
             }
             if refusals >= REFUSALS {
                 return Err(self.error(format!(
-                    "{last}: rank 0 there has another secret, job or number of ranks; give all ranks the same \
-                     IRIS_SECRET_FILE, or another IRIS_PORT if the port is another job's"
+                    "{last}; give all ranks the same IRIS_SECRET_FILE, or another IRIS_PORT if the port is another \
+                     job's"
                 )));
             }
             let now = Instant::now();
@@ -178,14 +198,13 @@ impl Meeting {
 
     /// Connects to one of rank 0's addresses and runs the handshake.
     fn reach(&self, rank: usize, deadline: Instant) -> Result<(TcpStream, Keys), Attempt> {
-        // The host name is resolved for each attempt, because it may become known to the resolver
-        // only after this process has started.
-        let addresses = self.addresses().map_err(|error| Attempt::Failed(error.to_string()))?;
         let mut failed = Attempt::Failed("no address".into());
-        for address in addresses {
+        for &address in &self.addresses {
             match self.attempt(address, rank, deadline) {
-                Ok(Some(reached)) => return Ok(reached),
-                Ok(None) => failed = Attempt::Refused(format!("{address} refuses rank {rank}")),
+                Ok(Ok(reached)) => return Ok(reached),
+                Ok(Err(why)) => {
+                    failed = Attempt::Refused(format!("{address} refuses rank {rank}: {why}"));
+                }
                 Err(_) if matches!(failed, Attempt::Refused(_)) => {}
                 Err(e) => failed = Attempt::Failed(format!("{address}: {e}")),
             }
@@ -193,14 +212,13 @@ impl Meeting {
         Err(failed)
     }
 
-    /// Connects to an address and runs the handshake; `None` if the other end refuses, because it
-    /// runs another job or has another secret.
+    /// Connects to an address and runs the handshake; the reason, if the other end refuses.
     fn attempt(
         &self,
         address: SocketAddr,
         rank: usize,
         deadline: Instant,
-    ) -> std::io::Result<Option<(TcpStream, Keys)>> {
+    ) -> std::io::Result<Result<(TcpStream, Keys), String>> {
         let rest = deadline.saturating_duration_since(Instant::now());
         let timeout = rest.clamp(Duration::from_millis(1), ATTEMPT);
         let mut stream = TcpStream::connect_timeout(&address, timeout)?;
@@ -234,13 +252,13 @@ impl Meeting {
                 return Err(silent(got));
             }
         }
-        if reply == REFUSAL {
-            return Ok(None);
+        if let Some(why) = self.terms.refused(&reply, rank) {
+            return Ok(Err(why));
         }
         let keys = Keys::of_reply(state, &reply).map_err(std::io::Error::other)?;
         stream.set_read_timeout(None)?;
         self.prepare(&stream)?;
-        Ok(Some((stream, keys)))
+        Ok(Ok((stream, keys)))
     }
 
     /// Enables TCP keepalive, so that the system detects an unreachable peer within `silence`.
@@ -324,7 +342,8 @@ impl Meeting {
         // The door of node 0 is open before the port, so that no rank of this node becomes a relay.
         let door = place.listen()?;
         let start = || {
-            let port = Door::new(self.clone(), self.listen()?);
+            let (listeners, meeting) = self.listen()?;
+            let port = Door::new(meeting, listeners);
             let (hub, own) = UnixStream::pair().map_err(|e| Error::system("socketpair", e))?;
             let mut hub = Peer::new(hub).map_err(|e| Error::system("socket to the hub", e))?;
             hub.inbox.trust();
@@ -359,6 +378,24 @@ impl Meeting {
     }
 }
 
+/// Listens at an address, and at no other: an IPv6 socket takes no IPv4 connections. An error has the
+/// name of the call.
+fn listen(address: SocketAddr) -> Result<TcpListener, (Errno, String)> {
+    let failed = |call: &'static str| move |e| (e, format!("{call} at {address}: {e}"));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(failed("socket"))?;
+    // The connections of an earlier job at this port may not have expired yet.
+    sockopt::set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt"))?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true).map_err(failed("setsockopt"))?;
+    }
+    rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(failed("listen"))?;
+    Ok(socket.into())
+}
+
 /// Way of a rank's messages to the hub.
 enum Way {
     /// Connection to the relay in the process of another rank of the node; has that rank's number.
@@ -370,7 +407,7 @@ enum Way {
 
 /// Failure of a connection attempt, with the reason.
 enum Attempt {
-    /// Refusal: rank 0 runs another job or has another secret.
+    /// Refusal: rank 0 has another secret.
     Refused(String),
     Failed(String),
 }

@@ -4,9 +4,9 @@
 //! A relay sends [`GREETING`] bytes: a magic number, the rank in whose process it is, and the first
 //! message of the handshake. Rank 0 answers with the second message, [`REPLY`] bytes. From then on
 //! both send chunks: the length of the sealed bytes (16 bits), an increasing number (64 bits), and
-//! the sealed bytes. The prologue contains job, rank and size, so two jobs with the same key do not
-//! accept each other's ranks. A replayed greeting gets a reply and nothing more, because only its
-//! original sender can seal the hello that must follow.
+//! the sealed bytes. The first frame is a hello with the sender's job and number of ranks, so two jobs
+//! with the same key do not accept each other's ranks, and each is told what differs. A replayed
+//! greeting gets a reply and nothing more, because only its original sender can seal that hello.
 
 use std::sync::Arc;
 
@@ -21,15 +21,13 @@ const LONGEST: usize = 65535;
 const TAG: usize = 16;
 /// Size of a chunk's header in bytes: length (16 bits) and number (64 bits).
 const HEAD: usize = 2 + 8;
-const MAGIC: &[u8; 4] = b"IRS2";
+const MAGIC: &[u8; 4] = b"IRS3";
 /// Size of a handshake message without payload in bytes: a public key and a tag.
 const MESSAGE: usize = 32 + TAG;
 /// Size of a rank's first message in bytes: magic number, rank and handshake message.
 pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
 /// Size of rank 0's answer to a greeting in bytes.
 pub(crate) const REPLY: usize = MESSAGE;
-/// Answer to a greeting with another key or job. It is not authenticated, so it is only a hint.
-pub(crate) const REFUSAL: [u8; REPLY] = [0; REPLY];
 
 /// Parameters that both ends of a connection must agree on.
 #[derive(Clone)]
@@ -45,14 +43,41 @@ impl Terms {
         Builder::new(pattern).psk(0, &self.key).and_then(|b| b.prologue(prologue)).map_err(failed)
     }
 
-    fn prologue(&self, rank: u32) -> Vec<u8> {
-        let Terms { job, size, .. } = self;
-        format!("iris rank {rank} of {size} to rank 0, job {job}").into_bytes()
+    fn prologue(rank: u32) -> Vec<u8> {
+        format!("iris rank {rank} to rank 0").into_bytes()
+    }
+
+    fn has_secret(&self) -> bool {
+        self.key != [0; 32]
+    }
+
+    /// Rank 0's answer to a greeting with another key or protocol: whether rank 0 has a secret. It is
+    /// not authenticated, so it is only a hint.
+    pub(crate) fn refusal(&self) -> [u8; REPLY] {
+        [u8::from(self.has_secret()); REPLY]
+    }
+
+    /// Difference between the secret of `rank`, whose terms these are, and that of rank 0; `None` if
+    /// rank 0's answer `reply` is no refusal.
+    pub(crate) fn refused(&self, reply: &[u8; REPLY], rank: usize) -> Option<String> {
+        let theirs = [[0; REPLY], [1; REPLY]].iter().position(|refusal| refusal == reply)?;
+        let set = |has: bool| if has { "set" } else { "not set" };
+        Some(match (self.has_secret(), theirs == 1) {
+            (true, true) => {
+                format!("IRIS_SECRET_FILE on rank 0 has another secret than on rank {rank}")
+            }
+            (false, false) => "no rank has a secret, so rank 0 has another version of iris".into(),
+            (ours, theirs) => format!(
+                "IRIS_SECRET_FILE is {} on rank 0, {} on rank {rank}",
+                set(theirs),
+                set(ours)
+            ),
+        })
     }
 
     /// Creates a rank's greeting and the state that reads the answer.
     pub(crate) fn greet(&self, rank: u32) -> Result<(Vec<u8>, HandshakeState)> {
-        let prologue = self.prologue(rank);
+        let prologue = Terms::prologue(rank);
         let mut state = self.builder(&prologue)?.build_initiator().map_err(failed)?;
         let mut message = [0; MESSAGE];
         state.write_message(&[], &mut message).map_err(failed)?;
@@ -61,14 +86,14 @@ impl Terms {
     }
 
     /// Answers a greeting, on rank 0. Returns the answer, the rank that the greeting claims, and
-    /// the connection's keys; an error if the key or job differs from rank 0's.
+    /// the connection's keys; an error if the key differs from rank 0's.
     pub(crate) fn answer(&self, greeting: &[u8; GREETING]) -> Result<(Vec<u8>, u32, Keys)> {
         let (head, message) = greeting.split_at(8);
         if head[..4] != MAGIC[..] {
             return Err(broken("a connection that does not speak this protocol"));
         }
         let rank = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        let prologue = self.prologue(rank);
+        let prologue = Terms::prologue(rank);
         let mut state = self.builder(&prologue)?.build_responder().map_err(failed)?;
         state.read_message(message, &mut []).map_err(failed)?;
         let mut reply = vec![0; REPLY];
@@ -199,8 +224,8 @@ mod tests {
     use super::super::super::mailbox::Outbox;
     use super::*;
 
-    fn terms(key: u8, job: &str) -> Terms {
-        Terms { key: [key; 32], job: job.into(), size: 4 }
+    fn terms(key: u8) -> Terms {
+        Terms { key: [key; 32], job: "job".into(), size: 4 }
     }
 
     fn greeting(terms: &Terms, rank: u32) -> ([u8; GREETING], HandshakeState) {
@@ -209,7 +234,7 @@ mod tests {
     }
 
     fn both(rank: u32) -> (Keys, Keys) {
-        let terms = terms(7, "job");
+        let terms = terms(7);
         let (greeting, state) = greeting(&terms, rank);
         let (reply, claimed, hub) = terms.answer(&greeting).unwrap();
         assert_eq!(claimed, rank);
@@ -272,12 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn another_key_job_size_or_rank_gets_no_answer() {
-        let hub = terms(7, "job");
+    fn another_key_or_rank_gets_no_answer() {
+        let hub = terms(7);
         let refused = |other: &Terms| hub.answer(&greeting(other, 1).0).is_err();
         assert!(!refused(&hub));
-        assert!(refused(&terms(8, "job")) && refused(&terms(7, "another")));
-        assert!(refused(&Terms { size: 5, ..terms(7, "job") }));
+        assert!(refused(&terms(8)));
         let mut other_rank = greeting(&hub, 1).0;
         other_rank[4] = 2;
         assert!(hub.answer(&other_rank).is_err());
@@ -285,5 +309,14 @@ mod tests {
         other_protocol[..4].copy_from_slice(b"GET ");
         assert!(hub.answer(&other_protocol).is_err());
         assert!(hub.answer(&[0xff; GREETING]).is_err());
+    }
+
+    #[test]
+    fn a_refusal_says_on_which_rank_there_is_a_secret() {
+        let told = |theirs: u8, ours: u8| terms(ours).refused(&terms(theirs).refusal(), 1).unwrap();
+        assert_eq!(told(7, 0), "IRIS_SECRET_FILE is set on rank 0, not set on rank 1");
+        assert_eq!(told(0, 7), "IRIS_SECRET_FILE is not set on rank 0, set on rank 1");
+        assert!(told(7, 8).contains("another secret") && told(0, 0).contains("another version"));
+        assert_eq!(terms(7).refused(&[2; REPLY], 1), None);
     }
 }

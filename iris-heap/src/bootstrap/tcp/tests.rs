@@ -1,4 +1,6 @@
 //! Tests of ranks that meet over loopback, and of hostile connections to their port.
+//!
+//! This file is long because all tests of a meeting share what makes one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,9 +19,15 @@ fn meeting(host: &str, size: usize) -> Meeting {
     let number = JOBS.fetch_add(1, Ordering::Relaxed);
     let job = format!("job {number} of process {}", std::process::id());
     let bare = host.trim_matches(['[', ']']);
-    let address = format!("{host}:{}", port::free(bare).unwrap());
     let terms = Terms { key: [5; 32], job, size };
-    Meeting { address, terms, silence: Duration::from_secs(20) }
+    at(&format!("{host}:{}", port::free(bare).unwrap()), terms)
+}
+
+/// Meeting at an address.
+fn at(address: &str, terms: Terms) -> Meeting {
+    let address = Address::parse(address).unwrap();
+    let addresses = address.look_up().unwrap();
+    Meeting::new(address, addresses, terms, Duration::from_secs(20))
 }
 
 impl Meeting {
@@ -85,13 +93,46 @@ fn late_ranks_are_waited_for() {
 #[test]
 fn rank_0_listens_only_at_its_address() {
     let meeting = meeting("127.0.0.1", 2);
-    let _listener = meeting.listen().unwrap();
-    let mut address = meeting.addresses().unwrap()[0];
+    let _listening = meeting.listen().unwrap();
+    let mut address = meeting.addresses[0];
     TcpStream::connect(address).unwrap();
     // The whole network 127.0.0.0/8 reaches this host, as another interface of it would.
     address.set_ip([127, 0, 0, 2].into());
     let error = TcpStream::connect(address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+/// Tests that rank 0 listens at all addresses of its name that its host has, and names them.
+#[test]
+fn rank_0_listens_at_all_addresses_of_its_host() {
+    let right = meeting("127.0.0.1", 2);
+    let port = right.addresses[0].port();
+    let all =
+        [[192, 0, 2, 1], [127, 0, 0, 1], [127, 0, 0, 2]].map(|ip| SocketAddr::from((ip, port)));
+    let (listeners, listening) =
+        Meeting { addresses: all.into(), ..right.clone() }.listen().unwrap();
+    assert_eq!(listening.addresses, all[1..]);
+    all[1..].iter().for_each(|address| drop(TcpStream::connect(address).unwrap()));
+    let told = format!("rank 0 listens at 127.0.0.1:{port} and 127.0.0.2:{port}");
+    assert!(listening.to_string().contains(&told), "{listening}");
+    drop(listeners);
+    let Err(error) = Meeting { addresses: all[..1].into(), ..right }.listen() else {
+        panic!("it listens at an address of another host")
+    };
+    assert!(error.to_string().contains(&format!("bind at 192.0.2.1:{port}")), "{error}");
+}
+
+#[test]
+fn another_size_is_told_to_all() {
+    let right = meeting("127.0.0.1", 2);
+    let wrong = Meeting { terms: Terms { size: 3, ..right.terms.clone() }, ..right.clone() };
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| right.join(0, PLENTY).err());
+        let told = [wrong.join(1, PLENTY).err(), rank_0.join().unwrap()];
+        for told in told.map(|error| error.expect("an error").to_string()) {
+            assert!(told.contains("size of the world is 2 on rank 0, 3 on rank 1"), "{told}");
+        }
+    });
 }
 
 #[test]
@@ -100,13 +141,18 @@ fn another_secret_or_job_is_refused_and_told_so() {
     let other = |terms| Meeting { terms, ..right.clone() };
     let key = Terms { key: [6; 32], ..right.terms.clone() };
     let job = Terms { job: "another".into(), ..right.terms.clone() };
-    let size = Terms { size: 3, ..right.terms.clone() };
+    let both = Terms { size: 3, ..job.clone() };
+    let none = Terms { key: [0; 32], ..right.terms.clone() };
+    let jobs = format!("the job is {} on rank 0, another on rank 1", right.terms.job);
+    let sizes = format!("{jobs}; the size of the world is 2 on rank 0, 3 on rank 1");
+    let secret = "IRIS_SECRET_FILE on rank 0 has another secret than on rank 1";
+    let no_secret = "IRIS_SECRET_FILE is set on rank 0, not set on rank 1";
     thread::scope(|scope| {
         let rank_0 = scope.spawn(|| right.join(0, PLENTY).map(|it| it.leave(true)));
-        for terms in [key, job, size] {
+        for (terms, told) in [(key, secret), (job, &jobs), (both, &sizes), (none, no_secret)] {
             let Err(error) = other(terms).join(1, PLENTY) else { panic!("it was let in") };
             let text = error.to_string();
-            assert!(text.contains("refuses rank ") && text.contains("IRIS_SECRET_FILE"), "{text}");
+            assert!(text.contains(told), "{text}");
         }
         let rank_1 = right.join(1, PLENTY).unwrap();
         rank_0.join().unwrap().unwrap();
@@ -118,7 +164,7 @@ fn another_secret_or_job_is_refused_and_told_so() {
 #[test]
 fn a_listener_that_does_not_answer_is_told() {
     let meeting = meeting("127.0.0.1", 2);
-    let listener = TcpListener::bind(&meeting.address).unwrap();
+    let listener = TcpListener::bind(meeting.addresses[0]).unwrap();
     let told = meeting.join(1, Duration::from_millis(1500)).err().expect("an error").to_string();
     assert!(told.contains("another program may listen there"), "{told}");
     drop(listener);
@@ -172,7 +218,7 @@ fn a_false_rank_0_holds_a_rank_no_longer_than_its_deadline() {
     for piece in [REPLY, 1] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let meeting = Meeting { address: address.to_string(), ..meeting("127.0.0.1", 2) };
+        let meeting = at(&address.to_string(), meeting("127.0.0.1", 2).terms);
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| be_a_false_rank_0(&listener, piece, &over));
@@ -195,7 +241,7 @@ fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
     let plenty = Duration::from_secs(15);
     thread::scope(|scope| {
         let rank_0 = scope.spawn(|| meeting.join(0, plenty));
-        let address = meeting.addresses().unwrap()[0];
+        let address = meeting.addresses[0];
         let mut stranger = loop {
             match TcpStream::connect(address) {
                 Ok(stream) => break stream,
@@ -272,7 +318,7 @@ fn a_relay_is_told_the_reason_before_its_hello() {
 #[test]
 fn a_port_that_is_taken_is_told_on_the_node() {
     let meeting = meeting("127.0.0.1", 2);
-    let taken = TcpListener::bind(&meeting.address).unwrap();
+    let taken = TcpListener::bind(meeting.addresses[0]).unwrap();
     let place = meeting.node(0);
     let Err(error) = meeting.start_hub(&place, Instant::now() + PLENTY) else {
         panic!("it listens at a port that is taken");
@@ -306,7 +352,7 @@ fn a_rank_that_leaves_ends_its_own_waits() {
 /// Connects and sends data that no rank would send; `kind` selects one of ten kinds of data.
 /// `recorded` is a rank's greeting to be replayed.
 fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
-    let address = meeting.addresses().unwrap()[0];
+    let address = meeting.addresses[0];
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     let wrong = Terms { key: [9; 32], ..meeting.terms.clone() };
     let (other_key, _) = wrong.greet(1).unwrap();
@@ -337,7 +383,7 @@ fn two_thousand_hostile_connections_harm_nobody() {
     let (recorded, _) = meeting.terms.greet(1).unwrap();
     thread::scope(|scope| {
         let rank_0 = scope.spawn(|| meeting.join(0, PLENTY));
-        while TcpStream::connect(meeting.addresses().unwrap()[0]).is_err() {
+        while TcpStream::connect(meeting.addresses[0]).is_err() {
             thread::sleep(Duration::from_millis(5));
         }
         // Half of the connections stay open and silent while the ranks meet; the others are closed
@@ -407,9 +453,9 @@ fn a_broken_sealed_frame_is_no_ended_process() {
     for to_hub in [true, false] {
         let meeting = meeting("127.0.0.1", 3);
         let through = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = through.local_addr().unwrap().to_string();
+        let address = through.local_addr().unwrap();
         // Rank 1 reaches rank 0 through a forwarder, which can break a frame of either direction.
-        let detour = Meeting { address, ..meeting.clone() };
+        let detour = at(&address.to_string(), meeting.terms.clone());
         let (breaks, pause) = (&AtomicBool::new(false), Duration::from_millis(5));
         let forward = move |mut from: TcpStream, mut to: TcpStream, is_broken: bool| {
             let mut bytes = [0; 4096];
@@ -431,7 +477,7 @@ fn a_broken_sealed_frame_is_no_ended_process() {
             let rank_1 = scope.spawn(|| detour.join(1, PLENTY).unwrap());
             let ranks = loop {
                 let (near, _) = through.accept().unwrap();
-                let Ok(far) = TcpStream::connect(&meeting.address) else {
+                let Ok(far) = TcpStream::connect(meeting.addresses[0]) else {
                     thread::sleep(pause);
                     continue;
                 };
