@@ -62,6 +62,8 @@ pub(super) struct Connection {
     pub(super) socket: Socket,
     /// Rank whose process is at the other end: rank 0, or the one that has the relay.
     pub(super) relay: usize,
+    /// Rank of this process.
+    rank: usize,
     /// Frames to be written to the socket; the lock is held while a frame is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
@@ -104,7 +106,7 @@ impl LastChance {
 impl Connection {
     /// Starts the control thread of a connection of `rank` to the process of rank `relay`.
     pub(super) fn start(socket: &Socket, relay: usize, rank: usize) -> Result<Arc<Connection>> {
-        let system = |e| Error::system(format!("socket to rank {relay}"), e);
+        let system = |e| Error::system(format!("dup of the socket to rank {relay}"), e);
         let (socket, reading) =
             (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
@@ -114,6 +116,7 @@ impl Connection {
         Ok(Arc::new(Connection {
             socket,
             relay,
+            rank,
             outbox: Mutex::default(),
             mail,
             control: Mutex::new(Some(control)),
@@ -144,9 +147,11 @@ impl Connection {
         loop {
             // The timeout is never zero, because zero would mean no timeout.
             let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
-            let sent = self.socket.set_write_timeout(Some(rest));
-            let sent = sent.and_then(|()| outbox.flush_until(&self.socket, Some(until)));
-            let Err(error) = sent else {
+            let limited = self.socket.set_write_timeout(Some(rest)).map_err(|e| ("setsockopt", e));
+            let mut flush =
+                || outbox.flush_until(&self.socket, Some(until)).map_err(|e| ("sendmsg", e));
+            let sent = limited.and_then(|()| flush());
+            let Err((call, error)) = sent else {
                 return Ok(());
             };
             let crowded = crowded(&error);
@@ -163,7 +168,9 @@ impl Connection {
             }
             let relay = self.relay;
             return Err(match crowded {
-                false => Error::system(format!("sending to rank {relay}"), error),
+                false => {
+                    Error::system(format!("{call} of rank {} to rank {relay}", self.rank), error)
+                }
                 true => {
                     let what = format!("message to rank {relay}");
                     Error::Wire { what, problem: explain_crowded(&error) }
@@ -246,7 +253,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     // Rank that is lost when the stream ends, and the reason, if one is told.
     let (mut lost, mut reason) = (relay, None);
     let process = process_of(socket);
-    let outcome = loop {
+    let mut outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
                 let mut told = Vec::new();
@@ -292,10 +299,13 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
         }
     };
     let mut state = lock(mail);
-    if let Err(error) = &outcome
+    if let Err(error) = &mut outcome
         && !state.over
     {
         tracing::error!(%error, rank, relay, "the connection to the hub is given up");
+        if let Error::System { call, .. } = error {
+            *call = format!("{call} of rank {rank} from rank {relay}");
+        }
     }
     let outcome = outcome.and(reason.map_or(Ok(()), Err));
     let mut told = Vec::new();
@@ -345,9 +355,27 @@ impl Letters {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    /// Tests that an error of this process's own calls is told as one, with call and rank, and not as
+    /// the loss of rank 0. A file that is no socket stands for one on which the system forbids calls.
+    #[test]
+    fn a_call_that_fails_here_is_no_loss_of_rank_0() {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let no_socket = UnixStream::from(OwnedFd::from(reader));
+        let connection = Connection::start(&no_socket.into(), 0, 2).unwrap();
+        let soon = Instant::now() + Duration::from_secs(60);
+        let told = connection.send(Frame::Probe, soon).unwrap_err().to_string();
+        let code = "Socket operation on non-socket (os error 88)";
+        assert_eq!(told, format!("setsockopt of rank 2 to rank 0: {code}"));
+        let file = File::open("/dev/zero").unwrap();
+        let connection = Connection::start(&UnixStream::from(OwnedFd::from(file)).into(), 0, 2);
+        let told = connection.unwrap().welcome(soon, Instant::now(), String::new).unwrap_err();
+        assert_eq!(told.to_string(), format!("recvmsg of rank 2 from rank 0: {code}"));
+    }
 
     /// Tests that a frame does not wait beyond its own time for a frame of another thread.
     #[test]

@@ -3,15 +3,16 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Pid;
 
 use super::frames::Frame;
 use super::peer::Peer;
 use super::rendezvous::{Door, Place, check_user};
+use super::socket::{FailedCall, Jam, is_permanent};
 use crate::error::{Error, Result};
-use crate::limits::{explain, is_full};
+use crate::limits::is_full;
 use crate::system::peer_of;
 
 /// Largest number of connections that have not said hello. This limit also bounds the memory of
@@ -35,9 +36,8 @@ pub(super) struct Entrance {
     known: Vec<bool>,
     /// Connections that have not said hello, oldest first.
     strangers: Vec<Peer>,
-    /// Error of accepting because this process has no file descriptor left, and the time since
-    /// which there is none; `None` after a success.
-    full: Option<(Instant, std::io::Error)>,
+    /// Failure of accepting; `None` after a success.
+    jam: Option<Jam>,
 }
 
 /// Result of reading the first frame of a connection.
@@ -52,7 +52,7 @@ impl Entrance {
     /// sends no hello.
     pub(super) fn new(place: Place, door: Door, size: usize, own: usize) -> Entrance {
         let known = (0..size).map(|rank| rank == own).collect();
-        Entrance { place, door, own, known, strangers: Vec::new(), full: None }
+        Entrance { place, door, own, known, strangers: Vec::new(), jam: None }
     }
 
     /// Accepts new connections.
@@ -60,17 +60,12 @@ impl Entrance {
         if self.is_crowded() {
             self.make_room();
         }
-        match self.try_accept() {
-            Ok(()) => self.full = None,
-            Err(e) => {
-                let since = self.full.take().map_or_else(Instant::now, |(since, _)| since);
-                self.full = Some((since, e));
-            }
-        }
+        let taken = self.try_accept();
+        Jam::follow(&mut self.jam, taken);
     }
 
-    /// Accepts new connections. An error means that this process is out of file descriptors.
-    fn try_accept(&mut self) -> std::io::Result<()> {
+    /// Accepts new connections. An error is one of this process, with the name of the call.
+    fn try_accept(&mut self) -> Result<(), FailedCall> {
         for _ in 0..IN_A_ROW {
             if self.is_crowded() {
                 return Ok(());
@@ -78,13 +73,14 @@ impl Entrance {
             let socket = match self.door.listener.accept() {
                 Ok((socket, _)) => socket,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if is_full(&e) => return Err(e),
+                Err(e) if is_full(&e) || is_permanent(&e) => return Err(("accept", e)),
                 // The connection was aborted by its peer.
                 Err(_) => continue,
             };
             match check_user(&socket) {
-                Ok(()) => self.strangers.push(Peer::new(socket)?),
-                Err(problem) => tracing::warn!(problem, "a connection is refused"),
+                Ok(()) => self.strangers.push(Peer::new(socket).map_err(|e| ("ioctl", e))?),
+                Err(e) if is_permanent(&e) => return Err(("getsockopt", e)),
+                Err(problem) => tracing::warn!(%problem, "a connection is refused"),
             }
             if self.is_crowded() {
                 self.make_room();
@@ -131,22 +127,16 @@ impl Entrance {
         self.strangers.len() >= STRANGERS
     }
 
-    /// Whether this process currently has no file descriptor for a new connection.
+    /// Whether this process currently cannot accept a new connection, for example because it has no
+    /// file descriptor.
     pub(super) fn is_full(&self) -> bool {
-        self.full.is_some()
+        self.jam.is_some()
     }
 
-    /// Error of rank `own`, this process, if it has had no file descriptor for new connections for
-    /// too long, or has none although no time is left (`last`).
-    pub(super) fn check_full(&self, own: usize, last: bool) -> Result<()> {
-        match &self.full {
-            Some((since, error)) if last || since.elapsed() >= NO_DESCRIPTOR => {
-                let (what, error) = (format!("rendezvous at {}", self.place), explain(error));
-                let message = format!("accepting another rank: {error}");
-                Err(Error::PeerFailed { rank: own, what, message })
-            }
-            _ => Ok(()),
-        }
+    /// Error of this process's rank if it can accept no connection, or could not for too long, or
+    /// cannot although no time is left (`last`).
+    pub(super) fn check_full(&self, last: bool) -> Result<()> {
+        Jam::check(&self.jam, (self.own, &self.place), NO_DESCRIPTOR, last)
     }
 
     /// Reads messages of strangers, and calls `arrived` for each rank that says hello, with its
@@ -289,6 +279,7 @@ pub(super) fn differing(
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::time::Instant;
 
     use super::super::gather::tests::refusal;
     use super::*;
@@ -304,6 +295,21 @@ mod tests {
         entrance.close();
         let told = refusal(&late).unwrap().to_string();
         assert!(told.contains("another process may have taken its place"), "{told}");
+    }
+
+    /// Tests that an entrance whose socket can accept nothing is an error of its own rank at once. A
+    /// socket that does not listen stands for one on which the system forbids the call.
+    #[test]
+    fn a_socket_that_never_accepts_is_named_with_the_call_and_the_rank() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        let mut door = place.listen().unwrap();
+        door.listener = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0).into();
+        let mut entrance = Entrance::new(place, door, 4, 3);
+        entrance.accept();
+        let told = entrance.check_full(false).unwrap_err().to_string();
+        assert!(told.starts_with("rank 3 failed in rendezvous at "), "{told}");
+        assert!(told.contains("accept: Invalid argument (os error 22)"), "{told}");
     }
 
     #[test]

@@ -31,8 +31,9 @@ impl Gathering {
         let peers = (0..size).map(|_| None).collect();
         let entrance = Entrance::new(place, door, size, 0);
         let mut gathering = Gathering { entrance, peers };
-        let gathered =
-            Peer::new(own).map_err(|e| Error::system("socket of rank 0", e)).and_then(|mut own| {
+        let gathered = Peer::new(own)
+            .map_err(|e| Error::system("ioctl on the socket of rank 0", e))
+            .and_then(|mut own| {
                 own.inbox.trust();
                 gathering.peers[0] = Some(own);
                 gathering.gather(deadline)
@@ -81,7 +82,7 @@ impl Gathering {
             }
             let now = Instant::now();
             let place = &self.entrance.place;
-            self.entrance.check_full(0, now >= deadline)?;
+            self.entrance.check_full(now >= deadline)?;
             if let Some(error) = place.lost(&missing, &mut watch) {
                 return Err(error);
             }

@@ -15,7 +15,6 @@ use super::mailbox::AGAIN;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
 use crate::error::Error;
-use crate::limits::open_files;
 
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
 /// process is stopped.
@@ -84,7 +83,7 @@ impl Group {
             // This process could not read the connection, so no rank of the link is blamed.
             Some(fault) => self.fault_of_hub(
                 format!("messages of rank {}", self.members[index]),
-                format!("{fault}; the limit of open files is {}", open_files()),
+                fault.to_string(),
             ),
             None if link.peer.gone => {
                 let ended = link.ranks[0];

@@ -14,6 +14,7 @@ use rustix::net::{
 };
 
 use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken, read_header};
+use super::socket::is_remote;
 use super::tcp::seal::{Keys, Opener, Sealer};
 use crate::error::{Error, Result};
 use crate::limits::open_files;
@@ -184,11 +185,7 @@ impl Inbox {
             match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(got) => break got,
                 Err(Errno::INTR) => {}
-                Err(
-                    Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
-                ) => {
-                    return Ok(false);
-                }
+                Err(e) if is_remote(e) => return Ok(false),
                 Err(e) => return Err(Error::system("recvmsg", e)),
             }
         };

@@ -9,9 +9,8 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
-use super::socket::Socket;
+use super::socket::{Socket, is_permanent};
 use crate::error::Error;
-use crate::limits::open_files;
 use crate::system::peer_of;
 
 pub(super) struct Peer {
@@ -82,15 +81,19 @@ impl Peer {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(e) if crowded(&e) => self.crowded = Some(explain_crowded(&e)),
             Err(e) => {
-                if e.kind() != std::io::ErrorKind::BrokenPipe {
-                    tracing::warn!(error = %e, "a message could not be sent");
-                }
                 // After an error no further frame is sent: a part of a frame may have been sent,
                 // and the peer could not understand later frames. Shutting down the write side
                 // tells the peer. If the peer has closed its end, this process notices when it
                 // reads, after the peer's last messages.
                 self.outbox.clear();
-                let _ = self.socket.shutdown(Shutdown::Write);
+                let mut how = Shutdown::Write;
+                if is_permanent(&e) {
+                    // The peer is not to blame, and need not end the connection.
+                    tracing::warn!(error = %e, "sendmsg failed, so a connection is given up");
+                    self.fault.get_or_insert(Error::system("sendmsg", e));
+                    how = Shutdown::Both;
+                }
+                let _ = self.socket.shutdown(how);
             }
         }
     }
@@ -130,7 +133,7 @@ impl Peer {
     fn give_up(&mut self, error: Error) {
         tracing::warn!(%error, "a connection is given up");
         self.gone = true;
-        self.fault = Some(error);
+        self.fault.get_or_insert(error);
     }
 
     /// Error of the connection to `rank`, which has ended, as process `own` tells it. `own` is
@@ -140,11 +143,7 @@ impl Peer {
         match &self.fault {
             None => Error::PeerLost { rank },
             Some(Error::Wire { problem, .. }) => Error::Wire { what, problem: problem.clone() },
-            Some(fault) => {
-                let limit = open_files();
-                let message = format!("{fault}; the limit of open files is {limit}");
-                Error::PeerFailed { rank: own, what, message }
-            }
+            Some(fault) => Error::PeerFailed { rank: own, what, message: fault.to_string() },
         }
     }
 
@@ -200,5 +199,28 @@ pub(super) fn wait<'a>(
     {
         tracing::error!(%error, "poll failed");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Tests that an error of sending is told as one of this process, and an ended peer as a loss. A
+    /// file that is no socket stands for one on which the system forbids the call.
+    #[test]
+    fn a_call_that_fails_here_is_no_loss_of_the_peer() {
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let mut own = Peer::new(UnixStream::from(OwnedFd::from(writer))).unwrap();
+        own.send(Frame::Probe.pack());
+        let told = own.loss(2, 0).to_string();
+        let expected = "rank 0 failed in messages of rank 2, which all ranks must do: sendmsg: Socket operation on \
+                        non-socket (os error 88)";
+        assert!(told.starts_with(expected), "{told}");
+        let mut ended = Peer::new(UnixStream::pair().unwrap().0).unwrap();
+        ended.send(Frame::Probe.pack());
+        assert!(matches!(ended.loss(2, 0), Error::PeerLost { rank: 2 }));
     }
 }

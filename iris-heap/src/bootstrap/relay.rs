@@ -57,7 +57,8 @@ impl Relay {
         own: UnixStream,
         hub: Peer,
     ) -> Result<JoinHandle<()>> {
-        let mut own = Peer::new(own).map_err(|e| Error::system("socket of the relay", e))?;
+        let mut own =
+            Peer::new(own).map_err(|e| Error::system("ioctl on the socket of the relay", e))?;
         own.inbox.trust();
         let mut relay = Relay {
             rank,
@@ -142,7 +143,7 @@ impl Relay {
             arrived.push((rank, peer, frames));
             Ok(())
         });
-        let full = entrance.check_full(self.rank, false);
+        let full = entrance.check_full(false);
         let lost = entrance.place.lost(&entrance.missing(), &mut self.watch).map_or(Ok(()), Err);
         let (job, size) = (entrance.place.job.clone(), entrance.size() as u64);
         self.entrance = Some(entrance);

@@ -382,18 +382,20 @@ impl Place {
         let _greeting = lock(&GREETING);
         match connect(self.short(&self.socket)?.as_path()) {
             Ok(socket) => {
-                check_user(&socket).map_err(|e| self.error(e))?;
+                check_user(&socket).map_err(|e| self.error(explain(&e)))?;
                 let job = self.job.clone();
                 let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
                 let mut outbox = Outbox::default();
                 outbox.push(hello.pack());
-                let sent = socket.set_write_timeout(Some(LOCKED));
-                match sent.and_then(|()| outbox.flush(&socket)) {
+                let limited = socket.set_write_timeout(Some(LOCKED));
+                let failed = |e| self.error(format!("setsockopt of rank {rank}: {}", explain(&e)));
+                limited.map_err(failed)?;
+                match outbox.flush(&socket) {
                     // The system has no room for the message at this moment.
                     Err(e) if crowded(&e) => Ok(Tried::Absent),
                     // The listener has closed its end, and may have sent the reason before.
                     Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(Tried::Connected(socket)),
-                    Err(e) => Err(self.error(format!("saying hello: {}", explain(&e)))),
+                    Err(e) => Err(self.error(format!("sendmsg of rank {rank}: {}", explain(&e)))),
                     Ok(()) => Ok(Tried::Connected(socket)),
                 }
             }
@@ -858,15 +860,17 @@ fn since_boot(path: &Path) -> Option<Duration> {
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
 }
 
-/// Checks that the process at the other end belongs to this user.
-pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
-    let peer = peer_of(socket)
-        .map_err(|e| format!("reading the user of the process at the other end: {e}"))?;
+/// Checks that the process at the other end belongs to this user. The error has a code only if the
+/// system does not tell the user.
+pub(crate) fn check_user(socket: &UnixStream) -> std::io::Result<()> {
+    let peer = peer_of(socket)?;
     let user = rustix::process::geteuid().as_raw();
     match peer.user == user {
         true => Ok(()),
         false => {
-            Err(format!("the process at the other end is of user {}, expected {user}", peer.user))
+            let text =
+                format!("the process at the other end is of user {}, expected {user}", peer.user);
+            Err(std::io::Error::other(text))
         }
     }
 }

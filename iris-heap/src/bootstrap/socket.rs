@@ -1,11 +1,70 @@
 //! Connected stream socket between two ranks: a Unix socket within a host, or TCP between hosts.
 
+use std::fmt;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+use crate::error::Error;
+use crate::limits::{explain, is_full};
+
+/// Whether an error of a call on a socket means that the other end, or the network, has ended the
+/// connection.
+pub(super) fn is_remote(code: Errno) -> bool {
+    use Errno as E;
+    [
+        [E::PIPE, E::CONNRESET, E::CONNABORTED, E::CONNREFUSED, E::TIMEDOUT, E::PROTO],
+        [E::HOSTUNREACH, E::HOSTDOWN, E::NETUNREACH, E::NETDOWN, E::NONET, E::NOPROTOOPT],
+    ]
+    .as_flattened()
+    .contains(&code)
+}
+
+/// Whether an error of a call on a socket is this process's own and stays: a policy forbids the call,
+/// or its arguments are wrong. A call that failed for another reason may succeed later.
+pub(super) fn is_permanent(error: &std::io::Error) -> bool {
+    let passing = [Errno::AGAIN, Errno::INTR, Errno::INPROGRESS, Errno::ADDRNOTAVAIL];
+    let code = Errno::from_io_error(error);
+    code.is_some_and(|code| !is_remote(code) && !passing.contains(&code) && !is_full(error))
+}
+
+/// Name of a call on a socket that failed, and its error.
+pub(super) type FailedCall = (&'static str, std::io::Error);
+
+/// Failure of taking new connections at a listening socket.
+#[derive(Debug)]
+pub(super) struct Jam {
+    since: Instant,
+    call: &'static str,
+    error: std::io::Error,
+}
+
+impl Jam {
+    /// Replaces the jam before an attempt to take connections by the outcome of the attempt: an error
+    /// with the name of its call.
+    pub(super) fn follow(jam: &mut Option<Jam>, taken: Result<(), FailedCall>) {
+        let since = jam.take().map_or_else(Instant::now, |jam| jam.since);
+        *jam = taken.err().map(|(call, error)| Jam { since, call, error });
+    }
+
+    /// Error of rank `own`, this process, at the meeting `place`, if taking connections will not
+    /// succeed later (`last`: there is no time left), or has failed for `patience`.
+    pub(super) fn check(
+        jam: &Option<Jam>,
+        (own, place): (usize, &dyn fmt::Display),
+        patience: Duration,
+        last: bool,
+    ) -> Result<(), Error> {
+        let over = |jam: &&Jam| last || is_permanent(&jam.error) || jam.since.elapsed() >= patience;
+        let Some(Jam { call, error, .. }) = jam.as_ref().filter(over) else { return Ok(()) };
+        let message = format!("accepting another rank: {call}: {}", explain(error));
+        Err(Error::PeerFailed { rank: own, what: format!("rendezvous at {place}"), message })
+    }
+}
 
 /// Connected stream socket, Unix or TCP.
 #[derive(Debug)]

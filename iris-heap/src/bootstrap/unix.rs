@@ -17,7 +17,7 @@ use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
-use super::socket::Socket;
+use super::socket::{Socket, is_permanent};
 use super::{Bootstrap, Step, Watcher, is_loss};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
@@ -167,6 +167,13 @@ impl Processes {
         let (mut answer, mut verdict): (Option<Instant>, Option<LastChance>) = (None, None);
         let sent_at = Instant::now();
         let mut mail = lock(mail);
+        if let Err(own @ Error::System { error, .. }) = &sent
+            && is_permanent(error)
+        {
+            // The hub knows only that this rank is lost.
+            mail.groups.entry(self.group).or_default().broken = Some(own.clone());
+            return Err(own.clone());
+        }
         loop {
             // A completed exchange stays valid even if a peer has died since, so it is returned
             // before errors are checked.

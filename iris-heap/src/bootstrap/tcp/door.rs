@@ -22,6 +22,7 @@ use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
 use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::peer::Peer;
+use crate::bootstrap::socket::{FailedCall, Jam, is_permanent};
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
@@ -81,7 +82,7 @@ impl Door {
     /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
     /// that have arrived, and to those whose greeting was answered.
     pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Link>> {
-        let own = Peer::new(own).map_err(|e| Error::system("socket of rank 0", e));
+        let own = Peer::new(own).map_err(|e| Error::system("ioctl on the socket of rank 0", e));
         let gathered = own.and_then(|mut own| {
             own.inbox.trust();
             self.links.push(Link::to_relay(0, own, Vec::new()));
@@ -109,15 +110,12 @@ impl Door {
         }
     }
 
-    fn gather_others(&mut self, deadline: Instant) -> Result<()> {
+    pub(super) fn gather_others(&mut self, deadline: Instant) -> Result<()> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
-        let mut full: Option<(Instant, std::io::Error)> = None;
+        let mut jam = None;
         loop {
-            match self.accept() {
-                Ok(()) => full = None,
-                Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
-            }
+            Jam::follow(&mut jam, self.accept());
             self.hear()?;
             let missing: Vec<_> =
                 (0..self.arrived.len()).filter(|&rank| !self.arrived[rank]).collect();
@@ -125,13 +123,7 @@ impl Door {
                 return Ok(());
             }
             let now = Instant::now();
-            if let Some((since, error)) = &full
-                && now - *since >= NO_DESCRIPTOR
-            {
-                let (what, error) = (format!("rendezvous at {}", self.meeting), explain(error));
-                let message = format!("accepting another rank: {error}");
-                return Err(Error::PeerFailed { rank: 0, what, message });
-            }
+            Jam::check(&jam, (0, &self.meeting), NO_DESCRIPTOR, false)?;
             if now >= deadline {
                 let what = format!("rank 0 at {}", self.meeting);
                 return Err(Error::Absent { ranks: missing, what, waited: now - started });
@@ -150,12 +142,12 @@ impl Door {
                 ));
             }
             let until = deadline.min(patience.until).min(now + LOOK);
-            self.wait(full.is_none(), until.saturating_duration_since(now));
+            self.wait(jam.is_none(), until.saturating_duration_since(now));
         }
     }
 
-    /// Accepts pending connections. An error means that this process has no file descriptors left.
-    fn accept(&mut self) -> std::io::Result<()> {
+    /// Accepts pending connections. An error is one of this process, with the name of the call.
+    fn accept(&mut self) -> Result<(), FailedCall> {
         let mut idle = 0;
         for at in (0..self.listeners.len()).cycle().take(IN_A_ROW) {
             if !self.has_room() || idle == self.listeners.len() {
@@ -165,15 +157,15 @@ impl Door {
             let stream = match self.listeners[at].accept() {
                 Ok((stream, _)) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
-                Err(e) if is_full(&e) => return Err(e),
+                Err(e) if is_full(&e) || is_permanent(&e) => return Err(("accept", e)),
                 // An error here means that the client closed the connection before it was accepted.
                 Err(_) => continue,
             };
             idle = 0;
-            if stream.set_nonblocking(true).and_then(|()| self.meeting.prepare(&stream)).is_ok() {
-                let state = State::Greeting(stream, [0; GREETING], 0);
-                self.strangers.push_back(Stranger { since: Instant::now(), state });
-            }
+            stream.set_nonblocking(true).map_err(|e| ("ioctl", e))?;
+            self.meeting.prepare(&stream).map_err(|e| ("setsockopt", e))?;
+            let state = State::Greeting(stream, [0; GREETING], 0);
+            self.strangers.push_back(Stranger { since: Instant::now(), state });
         }
         Ok(())
     }
@@ -254,7 +246,7 @@ impl Door {
     fn advance(&mut self, state: State) -> Result<State> {
         match state {
             State::Over => Ok(State::Over),
-            State::Greeting(stream, greeting, got) => Ok(self.greeted(stream, greeting, got)),
+            State::Greeting(stream, greeting, got) => self.greeted(stream, greeting, got),
             State::Answered(rank, mut peer) => {
                 let mut frames = peer.read_if_ready().into_iter();
                 match frames.next() {
@@ -279,17 +271,23 @@ impl Door {
         mut stream: TcpStream,
         mut bytes: [u8; GREETING],
         mut got: usize,
-    ) -> State {
+    ) -> Result<State> {
+        let own = |call: &str, error| Error::PeerFailed {
+            rank: 0,
+            what: format!("rendezvous at {}", self.meeting),
+            message: format!("{call}: {}", explain(&error)),
+        };
         while got < GREETING {
             match stream.read(&mut bytes[got..]) {
                 Ok(count) if count > 0 => got += count,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    return State::Greeting(stream, bytes, got);
+                    return Ok(State::Greeting(stream, bytes, got));
                 }
+                Err(e) if is_permanent(&e) => return Err(own("recv", e)),
                 _ => {
                     self.turned_away += 1;
-                    return State::Over;
+                    return Ok(State::Over);
                 }
             }
         }
@@ -300,17 +298,17 @@ impl Door {
             // The refusal is only a hint to the other end, so a failed write is ignored.
             let _ = stream.write_all(&self.meeting.terms.refusal());
             self.turned_away += 1;
-            return State::Over;
+            return Ok(State::Over);
         };
-        let peer = stream.write_all(&reply).and_then(|()| Peer::new(stream));
-        match peer {
-            Ok(mut peer) => {
-                peer.inbox = Inbox::sealed(&keys);
-                peer.outbox = Outbox::sealed(&keys);
-                State::Answered(rank, Box::new(peer))
-            }
-            Err(_) => State::Over,
+        match stream.write_all(&reply) {
+            Ok(()) => {}
+            Err(e) if is_permanent(&e) => return Err(own("send", e)),
+            Err(_) => return Ok(State::Over),
         }
+        let mut peer = Peer::new(stream).map_err(|e| own("ioctl", e))?;
+        peer.inbox = Inbox::sealed(&keys);
+        peer.outbox = Outbox::sealed(&keys);
+        Ok(State::Answered(rank, Box::new(peer)))
     }
 
     /// Admits the relay of a rank that has proved that it has the key, if `frame` is a hello;

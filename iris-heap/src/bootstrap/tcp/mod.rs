@@ -29,8 +29,10 @@ use super::notice::{Patience, notice};
 use super::peer::Peer;
 use super::relay::Relay;
 use super::rendezvous::{self, Place, Visit, Watch};
+use super::socket::{FailedCall, is_permanent};
 use super::unix::{Processes, failed, grace};
 use crate::error::{Error, Result, list_texts};
+use crate::limits::{explain, is_full};
 use crate::util::{lock, spawn};
 use address::Address;
 use door::Door;
@@ -149,7 +151,8 @@ impl Meeting {
                 Some(Ok((stream, keys))) => match place.bind(rank)? {
                     Some(door) => {
                         let hub = self.greet_hub(stream, &keys, rank);
-                        let hub = hub.map_err(|e| Error::system("socket to rank 0", e))?;
+                        let hub =
+                            hub.map_err(|e| Error::system("ioctl on the socket to rank 0", e))?;
                         return Ok(Way::Relay { door, hub: Box::new(hub), thread: None, watch });
                     }
                     // Rank 0 is on this node and has just opened the door, so the next knock
@@ -161,6 +164,10 @@ impl Meeting {
                     last = text;
                 }
                 Some(Err(Attempt::Failed(text))) => last = text,
+                Some(Err(Attempt::Permanent(message))) => {
+                    let what = format!("rendezvous at {self}");
+                    return Err(Error::PeerFailed { rank, what, message });
+                }
             }
             drop(turn);
             // If a rank of this node is lost, the relay tells rank 0, which may still be starting.
@@ -198,34 +205,55 @@ impl Meeting {
 
     /// Connects to one of rank 0's addresses and runs the handshake.
     fn reach(&self, rank: usize, deadline: Instant) -> Result<(TcpStream, Keys), Attempt> {
-        let mut failed = Attempt::Failed("no address".into());
+        let (mut failed, mut permanent) = (None, None);
         for &address in &self.addresses {
             match self.attempt(address, rank, deadline) {
                 Ok(Ok(reached)) => return Ok(reached),
                 Ok(Err(why)) => {
-                    failed = Attempt::Refused(format!("{address} refuses rank {rank}: {why}"));
+                    let why = format!("{address} refuses rank {rank}: {why}");
+                    failed = Some(Attempt::Refused(why));
                 }
-                Err(_) if matches!(failed, Attempt::Refused(_)) => {}
-                Err(e) => failed = Attempt::Failed(format!("{address}: {e}")),
+                Err((call, e)) if is_permanent(&e) || is_full(&e) => {
+                    let zone = match address {
+                        // The first ten bits of a link-local address are those of fe80::.
+                        SocketAddr::V6(it)
+                            if it.ip().is_unicast_link_local() && it.scope_id() == 0 =>
+                        {
+                            "; a link-local address needs a zone: ADDRESS%INTERFACE"
+                        }
+                        _ => "",
+                    };
+                    let text = format!("{call} to {address}: {}{zone}", explain(&e));
+                    permanent = Some(Attempt::Permanent(text));
+                }
+                Err(_) if matches!(failed, Some(Attempt::Refused(_))) => {}
+                Err((call, e)) => {
+                    failed = Some(Attempt::Failed(format!("{call} to {address}: {e}")));
+                }
             }
         }
-        Err(failed)
+        // An address that can never be reached, as one of a family that is switched off, is no
+        // obstacle if another one may be.
+        Err(failed.or(permanent).unwrap_or_else(|| Attempt::Failed("no address".into())))
     }
 
-    /// Connects to an address and runs the handshake; the reason, if the other end refuses.
+    /// Connects to an address and runs the handshake; the reason, if the other end refuses. An error
+    /// has the name of the call.
     fn attempt(
         &self,
         address: SocketAddr,
         rank: usize,
         deadline: Instant,
-    ) -> std::io::Result<Result<(TcpStream, Keys), String>> {
+    ) -> Result<Result<(TcpStream, Keys), String>, FailedCall> {
+        let of = |call: &'static str| move |error| (call, error);
         let rest = deadline.saturating_duration_since(Instant::now());
         let timeout = rest.clamp(Duration::from_millis(1), ATTEMPT);
-        let mut stream = TcpStream::connect_timeout(&address, timeout)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
-        let (greeting, state) = self.terms.greet(rank as u32).map_err(std::io::Error::other)?;
-        stream.write_all(&greeting)?;
+        let mut stream = TcpStream::connect_timeout(&address, timeout).map_err(of("connect"))?;
+        let limited = stream.set_read_timeout(Some(timeout));
+        limited.and_then(|()| stream.set_write_timeout(Some(timeout))).map_err(of("setsockopt"))?;
+        let sealing = |error| ("sealing", std::io::Error::other(error));
+        let (greeting, state) = self.terms.greet(rank as u32).map_err(sealing)?;
+        stream.write_all(&greeting).map_err(of("send"))?;
         // The socket's time limit applies to each single read, so a peer that sends byte by byte
         // could exceed it. This loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
@@ -242,22 +270,24 @@ impl Meeting {
                 _ => std::io::ErrorKind::TimedOut.into(),
             };
             match stream.read(&mut reply[got..]) {
-                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(0) => return Err(of("recv")(std::io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => got += count,
                 // The socket's time limit has passed.
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(silent(got)),
-                Err(e) => return Err(e),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    return Err(of("recv")(silent(got)));
+                }
+                Err(e) => return Err(of("recv")(e)),
             }
             if Instant::now() >= until {
-                return Err(silent(got));
+                return Err(of("recv")(silent(got)));
             }
         }
         if let Some(why) = self.terms.refused(&reply, rank) {
             return Ok(Err(why));
         }
-        let keys = Keys::of_reply(state, &reply).map_err(std::io::Error::other)?;
-        stream.set_read_timeout(None)?;
-        self.prepare(&stream)?;
+        let keys = Keys::of_reply(state, &reply).map_err(sealing)?;
+        let unlimited = stream.set_read_timeout(None);
+        unlimited.and_then(|()| self.prepare(&stream)).map_err(of("setsockopt"))?;
         Ok(Ok((stream, keys)))
     }
 
@@ -345,7 +375,8 @@ impl Meeting {
             let (listeners, meeting) = self.listen()?;
             let port = Door::new(meeting, listeners);
             let (hub, own) = UnixStream::pair().map_err(|e| Error::system("socketpair", e))?;
-            let mut hub = Peer::new(hub).map_err(|e| Error::system("socket to the hub", e))?;
+            let mut hub =
+                Peer::new(hub).map_err(|e| Error::system("ioctl on the socket to the hub", e))?;
             hub.inbox.trust();
             let run = move || {
                 if let Some(links) = port.gather(own, deadline) {
@@ -410,4 +441,6 @@ enum Attempt {
     /// Refusal: rank 0 has another secret.
     Refused(String),
     Failed(String),
+    /// Failure that will not pass, whatever rank 0 does.
+    Permanent(String),
 }

@@ -160,6 +160,28 @@ fn another_secret_or_job_is_refused_and_told_so() {
     });
 }
 
+/// Tests that a rank does not wait for an address that it can never reach: a link-local one without a
+/// zone.
+#[test]
+fn an_address_that_cannot_be_reached_is_an_error_at_once() {
+    let meeting = at("[fe80::1]:9", meeting("127.0.0.1", 2).terms);
+    let told = meeting.join(1, PLENTY).err().expect("an error").to_string();
+    assert!(told.starts_with("rank 1 failed in rendezvous at tcp [fe80::1]:9"), "{told}");
+    let words = ["connect to [fe80::1]:9: ", "(os error ", "a link-local address needs a zone"];
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+}
+
+/// Tests that rank 0 gives up at once if it can accept nothing. A socket that does not listen stands
+/// for one on which the system forbids the call.
+#[test]
+fn a_port_that_never_accepts_is_an_error_of_rank_0() {
+    let socket = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0);
+    let mut door = Door::new(meeting("127.0.0.1", 2), vec![socket.into()]);
+    let told = door.gather_others(Instant::now() + PLENTY).unwrap_err().to_string();
+    assert!(told.starts_with("rank 0 failed in rendezvous at tcp 127.0.0.1:"), "{told}");
+    assert!(told.contains("accept: Invalid argument (os error 22)"), "{told}");
+}
+
 /// Tests the error for a port at which another program listens that never answers.
 #[test]
 fn a_listener_that_does_not_answer_is_told() {
