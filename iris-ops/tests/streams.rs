@@ -64,7 +64,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
 #[test]
 fn a_rank_that_skips_a_call_and_frees_the_op_is_named_on_both_ranks() {
     let settings = Settings::default();
-    let closed = World::run_threads_each(2, &settings, |world| {
+    let freed = World::run_threads_each(2, &settings, |world| {
         let heap = heap(&world);
         let (x, y) = (heap.ones::<f32>(M * N)?, heap.zeros::<f32>(M * N)?);
         let op = op(&heap);
@@ -73,7 +73,7 @@ fn a_rank_that_skips_a_call_and_frees_the_op_is_named_on_both_ranks() {
         stream.sync()?;
         if world.rank() == 0 {
             op.run(&args(x, y), &stream).unwrap();
-            // The fault is read directly: `check` would consume the fault, and `close` below must
+            // The fault is read directly: `check` would consume the fault, and `free` below must
             // return it.
             while heap.control().fault().is_none() {
                 heap.control().advance_test_clock(settings.entry_deadline() / 10);
@@ -81,18 +81,20 @@ fn a_rank_that_skips_a_call_and_frees_the_op_is_named_on_both_ranks() {
             }
         }
         // The collective `free` must not time out, though rank 0 arrives only after its kernel's
-        // deadline.
-        op.free().unwrap();
-        Ok::<_, iris_heap::Error>(heap.close())
+        // deadline. It tells both ranks why it failed.
+        let freed = op.free().expect_err("the heap has failed");
+        let Error::Heap { cause, .. } = freed else { panic!("{freed}") };
+        heap.close()?;
+        Ok::<_, iris_heap::Error>(*cause)
     });
-    let closed: Vec<_> = closed.unwrap().into_iter().map(Result::unwrap).collect();
-    match closed[0].as_ref().unwrap_err() {
+    let freed: Vec<_> = freed.unwrap().into_iter().map(Result::unwrap).collect();
+    match &freed[0] {
         iris_heap::Error::Fault { op, fault, .. } if op.starts_with("all_reduce") => {
             assert_eq!((fault.kind, fault.rank, fault.call), (FaultKind::NotEntered, 1, 2));
         }
         other => panic!("{other}"),
     }
-    match closed[1].as_ref().unwrap_err() {
+    match &freed[1] {
         iris_heap::Error::Order { call: 2, ranks, .. } => assert_eq!(*ranks, [1]),
         other => panic!("{other}"),
     }

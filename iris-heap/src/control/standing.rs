@@ -140,9 +140,10 @@ impl Control {
         self.errors.get().is_some_and(|errors| errors.any())
     }
 
-    /// Error about the order of calls, for a heap that all ranks are closing: a rank that left out a
-    /// call, or issued one that other ranks left out, may have no fault of its own.
-    pub(crate) fn order_at_close(&self) -> Option<Error> {
+    /// Error about the order of calls, for a step in which a rank has given up or that all ranks have
+    /// reached: a rank that left out a call, or issued one that other ranks left out, may have no
+    /// fault of its own.
+    pub(crate) fn broken_order(&self) -> Option<Error> {
         self.disorder().or_else(|| self.find_left_out())
     }
 

@@ -659,7 +659,7 @@ impl SymmetricHeap {
         match found {
             Some(error) if Distance::of(&error) != Distance::Consequence => Some(error),
             found if control.has_told() => found,
-            found => control.order_at_close().or(found),
+            found => control.broken_order().or(found),
         }
     }
 
@@ -900,12 +900,11 @@ impl SymmetricHeap {
     /// is a fault that the error does not explain.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
-        if control.host_abort() == abort::DISORDER
-            && let Some(disorder) = control.disorder()
+        // A difference in the order of calls is the error to return, because it made the peers leave.
+        if (then.is_surrender() || control.host_abort() == abort::DISORDER)
+            && let Some(order) = control.broken_order()
         {
-            // The difference in the order of calls is the error to return, because it made the
-            // peers leave.
-            return disorder;
+            return order;
         }
         match control.fault_error().filter(|fault| !root::explains(&then, fault)) {
             // The error is returned unchanged, because the world has already added the fault to it.
