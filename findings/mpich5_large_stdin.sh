@@ -23,5 +23,6 @@ status=0
 count 100000 || status=$?
 echo "100000 bytes: status $status"
 cat "$folder/errors"
-[ "$status" -ne 0 ] && [ "$status" -ne 124 ]
+[ "$status" -ne 0 ]
+[ "$status" -ne 124 ]
 grep -q "process reading stdin too slowly" "$folder/errors"

@@ -9,7 +9,7 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use super::Random;
 use super::blow::Blow;
 use super::environment::{Odd, Oddity, VARIABLES};
-use super::rank::{Plant, Stage};
+use super::rank::{Plant, ROUNDS, Stage};
 
 /// Ranks of a job, and the way in which they are started.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
@@ -109,12 +109,16 @@ impl Case {
 
     /// Draws the delay: half of the blows that another thread can strike come at the start of the
     /// stage, the others within it or shortly after it.
-    pub(super) fn delayed(mut self) -> Case {
-        let mut random = self.random();
+    pub(super) fn delayed(mut self, random: &mut Random) -> Case {
         if self.blow.by_other_thread() && (self.stage == Stage::Meeting || random.below(2) == 0) {
             self.delay = 1 + random.below(125);
         }
         self
+    }
+
+    /// Number of the later call in or after which the victim is struck; the first call is 1.
+    pub(super) fn call(&self) -> u8 {
+        2 + self.random().below(u64::from(ROUNDS) - 2) as u8
     }
 
     /// Whether ranks other than the victim may end with success, although the victim was struck so
@@ -136,16 +140,16 @@ pub(super) fn victims(ranks: Ranks, random: &mut Random) -> Vec<usize> {
 }
 
 /// Every combination of stage, blow and victim with the numbers of ranks `ranks`.
-pub(super) fn strikes(ranks: &[Ranks], blows: &[Blow], random: &mut Random) -> Vec<Case> {
+pub(super) fn strikes(ranks: &[Ranks], random: &mut Random) -> Vec<Case> {
     let mut cases = Vec::new();
     for &ranks in ranks {
         let victims = victims(ranks, random);
-        for blow in blows {
+        for blow in Blow::STRIKES {
             for stage in Stage::ALL.into_iter().filter(|stage| blow.is_possible(*stage)) {
                 for &victim in &victims {
                     let (blow, seed) = (blow.clone(), random.below(1 << 32));
                     let case = Case { ranks, stage, blow, victim, seed, ..Case::default() };
-                    cases.push(case.delayed());
+                    cases.push(case.delayed(random));
                 }
             }
         }

@@ -82,7 +82,7 @@ pub(super) fn table(rows: &[Row]) -> String {
 }
 
 /// Numbers of the ranks that `text` names, such as 1, 2 and 5 in `ranks 1, 2 and 5`.
-fn named(text: &str) -> Vec<usize> {
+pub(super) fn named(text: &str) -> Vec<usize> {
     let mut found = Vec::new();
     for part in text.split("rank").skip(1) {
         let mut rest = part.strip_prefix('s').unwrap_or(part);

@@ -20,6 +20,7 @@ mod rank;
 mod ready;
 mod refuse;
 
+use std::collections::BTreeSet;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -34,11 +35,12 @@ use clap::Parser;
 use iris_testkit::Level;
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{Options as Launch, Outcome, end_with_launcher, launch};
+use rustix::io::Errno;
 
 use blow::Blow;
 use case::{Case, Ranks};
 use judge::Row;
-use rank::{CALLS, Plant, Stage, TIMES};
+use rank::{CALLS, Plant, ROUNDS, Stage, TIMES};
 use refuse::Refusal;
 
 /// First argument of this program when it makes the whole attack.
@@ -47,7 +49,8 @@ const ATTACK: &str = "attack";
 const NOBODY: u32 = 65534;
 /// Seconds that the other ranks have to end after a blow.
 const GRACE: Duration = Duration::from_secs(15);
-/// Waits for work, for a step of a call and for a meeting in a world in which a rank is stopped.
+/// Waits for work, for a step of a call and for a meeting in a world whose fault only a deadline can
+/// find.
 const SHORT: [Duration; 3] =
     [Duration::from_secs(3), Duration::from_secs(2), Duration::from_secs(4)];
 
@@ -100,6 +103,9 @@ fn main() -> ExitCode {
             let tests = named![
                 attacked_ranks_end_and_blame_the_right_one,
                 what_must_not_be_is_counted,
+                blows_come_in_every_call,
+                a_refused_call_is_told_with_call_and_rank,
+                ranks_are_read_from_an_error,
                 names_are_read_back,
             ];
             return harness::run_together(vec![Group::new(None, tests)]);
@@ -130,7 +136,7 @@ fn attacked_ranks_end_and_blame_the_right_one() {
                 let (victim, seed) = (random.below(4) as usize, random.below(1 << 32));
                 let blow = blow.clone();
                 let case = Case { ranks: FOUR, stage, blow, victim, seed, ..Case::default() };
-                cases.push(case.delayed());
+                cases.push(case.delayed(&mut random));
             }
         }
         cases.extend(case::frames(FOUR, frames / 2, &mut random));
@@ -149,11 +155,13 @@ fn attacked_ranks_end_and_blame_the_right_one() {
 /// Tests that wrong behaviour of the other ranks ([`Plant`]) is counted, in each stage.
 fn what_must_not_be_is_counted() {
     type Count = fn(&Row) -> usize;
-    let plants: [(Plant, Count); 4] = [
+    let plants: [(Plant, Count); 5] = [
         (Plant::Hang, |row| row.hang),
         (Plant::Signal, |row| row.signal),
         (Plant::Result, |row| row.wrong_result),
         (Plant::Blame, |row| row.wrong_name),
+        // If no rank is lost, as in a pause, there is no name to miss: each error is wrong.
+        (Plant::Silent, |row| row.missing_name.max(row.wrong_name)),
     ];
     for (plant, count) in plants {
         let kill = Stage::ALL.map(|stage| (Blow::Kill, stage));
@@ -171,11 +179,48 @@ fn what_must_not_be_is_counted() {
     }
 }
 
+/// Tests that each later call is struck both at its start and with a delay.
+fn blows_come_in_every_call() {
+    let mut cases = case::strikes(&[FOUR; 16], &mut Random(7));
+    cases.retain(|case| case.stage == Stage::InCall);
+    for is_delayed in [false, true] {
+        let cases = cases.iter().filter(|case| (case.delay > 0) == is_delayed);
+        let calls: BTreeSet<_> = cases.map(Case::call).collect();
+        assert!(calls.iter().copied().eq(2..ROUNDS), "delayed: {is_delayed}, calls {calls:?}");
+    }
+}
+
+/// Tests that a rank to which a call was refused must name the call, its error and the rank.
+fn a_refused_call_is_told_with_call_and_rank() {
+    let refusal = Refusal { call: "openat".into(), nth: 1, error: Errno::PERM };
+    let case = Case { ranks: Ranks::new(1, 1), blow: Blow::Refuse(refusal), ..Case::default() };
+    for (error, missing_name, missing_own) in [
+        ("rank 0: openat: os error 1", 0, 0),
+        ("openat: os error 1", 0, 1),
+        ("rank 1: openat: os error 1", 0, 1),
+        ("rank 0: openat: os error 24", 1, 0),
+        ("rank 0: bind: os error 1", 1, 0),
+    ] {
+        let fail = format!("echo '{}{error}' >&2; exit 1", rank::ERROR);
+        let options = Launch::default().stdout(io::sink());
+        let outcome = launch(Path::new("/bin/sh"), &["-c", &fail], 1, options).unwrap();
+        let row = judge::judge(&case, &outcome, "user");
+        let counted = (row.missing_name, row.missing_own, row.faults());
+        assert_eq!(counted, (missing_name, missing_own, missing_name + missing_own), "{error}");
+    }
+}
+
+fn ranks_are_read_from_an_error() {
+    let error = "ranks 1, 2 and 5 have not come: rank 7 on host a gave up after 30 s";
+    assert_eq!(judge::named(error), [1, 2, 5, 7]);
+    assert_eq!(judge::named("no rank is named on 3 hosts"), [0; 0]);
+}
+
 /// Tests that the name of a case is the case.
 fn names_are_read_back() {
     let ranks = ["2", "64", "2x4", "3-untold"].map(|text| text.parse::<Ranks>().unwrap());
     let mut random = Random(1);
-    let mut cases = case::strikes(&ranks, &Blow::STRIKES, &mut random);
+    let mut cases = case::strikes(&ranks, &mut random);
     cases.extend(case::frames(FOUR, 70, &mut random));
     cases.extend(case::odd_environments(FOUR, &mut random));
     for (_, error) in refuse::ERRORS {
@@ -199,6 +244,7 @@ impl Attack {
         if root {
             rows.extend(self.by_an_ordinary_user()?);
         }
+        ensure!(!rows.is_empty(), "no case has a name with one of {:?}", self.only);
         print!("{}", judge::table(&rows));
         ensure!(rows.iter().all(|row| row.faults() == 0), "faults with --seed {}", self.seed);
         Ok(())
@@ -241,7 +287,7 @@ impl Attack {
         let mut random = Random(self.seed);
         let mut cases = self.named.clone();
         if cases.is_empty() {
-            cases = case::strikes(&self.ranks, &Blow::STRIKES, &mut random);
+            cases = case::strikes(&self.ranks, &mut random);
             for &ranks in &self.ranks {
                 cases.extend(case::frames(ranks, 1000, &mut random));
                 if !ranks.untold && ranks.number() <= 8 {

@@ -100,10 +100,12 @@ pub(super) enum Plant {
     Signal,
     Result,
     Blame,
+    Silent,
 }
 
 impl Plant {
-    const ALL: [Plant; 4] = [Plant::Hang, Plant::Signal, Plant::Result, Plant::Blame];
+    const ALL: [Plant; 5] =
+        [Plant::Hang, Plant::Signal, Plant::Result, Plant::Blame, Plant::Silent];
 }
 
 impl fmt::Display for Plant {
@@ -204,6 +206,7 @@ pub(super) fn main(arguments: &[String]) -> Result<()> {
                 say!("{BLAMES}{size}")?;
                 bail!("rank {size} is blamed as planted");
             }
+            Plant::Silent => bail!("an error that names nobody, as planted"),
         }
     }
     if let Err(error) = &outcome
@@ -228,22 +231,24 @@ fn child(outcome: Result<()>) -> Result<()> {
 /// Number of elements of the vector that is summed.
 const COUNT: usize = 1000;
 /// Number of calls of each operator.
-const ROUNDS: u8 = 8;
+pub(super) const ROUNDS: u8 = 8;
 /// Time by which a rank is late for a meeting in which another one is struck.
 pub(super) const LATE: Duration = Duration::from_millis(200);
 
-/// Deadlines of the world: so long that a rank which notices a blow only by them counts as a hang,
-/// unless only a deadline can find the fault: a victim that is stopped, that has no announced place
-/// yet and ends untold, or that meets at another place.
-fn settings(case: &Case) -> Settings {
-    let settings = Settings::default();
+/// Settings of the environment, which may be odd, with deadlines of the case: so long that a rank
+/// which notices a blow only by them counts as a hang, unless only a deadline can find the fault. It
+/// alone finds a victim that is stopped, that has no announced place yet and ends untold, or that
+/// meets at another place.
+fn settings(case: &Case) -> Result<Settings> {
+    let (settings, slower) = (Settings::from_env()?, super::slower(case.ranks));
     let loses = case.blow.loses_the_rank();
     let untold = loses && case.ranks.untold && case.stage == Stage::Before;
     if !untold && !matches!(case.blow, Blow::Stop | Blow::Set(_)) {
-        return settings;
+        let step = settings.step * slower;
+        return Ok(settings.step(step));
     }
-    let [work, step, meeting] = super::SHORT.map(|wait| wait * super::slower(case.ranks));
-    settings.work(work).step(step).meeting(meeting)
+    let [work, step, meeting] = super::SHORT.map(|wait| wait * slower);
+    Ok(settings.work(work).step(step).meeting(meeting))
 }
 
 fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usize)) -> Result<()> {
@@ -267,7 +272,7 @@ fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usi
         std::thread::sleep(LATE);
     }
     stages.begin(Some(Stage::Meeting))?;
-    let world = World::from_env_with(&settings(case))?;
+    let world = World::from_env_with(&settings(case)?)?;
     stages.begin(Some(Stage::Met))?;
     let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
     let product = suite::Case::new(Op::MatmulAllReduce, "auto", options);
@@ -277,7 +282,7 @@ fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usi
     let vector = ready.heap.full::<f32>(COUNT, 0.0)?;
     ready.heap.write(ready.b, &[1.0; 4096])?;
     let [a, _, c] = product.shapes(iris_ops::Ranks::from(&world), product.options.m);
-    let chosen = 2 + random.below(u64::from(ROUNDS) - 2) as u8;
+    let chosen = case.call();
     for call in 1..=ROUNDS {
         // Each call has another expected result, so that data left from the previous call would be
         // found.

@@ -224,11 +224,12 @@ fn all(filter: &[&str]) -> Result<bool> {
         LAUNCHERS.iter().map(|it| (it, it.missing())).partition(|(_, missing)| missing.is_none());
     let launchers: Vec<_> = launchers.into_iter().map(|(it, _)| it).collect();
     let slurm = launchers.iter().any(|it| it.needs_slurm()).then(Slurm::start).transpose()?;
-    let mut failures = Vec::new();
+    let (mut ran, mut failures) = (false, Vec::new());
     let mut cell = |name: String, run: &dyn Fn() -> Result<&'static str>| {
         if !filter.is_empty() && !filter.iter().any(|word| name.contains(word)) {
             return "-";
         }
+        ran = true;
         match run() {
             Ok(word) => word,
             Err(error) => {
@@ -263,6 +264,7 @@ fn all(filter: &[&str]) -> Result<bool> {
     for (launcher, missing) in missing {
         println!("\n{} did not run: {}", launcher.name, missing.unwrap_or_default());
     }
+    ensure!(ran, "no case has one of the words {filter:?}");
     Ok(failures.is_empty())
 }
 
