@@ -3,10 +3,10 @@
 
 mod job;
 
-use std::process::Command;
 use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use iris_testkit::launch::open_mpi;
 use iris_testkit::port;
 use job::{
     CASE, Job, contains, env, files, launch_until_abort, report, result, wait_for, wait_for_file,
@@ -281,14 +281,16 @@ fn slurm_without_an_address() {
 
 #[test]
 fn mpirun_of_open_mpi() {
-    let Ok(true) = Command::new("mpirun").arg("--version").output().map(|o| o.status.success())
-    else {
-        println!("skipped: mpirun, of openmpi-bin, does not start");
+    let version = open_mpi().arg("--version").output();
+    let is_open_mpi =
+        version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
+    if !is_open_mpi {
+        println!("skipped: mpirun of Open MPI, of openmpi-bin, does not start");
         return;
-    };
+    }
     let program = std::env::current_exe().unwrap();
     let node = "IRIS_NODE=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$0\" \"$@\"";
-    let output = Command::new("mpirun")
+    let output = open_mpi()
         .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "4"])
         .args(["-x", "MASTER_ADDR=127.0.0.1", "-x", &format!("IRIS_PORT={}", free_port())])
         .args(["-x", &format!("{CASE}=heap"), "/bin/sh", "-c", node])

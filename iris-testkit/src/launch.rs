@@ -56,7 +56,7 @@ use tempfile::TempDir;
 
 use crate::port;
 
-pub use self::mpirun::mpirun;
+pub use self::mpirun::{mpirun, open_mpi};
 pub use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended

@@ -31,7 +31,7 @@ use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, MatRef, OpError as Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
-use iris_testkit::suite::{Case, Input, Op, Operands, Options};
+use iris_testkit::suite::{Case, Input, Op, Options};
 
 /// Settings with deadlines of minutes; a test that needs a timeout advances the clock by
 /// [`Ready::pass_until_a_fault`].
@@ -302,17 +302,16 @@ fn another_place_of_a_is_named() {
             cases.clone(),
             |world, case| {
                 let mut ready = Ready::new(&world, case)?;
+                // A good call comes first, so that an error with the place of an earlier call would be
+                // found.
                 ready.call()?;
                 ready.sync()?;
                 let whole = ready.heap.rand::<f32>(4096, 3)?;
-                let [(m, k), b, c] = case.shapes(Ranks::from(&world), case.options.m);
-                let a = match (world.rank(), ld) {
-                    (0, Some(ld)) => MatRef::sym(whole, m, k).with_ld(ld),
-                    (0, None) => MatRef::sym(whole.slice(start..)?, m, k),
+                let [(m, k), ..] = case.shapes(Ranks::from(&world), case.options.m);
+                ready.operands.a = match world.rank() {
+                    0 => MatRef::sym(whole.slice(start..)?, m, k).with_ld(ld.unwrap_or(k)),
                     _ => MatRef::sym(whole, m, k),
                 };
-                let [b, c] = [(ready.b, b), (ready.c, c)].map(|(it, (m, n))| MatRef::sym(it, m, n));
-                ready.operands = Operands::new(a, b, c);
                 ready.call()?;
                 Ok((whole.offset(), ready.sync().unwrap_err().to_string()))
             },

@@ -2,17 +2,15 @@
 //!
 //! xtask depends on no member of the workspace: it starts cargo and programs, so it builds in
 //! seconds and works even if a member does not compile. One file per task, except for tasks that
-//! only start `iris`.
+//! only start `iris` or a test program.
 
 #![forbid(unsafe_code)]
 
-mod attack;
 mod beside;
 mod check_protocols;
 mod dist;
 mod features;
 mod hip;
-mod launchers;
 #[path = "../../iris-testkit/src/level.rs"]
 #[allow(
     dead_code,
@@ -95,8 +93,7 @@ enum Task {
     /// libopenmpi-dev, openmpi-bin and libclang.
     Mpi,
     /// Worlds under every launcher that is installed, and under each launcher inside each other one;
-    /// WORDS select cases by name. Prints how to install the launchers that are missing.
-    #[command(disable_help_flag = true)]
+    /// arguments select cases by name. Prints how to install the launchers that are missing.
     Launchers(Passed),
     /// Packs the library crates as files for a registry, and runs a program outside of the
     /// workspace that depends on these files alone.
@@ -106,7 +103,8 @@ enum Task {
     Dist(dist::Options),
 }
 
-/// Arguments that are passed on to the started program unchanged, including `--help`.
+/// Arguments that are passed on to the started program unchanged, including `--help` if the task
+/// does not have it.
 #[derive(clap::Args)]
 struct Passed {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
@@ -125,14 +123,16 @@ fn main() -> ExitCode {
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Secret(passed) => program::become_iris(&root, "secret", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
-        Task::Attack(passed) => attack::run(&root, &passed.arguments),
+        Task::Attack(passed) => program::become_test(&root, "attack", "attack", &passed.arguments),
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Prove(passed) => check_protocols::prove(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
         Task::Mpi => mpi::run(&root),
-        Task::Launchers(passed) => launchers::run(&root, &passed.arguments),
+        Task::Launchers(passed) => {
+            program::become_test(&root, "launchers", "--all", &passed.arguments)
+        }
         Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };

@@ -1,6 +1,6 @@
 //! Functions that start cargo and the workspace's programs.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -57,4 +57,16 @@ pub(crate) fn become_iris(root: &Path, task: &str, arguments: &[impl AsRef<OsStr
     let iris = build(root, "iris-cli", "iris", features)?;
     let error = Command::new(&iris).arg(task).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", iris.display()))
+}
+
+/// Builds the test program `name` of iris-testkit and replaces this process by it, with the arguments
+/// `first` and `arguments`.
+pub(crate) fn become_test(
+    root: &Path,
+    name: &str,
+    first: &str,
+    arguments: &[OsString],
+) -> Result<()> {
+    let test = ["test", "--release", "--quiet", "--package", "iris-testkit", "--test", name, "--"];
+    Err(cargo(root, &test).arg(first).args(arguments).exec()).context("cargo did not start")
 }

@@ -1,4 +1,4 @@
-//! Command that starts a job on simulated nodes under `mpirun`.
+//! Commands of Open MPI's `mpirun`: the plain one, and one that starts a job on simulated nodes.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,6 +11,13 @@ use crate::port;
 
 /// Name of Open MPI's launcher on Debian, where `mpirun` may be the launcher of MPICH.
 const OPEN_MPI: &str = "mpirun.openmpi";
+
+/// Command of Open MPI's `mpirun`, without arguments.
+pub fn open_mpi() -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_debian = std::env::split_paths(&path).any(|folder| folder.join(OPEN_MPI).is_file());
+    Command::new(if is_debian { OPEN_MPI } else { "mpirun" })
+}
 
 /// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on each
 /// of `nodes` nodes, which this host simulates. The ranks find each other over loopback, without a
@@ -26,9 +33,7 @@ pub fn mpirun(
     limit: Duration,
 ) -> Result<Command> {
     let port = port::free("127.0.0.1").context("opening a port at 127.0.0.1")?;
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_debian = std::env::split_paths(&path).any(|folder| folder.join(OPEN_MPI).is_file());
-    let mut command = Command::new(if is_debian { OPEN_MPI } else { "mpirun" });
+    let mut command = open_mpi();
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);

@@ -26,22 +26,19 @@ fn socket(folder: &Path) -> Result<PathBuf> {
     bail!("no socket in {}", folder.display())
 }
 
-fn connect(socket: &Path) -> Result<UnixStream> {
+/// Connects to rank 0's socket in the job's folder `folder`.
+fn connect(folder: &Path) -> Result<UnixStream> {
+    let mut socket = self::socket(folder)?;
     let until = Instant::now() + Duration::from_secs(1);
-    let folder = socket.parent().context("a socket has a folder")?;
-    let mut socket = socket.to_owned();
     let stream = loop {
         match UnixStream::connect(&socket) {
-            // Rank 0 renames its socket once it listens, so a socket that is gone is searched again.
-            Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
-                socket = self::socket(folder)?;
-            }
-            // The socket's file may exist before rank 0 listens on it, so a refused connection is
-            // tried again.
+            // Rank 0 makes its socket, listens on it, then renames it: the connection is tried again.
             Err(error)
-                if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+                    && Instant::now() < until =>
             {
                 std::thread::sleep(Duration::from_millis(2));
+                socket = self::socket(folder)?;
             }
             connected => break connected.context("rank 0 does not listen")?,
         }
@@ -126,8 +123,7 @@ pub(super) fn by_strangers(
     if nodes > 1 {
         return send_as_strangers(connect_by_network, count, random);
     }
-    let socket = socket(folder)?;
-    send_as_strangers(|| connect(&socket), count, random)
+    send_as_strangers(|| connect(folder), count, random)
 }
 
 fn send_as_strangers<S: Read + Write>(
@@ -157,7 +153,7 @@ pub(super) fn by_rank(
     count: usize,
     random: &mut Random,
 ) -> Result<()> {
-    let mut stream = connect(&socket(folder)?)?;
+    let mut stream = connect(folder)?;
     let job = format!("IRIS_RENDEZVOUS={}, world 0", folder.display());
     stream.write_all(&hello(&job, rank as u64, size as u64))?;
     for at in 0..count {

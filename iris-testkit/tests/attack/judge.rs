@@ -28,17 +28,36 @@ pub(super) struct Row {
     pub(super) missing_own: usize,
 }
 
+/// Names of a row's numbers in the table.
+const HEADS: [&str; 7] = [
+    "attacks",
+    "hangs",
+    "signals",
+    "wrong results",
+    "wrong names",
+    "missing names",
+    "own rank missing",
+];
+
 impl Row {
-    pub(super) fn faults(&self) -> usize {
-        self.hang
-            + self.signal
-            + self.wrong_result
-            + self.wrong_name
-            + self.missing_name
-            + self.missing_own
+    /// Number of attacks, then the numbers of bad results, in the order of [`HEADS`].
+    fn numbers(&self) -> [usize; 7] {
+        [
+            self.attacks,
+            self.hang,
+            self.signal,
+            self.wrong_result,
+            self.wrong_name,
+            self.missing_name,
+            self.missing_own,
+        ]
     }
 
-    pub(super) fn add(&mut self, other: &Row) {
+    pub(super) fn faults(&self) -> usize {
+        self.numbers()[1..].iter().sum()
+    }
+
+    fn add(&mut self, other: &Row) {
         self.attacks += other.attacks;
         self.hang += other.hang;
         self.signal += other.signal;
@@ -63,18 +82,10 @@ pub(super) fn collect(rows: &mut Vec<Row>, row: Row) {
 pub(super) fn table(rows: &[Row]) -> String {
     let mut sum = Row { blow: "all".into(), ..Row::default() };
     rows.iter().for_each(|row| sum.add(row));
-    let heads = ["attacks", "hangs", "signals", "wrong results", "wrong names", "missing names"];
-    let mut text = format!("{:<14} {:<20} {:<20}", "blow", "stage", "user");
-    for head in heads.iter().chain(&["own rank missing"]) {
-        let _ = write!(text, " {head}");
-    }
+    let mut text = format!("{:<14} {:<20} {:<20} {}", "blow", "stage", "user", HEADS.join(" "));
     for row in rows.iter().chain([&sum]) {
         let _ = write!(text, "\n{:<14} {:<20} {:<20}", row.blow, row.stage, row.user);
-        let numbers = [row.attacks, row.hang, row.signal, row.wrong_result, row.wrong_name];
-        let missing = [row.missing_name, row.missing_own];
-        for (head, number) in
-            heads.iter().chain(&["own rank missing"]).zip(numbers.iter().chain(&missing))
-        {
+        for (head, number) in HEADS.iter().zip(row.numbers()) {
             let _ = write!(text, " {number:>width$}", width = head.len());
         }
     }
@@ -185,7 +196,10 @@ pub(super) fn judge(case: &Case, outcome: &Outcome, user: &str) -> Row {
         Blow::Refuse(refusal) => (1, refusal.call.clone()),
         _ => (1, case.stage.to_string()),
     };
-    let blow = case.blow.kind().into();
+    let blow = match &case.blow {
+        Blow::Exit(_) => case.blow.to_string(),
+        blow => blow.kind().into(),
+    };
     let mut row = Row { blow, stage, user: user.into(), attacks, ..Row::default() };
     let loses = case.blow.loses_the_rank();
     for (rank, it) in outcome.ranks.iter().enumerate() {

@@ -36,6 +36,7 @@ use iris_testkit::Level;
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{Options as Launch, Outcome, end_with_launcher, launch};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use blow::Blow;
 use case::{Case, Ranks};
@@ -121,17 +122,21 @@ fn main() -> ExitCode {
 /// Four ranks, as in most of the jobs of the tests.
 const FOUR: Ranks = Ranks::new(1, 4);
 
+/// Blows of the tests, each with the stage in which it is struck.
+fn sampled() -> impl Iterator<Item = (Blow, Stage)> {
+    let others = [Blow::ForkAndKill, Blow::Pause].map(|blow| (blow, Stage::InCall));
+    Stage::ALL.map(|stage| (Blow::Kill, stage)).into_iter().chain(others)
+}
+
 fn attacked_ranks_end_and_blame_the_right_one() {
     // Numbers of kills per stage and of frames; the long form of the test (level full) takes several
     // minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { (55, 2200) } else { (2, 40) };
-    for (user, seed) in [(None, 7), (Some(256), 8), (Some(1024), 9)] {
+    for (files, seed) in [(None, 7), (Some(256), 8), (Some(1024), 9)] {
         let mut random = Random(seed);
         let mut cases = Vec::new();
-        let kill = Stage::ALL.map(|stage| (Blow::Kill, stage));
-        let others = [Blow::ForkAndKill, Blow::Pause].map(|blow| (blow, Stage::InCall));
-        for (blow, stage) in kill.into_iter().chain(others) {
+        for (blow, stage) in sampled() {
             for _ in 0..kills {
                 let (victim, seed) = (random.below(4) as usize, random.below(1 << 32));
                 let blow = blow.clone();
@@ -140,11 +145,10 @@ fn attacked_ranks_end_and_blame_the_right_one() {
             }
         }
         cases.extend(case::frames(FOUR, frames / 2, &mut random));
-        let attack = Attack { named: cases, files: user.unwrap_or(0), ..Attack::parse_from([""]) };
-        let root = rustix::process::geteuid().is_root();
-        let rows = match user {
-            None => attack.by_this_user(if root { "root" } else { "ordinary" }).unwrap(),
-            Some(_) if root => attack.by_an_ordinary_user().unwrap(),
+        let attack = Attack { named: cases, files: files.unwrap_or(0), ..Attack::parse_from([""]) };
+        let rows = match files {
+            None => attack.by_this_user().unwrap(),
+            Some(_) if geteuid().is_root() => attack.by_an_ordinary_user().unwrap(),
             Some(_) => continue,
         };
         assert_eq!(rows.len(), Stage::ALL.len() + 4, "{}", judge::table(&rows));
@@ -164,16 +168,14 @@ fn what_must_not_be_is_counted() {
         (Plant::Silent, |row| row.missing_name.max(row.wrong_name)),
     ];
     for (plant, count) in plants {
-        let kill = Stage::ALL.map(|stage| (Blow::Kill, stage));
-        let others = [Blow::ForkAndKill, Blow::Pause].map(|blow| (blow, Stage::InCall));
         let case = |(blow, stage)| {
             let plant = Some(plant);
             Case { ranks: FOUR, stage, blow, victim: 1, seed: 7, plant, ..Case::default() }
         };
-        let named: Vec<_> = kill.into_iter().chain(others).map(case).collect();
+        let named: Vec<_> = sampled().map(case).collect();
         // All jobs run at once, because a planted hang takes the whole time that it is given.
         let attack = Attack { at_once: 4 * named.len(), named, ..Attack::parse_from([""]) };
-        let rows = attack.by_this_user("user").unwrap();
+        let rows = attack.by_this_user().unwrap();
         assert!(rows.iter().all(|row| count(row) == 1), "{plant}:\n{}", judge::table(&rows));
         assert_eq!(rows.len(), Stage::ALL.len() + 2);
     }
@@ -235,13 +237,12 @@ fn names_are_read_back() {
 
 impl Attack {
     fn main(&self) -> Result<()> {
-        if let Some(user) = &self.user {
-            println!("{}", serde_json::to_string(&self.by_this_user(user)?)?);
+        let mut rows = self.by_this_user()?;
+        if self.user.is_some() {
+            println!("{}", serde_json::to_string(&rows)?);
             return Ok(());
         }
-        let root = rustix::process::geteuid().is_root();
-        let mut rows = self.by_this_user(if root { "root" } else { "ordinary" })?;
-        if root {
+        if geteuid().is_root() {
             rows.extend(self.by_an_ordinary_user()?);
         }
         ensure!(!rows.is_empty(), "no case has a name with one of {:?}", self.only);
@@ -282,7 +283,9 @@ impl Attack {
     }
 
     /// Makes the attack as the user of this process.
-    fn by_this_user(&self, user: &str) -> Result<Vec<Row>> {
+    fn by_this_user(&self) -> Result<Vec<Row>> {
+        let user = if geteuid().is_root() { "root" } else { "ordinary" };
+        let user = self.user.as_deref().unwrap_or(user);
         let program = std::env::current_exe().context("the path of this program")?;
         let mut random = Random(self.seed);
         let mut cases = self.named.clone();
@@ -318,7 +321,7 @@ impl Attack {
                 let Some(case) = case else { return Ok(()) };
                 let delay = times[&case.ranks][case.stage as usize] * case.delay / 100;
                 let ranks = case.ranks.number().min(self.at_once);
-                let outcome = room.during(ranks, || run(&program, case, delay.max(1)))?;
+                let outcome = room.during(ranks, || run(&program, case, delay))?;
                 let row = judge::judge(case, &outcome, user);
                 if row.faults() > 0 {
                     eprintln!("--case {case} as {user}: {row:?}\n{}", outcome.report());
@@ -336,7 +339,7 @@ impl Attack {
         })?;
         let mut rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
         let stage = |row: &Row| row.stage.parse().map(|stage: Stage| stage as usize).ok();
-        rows.sort_by_key(|row: &Row| (row.blow.clone(), stage(row)));
+        rows.sort_by_key(|row: &Row| (row.blow.clone(), stage(row), row.stage.clone()));
         Ok(rows)
     }
 }
@@ -407,10 +410,10 @@ fn run(program: &Path, case: &Case, delay_us: u64) -> Result<Outcome> {
     let mut options =
         Launch::default().nodes(ranks.nodes).grace(grace).deadline(most).stdout(io::sink());
     let private = PermissionsExt::from_mode(0o700);
-    let untold = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
-    let untold = untold.context("no temporary folder")?;
-    if ranks.untold {
-        options = options.env("IRIS_RENDEZVOUS", untold.path());
+    let folder = || tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
+    let untold = ranks.untold.then(folder).transpose().context("no temporary folder")?;
+    if let Some(folder) = &untold {
+        options = options.env("IRIS_RENDEZVOUS", folder.path());
     }
     launch(
         program,

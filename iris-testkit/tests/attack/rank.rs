@@ -194,10 +194,7 @@ pub(super) fn main(arguments: &[String]) -> Result<()> {
     if CHILD.load(Ordering::Relaxed) {
         return child(outcome);
     }
-    if !victim
-        && case.victim < size
-        && let Some(plant) = case.plant
-    {
+    if !victim && let Some(plant) = case.plant {
         match plant {
             Plant::Hang => std::thread::sleep(Duration::from_secs(600)),
             Plant::Signal => std::process::abort(),

@@ -4,14 +4,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use iris_heap::UniqueId;
 use iris_testkit::port;
 use tempfile::TempDir;
+
+use crate::job::within_limit;
 
 /// Packages of Debian with [`PROGRAMS`].
 pub(crate) const PACKAGES: &str = "slurmctld slurmd slurm-client munge";
@@ -65,20 +67,21 @@ impl Slurm {
         for node in ["n1", "n2"] {
             slurm.daemon(Command::new("slurmd").args(["-D", "-N", node, "-f"]).arg(&conf))?;
         }
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            let mut task = Command::new("timeout");
-            task.args(["30", "srun", "-N2", "true"]).env("SLURM_CONF", &conf);
-            let output = task.output()?;
-            if output.status.success() {
-                return Ok(slurm);
+        let mut task = Command::new("timeout");
+        task.args(["30", "srun", "-N2", "true"]).env("SLURM_CONF", &conf);
+        let mut error = String::new();
+        let runs = within_limit(|| match task.output() {
+            Ok(output) if output.status.success() => true,
+            failed => {
+                let text = |it: Output| String::from_utf8_lossy(&it.stderr).into_owned();
+                error = failed.map_or_else(|error| error.to_string(), text);
+                // A task may fail at once while the daemons start.
+                thread::sleep(Duration::from_millis(500));
+                false
             }
-            if Instant::now() > until {
-                let logs = slurm.logs();
-                bail!("Slurm runs no task: {}{logs}", String::from_utf8_lossy(&output.stderr));
-            }
-            thread::sleep(Duration::from_millis(500));
-        }
+        });
+        ensure!(runs, "Slurm runs no task: {error}{}", slurm.logs());
+        Ok(slurm)
     }
 
     /// Starts a daemon that logs into a file.
