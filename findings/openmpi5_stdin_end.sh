@@ -14,7 +14,7 @@ done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 echo hello >"$folder/input"
 
-# Prints what `PROGRAM...` writes as rank 0, and the status: 124 means that it had not ended after 20 s.
+# Prints what `PROGRAM...` writes as rank 0; returns its status, 124 if it had not ended after 20 s.
 read_with() {
     local mpirun=$folder/$1/bin/mpirun status=0
     shift

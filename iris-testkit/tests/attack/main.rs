@@ -6,7 +6,7 @@
 //! that names the victim ([`judge`]). If root makes the attack, it is repeated as an ordinary user
 //! with few open files.
 //!
-//! As a test this program makes a small fixed sample. `attack --seed S` makes all cases, and
+//! Run as a test, this program makes a small fixed sample. `attack --seed S` makes all cases, and
 //! `--case NAME` repeats one.
 
 mod blow;
@@ -48,7 +48,7 @@ use refuse::Refusal;
 const ATTACK: &str = "attack";
 /// User id of the ordinary user: nobody.
 const NOBODY: u32 = 65534;
-/// Seconds that the other ranks have to end after a blow.
+/// Time that the other ranks have to end after a blow.
 const GRACE: Duration = Duration::from_secs(15);
 /// Waits for work, for a step of a call and for a meeting in a world whose fault only a deadline can
 /// find.
@@ -443,6 +443,7 @@ impl Random {
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
+
     /// Puts `items` into a random order: Fisher-Yates.
     fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

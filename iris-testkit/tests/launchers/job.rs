@@ -105,7 +105,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Both fail if the processes have ended.
+        // Errors are ignored: the processes have ended.
         for pid in self.running() {
             let _ = kill_process(pid, Signal::KILL);
         }

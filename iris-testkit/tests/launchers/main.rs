@@ -199,7 +199,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the cases of CI. Those of a launcher that is not installed are reported as ignored.
+/// Runs the cases of CI. Cases of a launcher that is not installed are reported as ignored.
 fn ci() -> ExitCode {
     let cell = |launcher: &'static Launcher, case: &'static str| {
         Trial::ignorable_test(format!("{}: {case}", launcher.name), move || {
