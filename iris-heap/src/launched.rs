@@ -5,7 +5,8 @@ use crate::bootstrap::launchers::variables;
 use crate::error::Result;
 
 /// Describes the world that the launcher's variables announce, without meeting any rank: `rank 1 of
-/// 4, local rank 1 of 2, by torchrun`; `None` if no launcher has started this process.
+/// 4, local rank 1 of 2, by Slurm; job SLURM_JOB_ID=7 SLURM_STEP_ID=0`; `None` if no launcher has
+/// started this process.
 ///
 /// # Errors
 /// Errors of these variables, which [`World::from_env`](crate::World::from_env) returns, too.

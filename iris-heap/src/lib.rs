@@ -146,5 +146,6 @@ pub use system::Limit;
 pub use util::{check_file_size, read_file};
 #[doc(hidden)]
 pub use wire::hash as fnv;
-pub use world::network::{Network, Secret};
+pub use world::network::Network;
+pub use world::secret::Secret;
 pub use world::{MAX_WORLD, World};

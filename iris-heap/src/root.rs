@@ -45,6 +45,15 @@ impl Distance {
     }
 }
 
+/// Error that the other ranks get if `rank` fails with `error` in `what`.
+pub(crate) fn told(rank: usize, what: &str, error: &Error) -> Error {
+    match Distance::of(error) {
+        Distance::Root => Error::PeerFailed { rank, what: what.into(), message: error.to_string() },
+        // The error names another rank, and means the same to all.
+        _ => error.clone(),
+    }
+}
+
 /// Whether the host's error `lost` explains the `fault` that a kernel left. The loss of a peer does
 /// if the kernel waited for that peer, or another rank gave up. A difference between ranks, or the
 /// silence of a third rank, has another cause. An error of a step between nodes, of another

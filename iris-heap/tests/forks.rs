@@ -3,7 +3,7 @@
 //!
 //! This test program starts itself once per rank.
 
-#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+#![allow(unsafe_code, reason = "forks, and sets variables in a child that has one thread")]
 
 mod job;
 
@@ -27,6 +27,7 @@ fn rank_program() {
     report(match case.as_str() {
         "outlived" => outlived(),
         "used" => used(),
+        "forked" => forked(),
         other => panic!("no case {other}"),
     });
 }
@@ -104,6 +105,38 @@ fn used() -> Result<String, Error> {
     heap.close()?;
     world.close()?;
     Ok("used".into())
+}
+
+/// Case in which the ranks are forked children of this process, which nothing but their parent names.
+fn forked() -> Result<String, Error> {
+    let children = [0, 1].map(|rank: usize| {
+        let child = fork();
+        if child == 0 {
+            let vars = [("RANK", rank.to_string()), ("WORLD_SIZE", "2".into())];
+            // SAFETY: the child has no other thread.
+            vars.iter().for_each(|(name, value)| unsafe { std::env::set_var(name, value) });
+            let met = World::from_env().and_then(|world| {
+                world.barrier()?;
+                world.close()
+            });
+            let status = i32::from(met.is_err());
+            report(met.map(|()| "met".into()));
+            std::process::exit(status);
+        }
+        Pid::from_raw(child).expect("a child")
+    });
+    for child in children {
+        let (_, status) =
+            wait_for("its end", || waitpid(Some(child), WaitOptions::NOHANG).unwrap());
+        assert_eq!(status.exit_status(), Some(0));
+    }
+    Ok("forked".into())
+}
+
+#[test]
+fn forked_ranks_are_a_job_of_their_parent() {
+    let job = Job::new("forked");
+    assert_eq!(job.results(vec![job.rank(&[])]), ["ok forked"]);
 }
 
 #[test]

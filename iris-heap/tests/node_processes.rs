@@ -467,3 +467,29 @@ fn a_rank_lost_while_its_node_meets_is_named_by_its_number_in_the_world() {
     waiting.kill().unwrap();
     waiting.wait().unwrap();
 }
+
+/// Tests a rank of another node than rank 0's that fails before it meets the others, while rank 0 has not
+/// started: the rank beside it learns the reason, and does not wait for its deadline. No host has the
+/// address of rank 0, which is reserved for documentation.
+#[test]
+fn a_rank_on_another_node_that_cannot_begin_is_told_there() {
+    let start = |(name, value)| {
+        let (job, port) = (Job::new("meets"), free_port().to_string());
+        let all = [
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_RANK", "0"),
+            ("IRIS_NODE", "1"),
+            ("MASTER_ADDR", "192.0.2.1"),
+            ("IRIS_PORT", &port),
+            ("IRIS_TRUST_NETWORK", "1"),
+        ];
+        let told = job.rank(&[&all[..], &[("RANK", "1")]].concat());
+        let own = job.rank(&[&all[..], &[("RANK", "2"), (name, value)]].concat());
+        (job, [name, value], told, own)
+    };
+    let cases = [("IRIS_DEADLINE", "-1"), ("IRIS_SECRET_FILE", "/nowhere")].map(start);
+    for (_job, words, told, own) in cases {
+        contains(&result(own), &words);
+        contains(&result(told), &[&["error rank 2 failed in meeting"], &words[..]].concat());
+    }
+}

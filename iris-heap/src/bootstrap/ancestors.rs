@@ -11,19 +11,21 @@ use std::time::Duration;
 use rustix::process::{getpid, getppid};
 
 use super::launchers::variables;
-use super::process::{BY_PARENT, began};
+use super::process::{BY_PARENT, began_of, program, stat};
 
 /// Process above this one.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Ancestor {
     pid: i32,
+    /// Process id of its parent; 0 if it has none here.
+    parent: i32,
     /// Session; 0 if it is one of another pid namespace.
     session: i32,
     /// Start time since boot; with it, `pid` names one process for good.
     began: Duration,
     /// Name of the program, cut to 15 bytes by the system.
     pub(super) program: String,
-    /// Launchers' variables in the environment with which the program was started; `None` if the
+    /// Variables that describe a job in the environment with which the program was started; `None` if the
     /// system does not show it, as for a process of another user.
     pub(super) environment: Option<BTreeMap<String, String>>,
     /// Whether this is the parent and has not started this process: the one that did has ended.
@@ -32,17 +34,18 @@ pub(super) struct Ancestor {
 
 impl Ancestor {
     fn read(pid: i32) -> Option<Ancestor> {
-        let (_, session) = parent_and_session(pid)?;
-        let began = began(&pid.to_string())?;
-        let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().into();
+        let fields = stat(pid)?;
+        let (parent, session) = parent_and_session(&fields)?;
+        let (began, program) = (began_of(&fields)?, program(pid)?);
         let environment = fs::read(format!("/proc/{pid}/environ")).ok().map(|bytes| {
             let pairs = bytes.split(|&byte| byte == 0).filter_map(|pair| {
                 let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
-                variables().any(|known| known == name).then(|| (name.into(), value.into()))
+                let mut known = variables().chain(["IRIS_PORT"]);
+                known.any(|known| known == name).then(|| (name.into(), value.into()))
             });
             pairs.collect()
         });
-        Some(Ancestor { pid, session, began, program, environment, has_adopted: false })
+        Some(Ancestor { pid, parent, session, began, program, environment, has_adopted: false })
     }
 
     /// Identity of the job whose ranks this process has started.
@@ -54,11 +57,9 @@ impl Ancestor {
 
 /// Ancestors of this process, its parent first; empty if the system shows none.
 pub(super) fn ancestors() -> Vec<Ancestor> {
-    let first = getppid().map(|pid| pid.as_raw_nonzero().get());
-    let pids = std::iter::successors(first, |&pid| {
-        parent_and_session(pid).map(|(parent, _)| parent).filter(|&parent| parent > 0)
-    });
-    let mut all: Vec<_> = pids.map_while(Ancestor::read).collect();
+    let first = getppid().and_then(|pid| Ancestor::read(pid.as_raw_nonzero().get()));
+    // There is no process 0.
+    let mut all: Vec<_> = std::iter::successors(first, |it| Ancestor::read(it.parent)).collect();
     if let Some(parent) = all.first_mut() {
         parent.has_adopted = is_adopted_by(parent);
     }
@@ -68,38 +69,38 @@ pub(super) fn ancestors() -> Vec<Ancestor> {
 /// Whether the process that started this one has ended, so that `parent` has adopted this one. The
 /// adopter need not be process 1, and process 1 may be a shell that started it.
 fn is_adopted_by(parent: &Ancestor) -> bool {
-    let at_load = PARENT_AT_LOAD.load(Ordering::Relaxed);
-    let is_younger = began("self").is_some_and(|own| own < parent.began);
+    let own = getpid().as_raw_nonzero().get();
+    let fields = stat("self").unwrap_or_default();
+    let is_younger = began_of(&fields).is_some_and(|own| own < parent.began);
     // A fork keeps the session, so a parent in another session has not forked this process, unless
     // this process has made a session of its own.
-    let own = getpid().as_raw_nonzero().get();
-    let is_elsewhere = parent_and_session(own)
+    let is_elsewhere = parent_and_session(&fields)
         .is_some_and(|(_, session)| session != own && session != parent.session);
-    (at_load != 0 && at_load != parent.pid) || is_younger || is_elsewhere
+    let [loaded_by, at_load] = AT_LOAD.each_ref().map(|pid| pid.load(Ordering::Relaxed));
+    // A forked child has not loaded the library itself.
+    (loaded_by == own && at_load != parent.pid) || is_younger || is_elsewhere
 }
 
-/// Process id of the parent of a process, and the process's session.
-fn parent_and_session(pid: i32) -> Option<(i32, i32)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything; after it come state, parent, group and session.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.nth(1)?.parse().ok()?, fields.nth(1)?.parse().ok()?))
+/// Process id of the parent of a process, and the process's session, from the fields of [`stat`].
+fn parent_and_session(fields: &[String]) -> Option<(i32, i32)> {
+    Some((fields.get(1)?.parse().ok()?, fields.get(3)?.parse().ok()?))
 }
 
-/// Process id of the parent when this library was loaded.
-static PARENT_AT_LOAD: AtomicI32 = AtomicI32::new(0);
+/// Process ids of the process that has loaded this library, and of its parent then; 0 before.
+static AT_LOAD: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 
 /// Function that the loader calls before the program starts. A later look would find the adopter of
 /// a process whose shell ended meanwhile.
 #[used]
 // SAFETY: the section holds addresses of functions without arguments, which the loader calls once;
-// this one makes one system call and stores a number.
+// this one makes two system calls and stores two numbers.
 #[unsafe(link_section = ".init_array")]
 static NOTE_PARENT: extern "C" fn() = note_parent;
 
 extern "C" fn note_parent() {
     let parent = getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
-    PARENT_AT_LOAD.store(parent, Ordering::Relaxed);
+    AT_LOAD[0].store(getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    AT_LOAD[1].store(parent, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -112,6 +113,26 @@ impl Ancestor {
         let began = Duration::from_millis(4500);
         let program = program.into();
         let environment = environment.map(pairs);
-        Ancestor { pid: 77, session: 0, began, program, environment, has_adopted: false }
+        Ancestor { pid: 77, parent: 0, session: 0, began, program, environment, has_adopted: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn every_variable_that_may_name_a_job_is_seen_in_an_ancestor() {
+        let names = ["MASTER_PORT", "IRIS_PORT", "IRIS_RENDEZVOUS", "PMI_JOBID"];
+        let mut sleep = Command::new("sleep");
+        let child = sleep.arg("60").env_clear().envs(names.map(|name| (name, "7"))).spawn();
+        let mut child = child.unwrap();
+        let seen = Ancestor::read(child.id() as i32).and_then(|it| it.environment);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let seen = seen.unwrap();
+        assert!(names.iter().all(|&name| seen.get(name).is_some_and(|it| it == "7")), "{seen:?}");
     }
 }

@@ -148,9 +148,8 @@ impl Connection {
             // The timeout is never zero, because zero would mean no timeout.
             let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
             let limited = self.socket.set_write_timeout(Some(rest)).map_err(|e| ("setsockopt", e));
-            let mut flush =
-                || outbox.flush_until(&self.socket, Some(until)).map_err(|e| ("sendmsg", e));
-            let sent = limited.and_then(|()| flush());
+            let mut flush = || outbox.flush_until(&self.socket, Some(until));
+            let sent = limited.and_then(|()| flush().map_err(|e| ("sendmsg", e)));
             let Err((call, error)) = sent else {
                 return Ok(());
             };

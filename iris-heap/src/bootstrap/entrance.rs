@@ -10,9 +10,8 @@ use rustix::process::Pid;
 use super::frames::Frame;
 use super::peer::Peer;
 use super::rendezvous::{Door, Place, check_user};
-use super::socket::{FailedCall, Jam, is_permanent};
+use super::socket::{FailedCall, Jam, is_own, is_permanent};
 use crate::error::{Error, Result};
-use crate::limits::is_full;
 use crate::system::peer_of;
 
 /// Largest number of connections that have not said hello. This limit also bounds the memory of
@@ -73,7 +72,7 @@ impl Entrance {
             let socket = match self.door.listener.accept() {
                 Ok((socket, _)) => socket,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if is_full(&e) || is_permanent(&e) => return Err(("accept", e)),
+                Err(e) if is_own(&e) => return Err(("accept", e)),
                 // The connection was aborted by its peer.
                 Err(_) => continue,
             };
@@ -183,12 +182,12 @@ impl Entrance {
             );
         };
         let all = self.known.len() as u64;
-        let differing = differing((self.own, &self.place.job, all), (rank, &job, size));
+        let differing = || differing((self.own, &self.place.job, all), (rank, &job, size));
         if job != self.place.job {
-            return Greeting::Stranger(self.place.error(differing));
+            return Greeting::Stranger(self.place.error(differing()));
         }
         let problem = if size != all {
-            differing
+            differing()
         } else if rank >= size {
             format!("a process has rank {rank}, expected 0 to {}", all - 1)
         } else if self.known[rank as usize] {

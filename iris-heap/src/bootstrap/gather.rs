@@ -76,7 +76,7 @@ impl Gathering {
             // have been stopped past the deadline while the other ranks arrived in time.
             self.entrance.accept();
             self.hear()?;
-            let missing = self.missing();
+            let missing = self.entrance.missing();
             if missing.is_empty() {
                 return Ok(());
             }
@@ -133,11 +133,6 @@ impl Gathering {
             }
         }
         Ok(())
-    }
-
-    /// Ranks that have not said hello yet.
-    fn missing(&self) -> Vec<usize> {
-        (0..self.peers.len()).filter(|&r| self.peers[r].is_none()).collect()
     }
 }
 

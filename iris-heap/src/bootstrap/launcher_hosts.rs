@@ -8,19 +8,18 @@ use crate::error::Result;
 use crate::wire::hash;
 
 impl Launch {
-    /// Identity of the job for ranks that meet on this host. It has the host of rank 0 if `MASTER_ADDR`
-    /// names another one, and nothing that differs between names of one host.
+    /// Term for the host of rank 0, equal for all its names and addresses, if `MASTER_ADDR` names
+    /// another host than this one.
     ///
     /// # Errors
     /// [`Error::Env`](crate::Error::Env) for a `MASTER_ADDR` that is more than a host.
-    pub(crate) fn job_of_one_host(&self) -> Result<String> {
-        let other = match &self.master {
+    pub(crate) fn other_host(&self) -> Result<Option<String>> {
+        Ok(match &self.master {
             Some(("MASTER_ADDR", host)) => {
                 Address::of_variable("MASTER_ADDR", host, 0)?.other_host()
             }
             _ => None,
-        };
-        Ok(other.map_or_else(|| self.job.clone(), |other| format!("{} {other}", self.job)))
+        })
     }
 
     /// Host and port at which the ranks of several hosts meet.

@@ -1,5 +1,5 @@
 //! Table of launchers: the variables by which each describes a rank, the names of its processes, and
-//! the command that passes variables to its ranks. All that the library knows of a launcher is here.
+//! the command that passes variables to its ranks.
 
 use crate::env::wrong;
 use crate::error::{Error, Result};
@@ -54,12 +54,11 @@ const BY_HAND: Launcher = Launcher {
 /// launchers' are tried.
 pub(super) const PMIX: Launcher = Launcher {
     name: "PMIx",
-    mark: None,
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
-    local_rank: &["SLURM_LOCALID"],
+    local_rank: SLURM.local_rank,
     local_size: &[],
-    node: &["SLURM_NODEID"],
+    node: SLURM.node,
     hosts: SLURM.hosts,
     job: &["PMIX_NAMESPACE"],
     restart: SLURM.restart,
@@ -106,7 +105,7 @@ pub(super) const SLURM: Launcher = Launcher {
     passing: ["srun --export=ALL", ",", "=", " PROGRAM"],
 };
 
-/// All launchers, those with an identity of the job before those without.
+/// All launchers. A row with a `mark` stands before the row with the same `rank` and none.
 pub(super) const LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "torchrun",
@@ -120,16 +119,13 @@ pub(super) const LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "Hydra (MPICH, Intel MPI)",
         programs: &["hydra_pmi_proxy"],
-        mark: None,
         rank: "PMI_RANK",
         size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID"],
         local_size: &["MPI_LOCALNRANKS"],
-        node: &[],
-        hosts: &[],
         job: &["I_MPI_HYDRA_UUID", "PMI_JOBID"],
-        restart: &[],
         passing: ["mpiexec", " -genv ", " ", " PROGRAM"],
+        ..OPEN_MPI
     },
     SLURM,
     PMIX,
@@ -139,23 +135,12 @@ pub(super) const LAUNCHERS: &[Launcher] = &[
 /// Variables that exist in a Slurm task but not in a batch script; the second is the older name.
 pub(super) const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
 
-/// Variables that may be set where no launcher has started a rank: Slurm's in a batch script, and
+/// Whether a variable may be set where no launcher has started a rank: Slurm's in a batch script, and
 /// those that a user may set for launches to come.
-const AMBIENT: &[&str] = &[
-    "MASTER_PORT",
-    "LAUNCHER_PID",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_LOCALID",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_NODEID",
-    "SLURM_NNODES",
-    "SLURM_STEP_NUM_NODES",
-    "SLURM_JOB_ID",
-    "SLURM_RESTART_COUNT",
-];
+fn is_ambient(name: &str) -> bool {
+    ["MASTER_PORT", "LAUNCHER_PID"].contains(&name)
+        || SLURM.variables().any(|it| it == name) && !SLURM_STEP.contains(&name)
+}
 
 /// Variables that ranks on several hosts need, with words that stand for their values.
 pub(super) const FOR_SEVERAL_HOSTS: [(&str, &str); 2] =
@@ -214,7 +199,7 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
 
 /// Variables that only a process which a launcher has started has.
 pub(super) fn proofs() -> impl Iterator<Item = &'static str> {
-    variables().chain(["IRIS_NODE"]).filter(|name| !AMBIENT.contains(name))
+    variables().chain(["IRIS_NODE"]).filter(|name| !is_ambient(name))
 }
 
 /// First of the variables that is set, with its value.

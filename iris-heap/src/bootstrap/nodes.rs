@@ -12,7 +12,7 @@ use super::unique_id::UniqueId;
 use super::unix::Processes;
 use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::error::{Error, Result};
-use crate::root::Distance;
+use crate::root::{Distance, told};
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
 
@@ -50,7 +50,7 @@ impl Nodes {
         let local = Nodes::meet_locally(&hosts, rank, &job, timeout)
             .map_err(|error| in_world(error, &hosts.ranks(hosts.node(rank))));
         // Every rank learns why any rank failed to connect to the ranks of its node.
-        let mine = local.as_ref().err().map(|error| told(rank, error));
+        let mine = local.as_ref().err().map(|error| told(rank, MEETING, error));
         let mine = mine.map_or(Vec::new(), |error| error_to_bytes(&error));
         let error = match all.allgather(&mine, step) {
             Ok(told) => {
@@ -103,16 +103,6 @@ fn in_world(error: Error, ranks: &[usize]) -> Error {
             Error::Absent { ranks, what: MEETING.into(), waited }
         }
         error => error,
-    }
-}
-
-/// Error that `rank`, whose meeting on its node failed with `error`, tells all ranks.
-fn told(rank: usize, error: &Error) -> Error {
-    match Distance::of(error) {
-        Distance::Root => {
-            Error::PeerFailed { rank, what: MEETING.into(), message: error.to_string() }
-        }
-        _ => error.clone(),
     }
 }
 
@@ -218,7 +208,7 @@ mod tests {
             Error::Absent { ranks: vec![1], what: "rank 0".into(), waited: Duration::ZERO };
         let own = Error::invalid("mode", 755, "700");
         let errors = [(4, Error::PeerLost { rank: 2 }), (5, own), (6, absent)];
-        let all = errors.map(|(rank, error)| told(rank, &in_world(error, &ranks)));
+        let all = errors.map(|(rank, error)| told(rank, MEETING, &in_world(error, &ranks)));
         let text = root(all.to_vec()).unwrap().to_string();
         assert!(text.starts_with("rank 5 failed in") && text.contains("mode is 755"), "{text}");
         let text = root(vec![all[2].clone(), all[0].clone()]).unwrap().to_string();

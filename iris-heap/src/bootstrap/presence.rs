@@ -28,11 +28,6 @@ impl Presence {
         Ok(Presence { path, file })
     }
 
-    /// Whether the file is still there, and was not removed or replaced by another process.
-    pub(super) fn is_shown(&self) -> bool {
-        is_at(&self.file, &self.path)
-    }
-
     /// Whether there is no file of this name any more.
     pub(super) fn is_removed(&self) -> bool {
         !self.path.exists()
@@ -40,7 +35,7 @@ impl Presence {
 
     /// Removes the file, because the other processes need no longer watch this one.
     pub(super) fn remove(self) {
-        if self.is_shown() {
+        if is_at(&self.file, &self.path) {
             let _ = fs::remove_file(&self.path);
         }
     }

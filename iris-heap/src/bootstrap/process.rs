@@ -1,4 +1,4 @@
-//! Processes of other ranks: their ids, and whether they are stopped.
+//! Processes of ranks: their ids, when they began, and whether they are stopped.
 
 use std::fmt;
 use std::fs;
@@ -47,11 +47,7 @@ impl ProcessId {
         if self.namespace != ProcessId::own().namespace {
             return false;
         }
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        // The process name, in parentheses, may contain any characters; the state is the field
-        // after it.
-        let state = stat.ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
-        matches!(state, Some('T' | 't'))
+        stat(self.pid).is_some_and(|fields| ["T", "t"].contains(&fields[0].as_str()))
     }
 }
 
@@ -64,8 +60,7 @@ pub(super) const BY_PARENT: &str = "parent process ";
 /// ranks.
 pub(super) fn parent_command(job: &str) -> Option<String> {
     let pid = rustix::process::getppid().filter(|_| job.contains(BY_PARENT))?;
-    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).ok()?;
-    Some(name.trim_end().into())
+    program(pid.as_raw_nonzero())
 }
 
 impl fmt::Display for ProcessId {
@@ -96,12 +91,29 @@ pub(crate) fn list_processes(
 /// Start time of a process since boot; `pid` is a number or `self`. `None` if there is no such
 /// process.
 pub(crate) fn began(pid: &str) -> Option<Duration> {
-    // The process name, in parentheses, may contain anything; the start time is the 20th field
-    // after it.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    began_of(&stat(pid)?)
+}
+
+/// Start time since boot, from the fields of [`stat`].
+pub(super) fn began_of(fields: &[String]) -> Option<Duration> {
+    let ticks: u64 = fields.get(19)?.parse().ok()?;
     let second = rustix::param::clock_ticks_per_second();
     Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
+}
+
+/// Fields of `/proc/PID/stat` after the program's name: state, parent, group, session and so on;
+/// `None` if there is no such process.
+pub(super) fn stat(pid: impl fmt::Display) -> Option<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().map(String::from).collect();
+    (!fields.is_empty()).then_some(fields)
+}
+
+/// Name of the program of a process, cut to 15 bytes by the system.
+pub(super) fn program(pid: impl fmt::Display) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim_end().into())
 }
 
 /// Start time of this process since boot. Where the system shows none, the time of the first call

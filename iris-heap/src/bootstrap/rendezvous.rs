@@ -40,11 +40,10 @@ use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
 use super::process::{own_began, parent_command, up};
-use super::tcp::address::Address;
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
-use crate::root::Distance;
+use crate::root::told;
 use crate::system::peer_of;
 use crate::util::{check_file_size, lock};
 use crate::wire::hash;
@@ -62,6 +61,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
+/// Name of a meeting at a place, for errors.
+const MEETING: &str = "meeting the other ranks";
 /// Waiting time after which this process attributes an event from shortly before its own start
 /// ([`STARTS`]) to its own run. Until then, rank 0 of that run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
@@ -87,7 +88,7 @@ pub(crate) struct Place {
 impl Place {
     /// Makes the meeting place of the job with identity `job`. The folder is `IRIS_RENDEZVOUS` if
     /// that is set, else a folder of the user within the system's temporary folder. `launched`
-    /// tells whether a launcher of this library started the ranks.
+    /// tells whether a launcher of this library may have made that folder for the ranks.
     ///
     /// # Errors
     /// [`Error::Env`]; [`Error::Invalid`] for a name that no hello can carry.
@@ -109,9 +110,14 @@ impl Place {
             Some(text) if text.starts_with('/') => (PathBuf::from(text), false),
             Some(text) => return Err(env::wrong("IRIS_RENDEZVOUS", &text, "an absolute path")),
         };
-        let place = Place::at(folder, ours, job);
-        let hint = if launched { hosts_hint(&env::read)? } else { None };
-        Ok(Place { launched: launched && !ours, hint, ..place })
+        Ok(Place { launched: launched && !ours, ..Place::at(folder, ours, job) })
+    }
+
+    /// Adds a hint to the text of this place, if the host of rank 0 is another one by a variable that
+    /// was set by hand.
+    pub(crate) fn hinted(self, other_host: bool) -> Result<Place> {
+        let hint = if other_host { hosts_hint(&env::read)? } else { None };
+        Ok(Place { hint, ..self })
     }
 
     pub(super) fn at(folder: PathBuf, ours: bool, job: String) -> Place {
@@ -220,7 +226,7 @@ impl Place {
                  MASTER_PORT to two jobs?",
             )),
             Err(error) => {
-                self.note_or_warn(&told(0, &error));
+                self.note_or_warn(&told(0, MEETING, &error));
                 Err(error)
             }
         }
@@ -236,7 +242,7 @@ impl Place {
             },
             Err(error) => {
                 if let Ok(Some(_door)) = self.bind(0) {
-                    self.clear(Some(&told(0, error)));
+                    self.clear(Some(&told(0, MEETING, error)));
                 }
                 outcome
             }
@@ -307,8 +313,8 @@ impl Place {
                 // listener has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
-            let displaced = || visit.and_then(Visit::failure);
-            if let Some(error) = self.came_to_nothing(Some(started)).or_else(displaced) {
+            let failure = || visit.and_then(Visit::failure);
+            if let Some(error) = self.came_to_nothing(Some(started)).or_else(failure) {
                 return Err(error);
             }
             if died {
@@ -655,32 +661,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// Error that the other ranks get if `rank` fails with `error` before it has met them.
-fn told(rank: usize, error: &Error) -> Error {
-    match Distance::of(error) {
-        Distance::Root => {
-            let (what, message) = ("meeting the other ranks".into(), error.to_string());
-            Error::PeerFailed { rank, what, message }
-        }
-        // The error names another rank, and means the same to all.
-        _ => error.clone(),
-    }
-}
-
-/// Hint for ranks whose variables were set by hand and name the host of rank 0: that alone does not
-/// say that there are several hosts.
+/// Hint for ranks whose variables were set by hand and name another host as that of rank 0: that alone
+/// does not say that there are several hosts.
 fn hosts_hint(get: Get<'_>) -> Result<Option<String>> {
     let (Some(host), Some(_), None) = (get("MASTER_ADDR")?, get("RANK")?, get("LOCAL_WORLD_SIZE")?)
     else {
         return Ok(None);
     };
-    let other = Address::of_variable("MASTER_ADDR", &host, 0)?.other_host();
-    Ok(other.map(|_| {
-        format!(
-            "on this host: if rank 0 is on another one, {host}, set LOCAL_WORLD_SIZE to the number of \
-             ranks on this one"
-        )
-    }))
+    Ok(Some(format!(
+        "on this host: if rank 0 is on another one, {host}, set LOCAL_WORLD_SIZE to the number of \
+         ranks on this one"
+    )))
 }
 
 struct ShortPath {
@@ -763,18 +754,18 @@ impl Visit<'_> {
         }))
     }
 
-    /// Ends the visit with its `outcome`. The others are told an error by the file of this rank,
-    /// except of rank 0, which leaves a note.
+    /// Ends the visit with its `outcome`. The others are told an error by the file of this rank. Rank 0
+    /// leaves a note instead.
     pub(crate) fn end<T>(mut self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome
             && self.rank > 0
             && let Some(presence) = self.presence.take()
         {
-            let text = error_to_bytes(&told(self.rank, error));
+            let text = error_to_bytes(&told(self.rank, MEETING, error));
             let fits = check_file_size("the reason", text.len() as u64).is_ok();
             presence.leave(if fits { &text } else { &[] });
-            // Rank 0 removes the file after it has left a note. If it has, it might have read the
-            // folder before.
+            // Rank 0, or the relay of the node, removes the file after it has left a note. If it has, it
+            // might have read the folder before.
             if self.place.came_to_nothing(Some(self.started)).is_some() {
                 presence.remove();
             }
@@ -877,6 +868,7 @@ pub(crate) fn check_user(socket: &UnixStream) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tcp::address::Address;
     use super::*;
     use crate::util::host_name;
     use std::os::unix::fs::PermissionsExt;
@@ -1138,7 +1130,8 @@ mod tests {
                     _ => local_size.map(String::from),
                 })
             };
-            hosts_hint(&get).unwrap()
+            let other = Address::of_variable("MASTER_ADDR", host, 0).unwrap().other_host();
+            other.and_then(|_| hosts_hint(&get).unwrap())
         };
         assert!(hint("10.1.2.3", None).unwrap().contains("10.1.2.3, set LOCAL_WORLD_SIZE"));
         for (host, local_size) in [("10.1.2.3", Some("1")), ("127.0.0.1", None), ("::1", None)] {

@@ -24,12 +24,23 @@ pub(super) fn is_remote(code: Errno) -> bool {
     .contains(&code)
 }
 
-/// Whether an error of a call on a socket is this process's own and stays: a policy forbids the call,
-/// or its arguments are wrong. A call that failed for another reason may succeed later.
-pub(super) fn is_permanent(error: &std::io::Error) -> bool {
+/// Whether an error of a call on a socket is this process's own: it has run out of something, a policy
+/// forbids the call, or its arguments are wrong.
+pub(super) fn is_own(error: &std::io::Error) -> bool {
     let passing = [Errno::AGAIN, Errno::INTR, Errno::INPROGRESS, Errno::ADDRNOTAVAIL];
     let code = Errno::from_io_error(error);
-    code.is_some_and(|code| !is_remote(code) && !passing.contains(&code) && !is_full(error))
+    code.is_some_and(|code| !is_remote(code) && !passing.contains(&code))
+}
+
+/// Whether an error of a call on a socket is this process's own and stays. A call that failed for
+/// another reason may succeed later.
+pub(super) fn is_permanent(error: &std::io::Error) -> bool {
+    is_own(error) && !is_full(error)
+}
+
+/// Error of `rank`, this process, which cannot meet the others at `place`.
+pub(super) fn cannot_meet(rank: usize, place: &dyn fmt::Display, message: String) -> Error {
+    Error::PeerFailed { rank, what: format!("rendezvous at {place}"), message }
 }
 
 /// Name of a call on a socket that failed, and its error.
@@ -62,7 +73,7 @@ impl Jam {
         let over = |jam: &&Jam| last || is_permanent(&jam.error) || jam.since.elapsed() >= patience;
         let Some(Jam { call, error, .. }) = jam.as_ref().filter(over) else { return Ok(()) };
         let message = format!("accepting another rank: {call}: {}", explain(error));
-        Err(Error::PeerFailed { rank: own, what: format!("rendezvous at {place}"), message })
+        Err(cannot_meet(own, place, message))
     }
 }
 

@@ -4,6 +4,7 @@
 //! A control thread per process reads the socket. The thread notices a lost peer even while this
 //! rank's kernels wait, and sets the abort word of these kernels. The thread makes no driver call.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -105,7 +106,18 @@ impl Processes {
             }
         };
         lock(&connection.carriers).extend(hub);
-        let what = || format!("rank {rank} of {size} at {place}");
+        Processes::welcomed(connection, (place, place), (rank, size), (started, timeout))
+    }
+
+    /// Waits until all `size` ranks have entered by `place`, for which this one has waited since
+    /// `started`. Errors name the place `at`.
+    pub(super) fn welcomed(
+        connection: Arc<Connection>,
+        (place, at): (&Place, &dyn fmt::Display),
+        (rank, size): (usize, usize),
+        (started, timeout): (Instant, Duration),
+    ) -> Result<Processes> {
+        let what = || format!("rank {rank} of {size} at {at}");
         // The rank's deadline is later than the hub's, which has begun before this rank connected,
         // because the hub knows which ranks are missing and can name them.
         let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
@@ -312,7 +324,7 @@ pub(super) fn failed(rank: usize, error: &Error) -> Error {
 }
 
 /// Time for the hub to report which ranks are missing after a rank's deadline has passed.
-pub(super) fn grace(deadline: Duration) -> Duration {
+fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 

@@ -7,6 +7,7 @@ mod groups;
 pub(crate) mod hosts;
 pub(crate) mod network;
 mod nodes;
+pub(crate) mod secret;
 mod split;
 mod threads;
 
@@ -163,12 +164,15 @@ impl World {
         if size == 1 {
             return World::alone(settings, place);
         }
-        let job = match &launch.folder {
-            Some(folder) => format!("IRIS_RENDEZVOUS={folder}"),
-            None => launch.job_of_one_host()?,
+        let other = launch.other_host()?;
+        let job = match (&launch.folder, &other) {
+            (Some(folder), _) => format!("IRIS_RENDEZVOUS={folder}"),
+            (None, Some(other)) => format!("{} {other}", launch.job),
+            (None, None) => launch.job.clone(),
         };
         let job = format!("{job}, world {number}");
-        World::rendezvous(&job, true, rank, size, place, settings)
+        let meeting = rendezvous::Place::new(job, launch.folder.is_some())?;
+        World::rendezvous(meeting.hinted(other.is_some())?, rank, size, place, settings)
     }
 
     /// Makes the world of `size` processes of this host that share `id`, for programs with a
@@ -216,7 +220,8 @@ impl World {
         if size == 1 {
             return World::alone(settings, place);
         }
-        World::rendezvous(&format!("unique id {id}"), false, rank, size, place, settings)
+        let meeting = rendezvous::Place::new(format!("unique id {id}"), false)?;
+        World::rendezvous(meeting, rank, size, place, settings)
     }
 
     fn alone(settings: Result<Settings>, place: Place) -> Result<World> {
@@ -226,17 +231,15 @@ impl World {
     }
 
     fn rendezvous(
-        job: &str,
-        launched: bool,
+        meeting: rendezvous::Place,
         rank: usize,
         size: usize,
         place: Place,
         settings: Result<Settings>,
     ) -> Result<World> {
-        let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
-        let settings = place_to_meet.prepared(rank, settings.and_then(Settings::checked))?;
-        let processes =
-            Processes::rendezvous(place_to_meet, rank, size, settings.meeting_deadline())?;
+        let settings = meeting.prepared(rank, settings.and_then(Settings::checked))?;
+        let job = meeting.job.clone();
+        let processes = Processes::rendezvous(meeting, rank, size, settings.meeting_deadline())?;
         let deadline = Instant::now() + settings.meeting_deadline();
         let what = "exchange of process ids".into();
         processes.share_processes(&Step { what, deadline, on_missing: None, numbers: None })?;

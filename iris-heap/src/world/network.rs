@@ -1,16 +1,11 @@
-//! Worlds over a network: the address where ranks meet, their shared secret, and the host of each
-//! rank.
+//! Worlds over a network: the address where ranks meet, and the host of each rank.
 
-use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::secret::Secret;
 use super::{World, check_size};
 use crate::bootstrap::launcher_env::{Get, Launch};
 use crate::bootstrap::nodes::Nodes;
@@ -23,98 +18,8 @@ use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
-use crate::util::{host_name, open_regular};
+use crate::util::host_name;
 use crate::wire::hash;
-
-/// Secret of 256 bits that only the ranks of one job share. With it the ranks authenticate each
-/// other and encrypt their messages between hosts. Neither `Debug` nor `Display` shows the secret.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
-
-impl Secret {
-    /// Creates a secret from the system's random numbers.
-    ///
-    /// # Errors
-    /// [`Error::System`] if the system provides no random numbers.
-    pub fn new() -> Result<Secret> {
-        let mut bytes = [0; 32];
-        let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
-        read.map_err(|e| Error::system("reading /dev/urandom", e))?;
-        Ok(Secret(bytes))
-    }
-
-    /// Writes the secret to a new file with mode 0600: 64 hexadecimal digits.
-    ///
-    /// # Errors
-    /// [`Error::System`] if the file exists already or cannot be created.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let written = file.and_then(|mut file| file.write_all(format!("{text}\n").as_bytes()));
-        written.map_err(|e| Error::system(format!("writing {}", path.display()), e))
-    }
-
-    /// Reads a file that [`Secret::save`] wrote.
-    ///
-    /// # Errors
-    /// [`Error::System`]; [`Error::Invalid`] for a file of another user, a file that others may
-    /// read or write, or a file with other content.
-    pub fn load(path: impl AsRef<Path>) -> Result<Secret> {
-        let path = path.as_ref();
-        let system = |e| Error::system(format!("reading {}", path.display()), e);
-        let file = open_regular(path).map_err(system)?;
-        let found = file.metadata().map_err(system)?;
-        let what = |of: &str| format!("{of} of the secret file {}", path.display());
-        let (mode, user) = (found.mode() & 0o7777, rustix::process::geteuid().as_raw());
-        if mode & 0o077 != 0 {
-            let expected = "600, readable by this user alone: chmod 600 it";
-            return Err(Error::invalid(what("mode"), format!("{mode:o}"), expected));
-        }
-        if found.uid() != user {
-            return Err(Error::invalid(what("owner"), found.uid(), format!("user {user}")));
-        }
-        let mut text = String::new();
-        file.take(1024).read_to_string(&mut text).map_err(system)?;
-        let expected = "64 hexadecimal digits, as `iris secret` writes them";
-        text.trim().parse().map_err(|_| {
-            Error::invalid(
-                what("content"),
-                format!("{} bytes of something else", text.len()),
-                expected,
-            )
-        })
-    }
-}
-
-impl FromStr for Secret {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Secret> {
-        let mut bytes = [0; 32];
-        let digits = text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-        for (at, byte) in bytes.iter_mut().enumerate().filter(|_| digits) {
-            *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap_or_default();
-        }
-        match digits {
-            true => Ok(Secret(bytes)),
-            // The error does not show the value, because it may be a mistyped secret.
-            false => Err(Error::invalid("secret", "(not shown)", "64 hexadecimal digits")),
-        }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-impl fmt::Display for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(secret)")
-    }
-}
 
 /// Meeting point of the ranks of a job on several hosts, for [`World::over_network`] in programs
 /// with a launcher of their own.
@@ -166,41 +71,55 @@ impl Network {
     }
 
     /// Adds the address and the secret that the variables of `get` describe.
-    fn completed(self, get: Get<'_>, launch: &Launch) -> Result<Network> {
+    fn completed(&self, get: Get<'_>, launch: &Launch) -> Result<Network> {
         let address = launch.master()?.to_string();
-        let secret = get("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
+        let load = |file: String| {
+            Secret::load(&file).map_err(|error| {
+                wrong(
+                    "IRIS_SECRET_FILE",
+                    &file,
+                    &format!("a file with the job's secret, but {error}"),
+                )
+            })
+        };
+        let secret = get("IRIS_SECRET_FILE")?.map(load).transpose()?;
         let trusted = match get("IRIS_TRUST_NETWORK")?.as_deref() {
             None | Some("0") => false,
             Some("1") => true,
             Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
         };
-        Ok(Network { address, secret, trusted, ..self })
+        Ok(Network { address, secret, trusted, ..self.clone() })
     }
 
-    /// Place where the ranks of this rank's node meet, and identity and name of the node; `other_host`
-    /// is the term for the host of rank 0 if that is another one. So two jobs with one port and
-    /// different hosts of rank 0 are two on a host that they share.
-    fn own_node(&self, other_host: Option<&str>) -> Result<(rendezvous::Place, String, String)> {
+    /// Identity and name of this rank's node.
+    fn own_node(&self) -> (String, String) {
         let name = host_name();
-        let (identity, name) = match &self.node {
+        match &self.node {
             Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
             None => (identity(), name),
-        };
-        let hash = hash(&[identity.as_bytes()]);
-        let job = [
-            &self.job,
-            other_host.unwrap_or("rank 0 here"),
-            &format!("relay of {name}, {hash:032x}"),
-        ];
-        let job = job.join(", ");
-        Ok((rendezvous::Place::new(job, false)?, identity, name))
+        }
     }
 
-    /// Looks the host of rank 0 up, once. Rank 0 itself must know it. For the others a resolver may
-    /// learn the name later: they look until `timeout` is over, or rank 0 leaves a note at `place`.
-    fn look_up(
+    /// Place where the ranks of this rank's node, with that identity and name, meet. `other_host` is the
+    /// term for the host of rank 0 if that is another one. So two jobs with one port and different
+    /// hosts of rank 0 are two on a host that they share.
+    fn place(
         &self,
-        address: &Address,
+        (identity, name): &(String, String),
+        other_host: Option<String>,
+    ) -> Result<rendezvous::Place> {
+        let hash = hash(&[identity.as_bytes()]);
+        let other = other_host.unwrap_or_else(|| "rank 0 here".into());
+        let job = format!("{}, {other}, relay of {name}, {hash:032x}", self.job);
+        rendezvous::Place::new(job, false)
+    }
+
+    /// Waits until the host of rank 0 is known, which `found` says at first. Rank 0 itself must know it.
+    /// For the others a resolver may learn the name later: they look until `timeout` is over, or rank 0
+    /// leaves a note at `place`.
+    fn await_host(
+        &self,
+        (address, mut found): (&Address, std::io::Result<Vec<SocketAddr>>),
         rank: usize,
         place: &rendezvous::Place,
         timeout: Duration,
@@ -208,7 +127,7 @@ impl Network {
         let started = Instant::now();
         let mut patience = Patience::new(started, started + timeout);
         loop {
-            let error = match address.look_up() {
+            let error = match found {
                 Ok(addresses) => return Ok(addresses),
                 Err(error) => error,
             };
@@ -229,6 +148,7 @@ impl Network {
                 ));
             }
             std::thread::sleep(LOOK_UP.min(timeout - waited));
+            found = address.look_up();
         }
     }
 
@@ -283,8 +203,12 @@ fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network
     let several_hosts = launch.several_hosts.clone().filter(|_| node.is_none());
     let address = String::new();
     let network = Network { address, job, secret: None, trusted: false, node, several_hosts };
-    let (place, ..) = network.own_node(None)?;
-    place.prepared(launch.rank, network.completed(get, launch)).map(Some)
+    network.completed(get, launch).map(Some).or_else(|error| {
+        // Rank 0 is on its own host, whatever its MASTER_ADDR is.
+        let other = launch.master().ok().filter(|_| launch.rank > 0);
+        let place = network.place(&network.own_node(), other.and_then(|it| it.other_host()))?;
+        place.prepared(launch.rank, Err(error))
+    })
 }
 
 impl World {
@@ -323,19 +247,24 @@ impl World {
             return Err(Error::invalid("rank of over_network", rank, format!("0 to {}", size - 1)));
         }
         let started = Instant::now();
+        let node = network.own_node();
+        let address = Address::parse(&network.address);
+        let address = network.place(&node, None)?.prepared(rank, address)?;
+        let found = address.look_up();
         // Rank 0 is on its own host, whatever its MASTER_ADDR is.
-        let (place, identity, name) = network.own_node(None)?;
+        let other = |other: Option<String>| other.filter(|_| rank != 0);
+        let place = network.place(&node, other(address.other_host_of(&found)))?;
         let prepared = settings.and_then(Settings::checked).and_then(|settings| {
-            let address = Address::parse(&network.address)?;
-            let found = network.look_up(&address, rank, &place, settings.meeting_deadline())?;
-            let other_host = other_host(&found).filter(|_| rank != 0);
+            let timeout = settings.meeting_deadline();
+            let found = network.await_host((&address, found), rank, &place, timeout)?;
+            let place = network.place(&node, other(other_host(&found)))?;
             let key = network.secret.as_ref().map_or([0; 32], |secret| secret.0);
             let terms = Terms { key, job: network.job.clone(), size };
             let addresses = network.checked(rank, found)?;
-            Ok((Meeting::new(address, addresses, terms, settings.silence()), settings, other_host))
+            let meeting = Meeting::new(address, addresses, terms, settings.silence());
+            Ok((meeting, place, settings))
         });
-        let (meeting, settings, other_host) = place.prepared(rank, prepared)?;
-        let (place, ..) = network.own_node(other_host.as_deref())?;
+        let (meeting, place, settings) = place.prepared(rank, prepared)?;
         let (job, timeout) = (network.job.as_str(), settings.meeting_deadline());
         let all = meeting.rendezvous(place, rank, timeout.saturating_sub(started.elapsed()))?;
         tracing::debug!(rank, size, job, "all ranks have met over the network");
@@ -345,8 +274,8 @@ impl World {
             on_missing: None,
             numbers: None,
         };
-        let place = (identity.as_str(), name.as_str());
-        let (nodes, hosts) = Nodes::join(all, place, job, timeout, &step)?;
+        let node = (node.0.as_str(), node.1.as_str());
+        let (nodes, hosts) = Nodes::join(all, node, job, timeout, &step)?;
         Ok(World::on_nodes(Arc::new(nodes) as Arc<dyn Bootstrap>, settings, hosts, None))
     }
 }
@@ -387,35 +316,6 @@ const SILENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_se
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_secret_is_shown_nowhere_and_kept_from_others() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("secret");
-        let secret = Secret::new().unwrap();
-        secret.save(&path).unwrap();
-        assert!(secret.save(&path).is_err(), "a second secret would lock ranks out");
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(Secret::load(&path).unwrap() == secret);
-        let text = fs::read_to_string(&path).unwrap();
-        let network = Network::new("127.0.0.1:1", &UniqueId::new().unwrap()).secret(secret.clone());
-        for shown in [format!("{secret:?} {secret}"), format!("{network:?}")] {
-            assert!(!shown.contains(&text[..8]), "{shown}");
-        }
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        let error = Secret::load(&path).unwrap_err().to_string();
-        assert!(error.contains("640") && error.contains("600"), "{error}");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let pipe = folder.path().join("pipe");
-        let owner = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, owner, 0).unwrap();
-        let error = Secret::load(&pipe).unwrap_err().to_string();
-        assert!(error.contains("no regular file"), "{error}");
-        fs::write(&path, &text[..63]).unwrap();
-        let error = Secret::load(&path).unwrap_err().to_string();
-        assert!(error.contains("64 hexadecimal") && !error.contains(&text[..8]), "{error}");
-    }
 
     /// Network of one rank on each of two hosts, with the variables `vars`.
     fn detected(vars: &[(&str, Option<&str>)]) -> Result<Option<Network>> {

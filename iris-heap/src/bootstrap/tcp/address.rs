@@ -71,10 +71,16 @@ impl Address {
         }
     }
 
-    /// Term of [`other_host`] for this address; a name that cannot be looked up stands for itself.
+    /// Term of [`other_host`] for this address, by a look-up.
     pub(crate) fn other_host(&self) -> Option<String> {
-        match self.look_up() {
-            Ok(addresses) => other_host(&addresses),
+        self.other_host_of(&self.look_up())
+    }
+
+    /// Term of [`other_host`] for this address, which was looked up; a name that was not `found` stands
+    /// for itself.
+    pub(crate) fn other_host_of(&self, found: &std::io::Result<Vec<SocketAddr>>) -> Option<String> {
+        match found {
+            Ok(addresses) => other_host(addresses),
             Err(_) => (self.host != host_name()).then(|| format!("rank 0 at {}", self.host)),
         }
     }

@@ -22,9 +22,9 @@ use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
 use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::peer::Peer;
-use crate::bootstrap::socket::{FailedCall, Jam, is_permanent};
+use crate::bootstrap::socket::{FailedCall, Jam, cannot_meet, is_own, is_permanent};
 use crate::error::{Error, Result, list_ranks};
-use crate::limits::{explain, is_full};
+use crate::limits::explain;
 
 /// Maximum number of connections at a time that have not sent an encrypted hello.
 const STRANGERS: usize = 256;
@@ -157,7 +157,7 @@ impl Door {
             let stream = match self.listeners[at].accept() {
                 Ok((stream, _)) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
-                Err(e) if is_full(&e) || is_permanent(&e) => return Err(("accept", e)),
+                Err(e) if is_own(&e) => return Err(("accept", e)),
                 // An error here means that the client closed the connection before it was accepted.
                 Err(_) => continue,
             };
@@ -272,10 +272,8 @@ impl Door {
         mut bytes: [u8; GREETING],
         mut got: usize,
     ) -> Result<State> {
-        let own = |call: &str, error| Error::PeerFailed {
-            rank: 0,
-            what: format!("rendezvous at {}", self.meeting),
-            message: format!("{call}: {}", explain(&error)),
+        let own = |call: &str, error| {
+            cannot_meet(0, &self.meeting, format!("{call}: {}", explain(&error)))
         };
         while got < GREETING {
             match stream.read(&mut bytes[got..]) {

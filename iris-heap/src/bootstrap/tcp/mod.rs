@@ -29,10 +29,10 @@ use super::notice::{Patience, notice};
 use super::peer::Peer;
 use super::relay::Relay;
 use super::rendezvous::{self, Place, Visit, Watch};
-use super::socket::{FailedCall, is_permanent};
-use super::unix::{Processes, failed, grace};
+use super::socket::{FailedCall, cannot_meet, is_own};
+use super::unix::{Processes, failed};
 use crate::error::{Error, Result, list_texts};
-use crate::limits::{explain, is_full};
+use crate::limits::explain;
 use crate::util::{lock, spawn};
 use address::Address;
 use door::Door;
@@ -165,8 +165,7 @@ impl Meeting {
                 }
                 Some(Err(Attempt::Failed(text))) => last = text,
                 Some(Err(Attempt::Permanent(message))) => {
-                    let what = format!("rendezvous at {self}");
-                    return Err(Error::PeerFailed { rank, what, message });
+                    return Err(cannot_meet(rank, self, message));
                 }
             }
             drop(turn);
@@ -213,7 +212,7 @@ impl Meeting {
                     let why = format!("{address} refuses rank {rank}: {why}");
                     failed = Some(Attempt::Refused(why));
                 }
-                Err((call, e)) if is_permanent(&e) || is_full(&e) => {
+                Err((call, e)) if is_own(&e) => {
                     let zone = match address {
                         // The first ten bits of a link-local address are those of fe80::.
                         SocketAddr::V6(it)
@@ -349,22 +348,7 @@ impl Meeting {
             lock(&connection.mail.0).forwarded = true;
         }
         lock(&connection.carriers).extend(carriers);
-        let what = || format!("rank {rank} of {size} at {self}");
-        // The hub's deadline has begun before this rank reached it.
-        let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
-        let members = (0..size).collect();
-        let processes = Processes { connection, group: 0, members, rank };
-        match outcome {
-            Ok(()) => Ok(processes),
-            Err(error) => {
-                let told = match &error {
-                    Error::System { .. } => failed(rank, &error),
-                    error => error.clone(),
-                };
-                processes.explain(&told);
-                Err(place.explained(error))
-            }
-        }
+        Processes::welcomed(connection, (place, self), (rank, size), (started, timeout))
     }
 
     /// Starts the hub, on rank 0.
