@@ -119,9 +119,10 @@ fn forked() -> Result<String, Error> {
                 world.barrier()?;
                 world.close()
             });
-            let status = i32::from(met.is_err());
-            report(met.map(|()| "met".into()));
-            std::process::exit(status);
+            if let Err(error) = &met {
+                eprintln!("{error}");
+            }
+            std::process::exit(i32::from(met.is_err()));
         }
         Pid::from_raw(child).expect("a child")
     });
