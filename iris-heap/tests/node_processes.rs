@@ -1,8 +1,11 @@
 //! Tests of ranks that are processes of several simulated nodes, and meet by the launcher's
 //! environment variables.
+//!
+//! This file is long because all of its cases run in one program, whose variables they share.
 
 mod job;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -491,5 +494,31 @@ fn a_rank_on_another_node_that_cannot_begin_is_told_there() {
     for (_job, words, told, own) in cases {
         contains(&result(own), &words);
         contains(&result(told), &[&["error rank 2 failed in meeting"], &words[..]].concat());
+    }
+}
+
+/// Tests a rank that ends before it meets the others, as the launcher's word in its folder says: the
+/// ranks of both nodes name it, and do not wait for their deadline.
+#[test]
+fn a_rank_that_never_comes_is_named_on_all_nodes_by_the_launchers_word() {
+    let start = |victim: usize| {
+        let (job, port) = (Job::new("meets"), free_port());
+        let folder = job.temp.path().join("launcher");
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        std::fs::write(folder.join(format!("lost-{victim}")), "0").unwrap();
+        let come = |rank: usize| {
+            let mut vars = torchrun(rank, port);
+            vars.push(("IRIS_RENDEZVOUS", folder.display().to_string()));
+            vars.extend([("RANK", rank.to_string()), ("WORLD_SIZE", "4".into())]);
+            let vars: Vec<_> = vars.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            job.rank(&vars)
+        };
+        let ranks: Vec<_> = (0..4).filter(|&rank| rank != victim).map(come).collect();
+        (job, victim, ranks)
+    };
+    for (_job, victim, ranks) in [0, 1, 3].map(start) {
+        for text in ranks.into_iter().map(result) {
+            contains(&text, &[&format!("error rank {victim} is lost")]);
+        }
     }
 }

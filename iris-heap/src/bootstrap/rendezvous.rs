@@ -322,10 +322,8 @@ impl Place {
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(error) = self.lost(&others, &mut watch) {
-                // Rank 0 may have ended because another rank did. Its note then names that rank. In a
-                // launcher's folder every note belongs to this run.
-                let since = (!self.launched).then_some(started);
-                return Err(self.came_to_nothing(since).unwrap_or(error));
+                // Rank 0 may have ended because another rank did. Its note then names that rank.
+                return Err(self.note_to_those_who_wait(started).unwrap_or(error));
             }
             if Instant::now() >= deadline {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
@@ -479,6 +477,12 @@ impl Place {
         let at = Duration::from_nanos(u64::from_le_bytes(*at));
         let ours = started.is_none_or(|started| self.concerns(at, started));
         ours.then(|| error_of_bytes(error).ok()).flatten()
+    }
+
+    /// Reason that the note of this run's rank 0 tells a process that has waited here since `started`.
+    /// In a launcher's folder every note belongs to this run.
+    pub(super) fn note_to_those_who_wait(&self, started: Instant) -> Option<Error> {
+        self.came_to_nothing((!self.launched).then_some(started))
     }
 
     /// Reason for the `error` of a rank that was connected: if rank 0 closed its end before this rank

@@ -33,6 +33,8 @@ pub struct Network {
     /// Text of the variables by which a launcher says that ranks are on several hosts; `None` where
     /// nothing says so, or nodes are named by hand.
     several_hosts: Option<String>,
+    /// Whether a launcher may have made the folder in which the ranks of a node meet.
+    launched: bool,
 }
 
 impl Network {
@@ -47,6 +49,7 @@ impl Network {
             trusted: false,
             node: None,
             several_hosts: None,
+            launched: false,
         }
     }
 
@@ -111,7 +114,7 @@ impl Network {
         let hash = hash(&[identity.as_bytes()]);
         let other = other_host.unwrap_or_else(|| "rank 0 here".into());
         let job = format!("{}, {other}, relay of {name}, {hash:032x}", self.job);
-        rendezvous::Place::new(job, false)
+        rendezvous::Place::new(job, self.launched)
     }
 
     /// Waits until the host of rank 0 is known, which `found` says at first. Rank 0 itself must know it.
@@ -201,8 +204,9 @@ fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network
     }
     let job = format!("{}, world {number}", launch.job);
     let several_hosts = launch.several_hosts.clone().filter(|_| node.is_none());
-    let address = String::new();
-    let network = Network { address, job, secret: None, trusted: false, node, several_hosts };
+    let (address, launched) = (String::new(), launch.folder.is_some());
+    let network =
+        Network { address, job, secret: None, trusted: false, node, several_hosts, launched };
     network.completed(get, launch).map(Some).or_else(|error| {
         // Rank 0 is on its own host, whatever its MASTER_ADDR is.
         let other = launch.master().ok().filter(|_| launch.rank > 0);

@@ -43,7 +43,7 @@ use seal::{Keys, REPLY, Terms};
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// Maximum pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time for which a rank of whose node another is lost tries to reach rank 0, to tell it.
+/// Time for which a rank that has learned of the loss of another tries to reach rank 0, to tell it.
 const LOST: Duration = Duration::from_secs(5);
 /// Number of refusals after which a rank gives up: another job may use the port, or the secrets
 /// differ.
@@ -141,7 +141,7 @@ impl Meeting {
             }
             // Rank 0, or the relay of this node, may have failed before this rank reached it.
             let failure = || visit.failure();
-            if let Some(error) = place.came_to_nothing(Some(started)).or_else(failure) {
+            if let Some(error) = place.note_to_those_who_wait(started).or_else(failure) {
                 return Err(error);
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
@@ -169,12 +169,12 @@ impl Meeting {
                 }
             }
             drop(turn);
-            // If a rank of this node is lost, the relay tells rank 0, which may still be starting.
+            // If a rank is lost, the relay tells rank 0, which may still be starting.
             if lost.is_none() {
                 lost = place.lost(&others, &mut watch).map(|error| (Instant::now(), error));
             }
             if let Some((since, error)) = &lost
-                && since.elapsed() >= LOST
+                && (since.elapsed() >= LOST || matches!(error, Error::PeerLost { rank: 0 }))
             {
                 return Err(error.clone());
             }
