@@ -364,19 +364,18 @@ impl Comm {
     /// closes it while its stream is captured.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
-        use iris_heap::Error::{Closed, PeerFailed, Unsupported};
+        use iris_heap::Error::Closed;
         let mut open = self.lock();
         if open.is_none() {
             return Err(Error::comm(Closed { what: "the communicator" }));
         }
         let freed = if self.owns_heap {
-            match self.heap.close() {
-                // The heap is open on all ranks.
-                Err(error @ (Unsupported { .. } | PeerFailed { .. })) => {
-                    return Err(Error::comm(error));
-                }
-                closed => closed.map_err(Error::comm),
+            let closed = self.heap.close().map_err(Error::comm);
+            // A heap that a rank captures stays open on all ranks.
+            if closed.is_err() && !matches!(self.heap.check(), Err(Closed { .. })) {
+                return closed;
             }
+            closed
         } else {
             open.take().map_or(Ok(()), |operators| operators.free(&self.heap))
         };
