@@ -6,6 +6,7 @@
 mod job;
 
 use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -206,6 +207,21 @@ fn torchrun_on(rank: usize, per_node: usize, port: u16) -> Vec<(&'static str, St
     vars.push(("MASTER_ADDR", "localhost".into()));
     vars.push(("IRIS_DEADLINE", "0.1".into()));
     vars
+}
+
+/// Environment variables of a rank that meets its node in `folder`; rank 0 has a node of its own.
+fn meeting_in(
+    folder: &Path,
+    rank: usize,
+    port: u16,
+    deadline: &str,
+) -> Vec<(&'static str, String)> {
+    let more = [
+        ("IRIS_NODE", rank.min(1).to_string()),
+        ("IRIS_RENDEZVOUS", folder.display().to_string()),
+        ("IRIS_DEADLINE", deadline.into()),
+    ];
+    [&torchrun_on(rank, 1, port)[..], &more].concat()
 }
 
 fn free_port() -> u16 {
@@ -445,13 +461,9 @@ fn a_stopped_process_is_absent_with_and_without_the_relay() {
 fn a_rank_lost_while_its_node_meets_is_named_by_its_number_in_the_world() {
     let (job, port) = (Job::new("meets"), free_port());
     let [folder, other] = ["one", "other"].map(|name| job.temp.path().join(name));
-    let vars = |rank: usize| {
+    let vars = |rank| {
         let folder = if rank == 3 { &other } else { &folder };
-        let mut vars = torchrun_on(rank, 1, port);
-        vars.retain(|(name, _)| *name != "IRIS_NODE" && *name != "IRIS_DEADLINE");
-        vars.push(("IRIS_NODE", rank.min(1).to_string()));
-        vars.push(("IRIS_RENDEZVOUS", folder.display().to_string()));
-        vars
+        meeting_in(folder, rank, port, "1")
     };
     let mut ranks = job.ranks(4, vars);
     // The files of ranks that wait at one place have one name, and end with the ranks' numbers: 1 and
@@ -520,5 +532,17 @@ fn a_rank_that_never_comes_is_named_on_all_nodes_by_the_launchers_word() {
         for text in ranks.into_iter().map(result) {
             contains(&text, &[&format!("error rank {victim} is lost")]);
         }
+    }
+}
+
+/// Tests that the other nodes wait for the meeting of a node, and are told why it came to nothing.
+/// Rank 2 looks for its node in another folder than rank 1.
+#[test]
+fn a_node_that_does_not_meet_is_told_to_the_others() {
+    let (job, port) = (Job::new("meets"), free_port());
+    let folder = |rank: usize| job.temp.path().join(rank.to_string());
+    let vars = |rank| meeting_in(&folder(rank), rank, port, "0.002");
+    for text in job.ranks(3, vars).into_iter().map(result) {
+        contains(&text, &["waited", "meeting the ranks of its node"]);
     }
 }

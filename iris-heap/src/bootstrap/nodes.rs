@@ -3,13 +3,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::frames::{error_of_bytes, error_to_bytes};
 use super::rendezvous::Place;
 use super::threads::Threads;
 use super::unique_id::UniqueId;
-use super::unix::Processes;
+use super::unix::{Processes, grace};
 use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::root::{Distance, told};
@@ -52,6 +52,9 @@ impl Nodes {
         // Every rank learns why any rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map(|error| told(rank, MEETING, error));
         let mine = mine.map_or(Vec::new(), |error| error_to_bytes(&error));
+        // Ranks of other nodes come here at once, and wait for the meeting of a node.
+        let deadline = Instant::now() + timeout + 2 * grace(timeout);
+        let step = &Step { deadline, ..step.clone() };
         let error = match all.allgather(&mine, step) {
             Ok(told) => {
                 let errors = told.iter().filter(|bytes| !bytes.is_empty());

@@ -324,7 +324,7 @@ pub(super) fn failed(rank: usize, error: &Error) -> Error {
 }
 
 /// Time for the hub to report which ranks are missing after a rank's deadline has passed.
-fn grace(deadline: Duration) -> Duration {
+pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 
