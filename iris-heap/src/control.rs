@@ -1,5 +1,7 @@
 //! Control block of a heap, as the host accesses it: abort word and fault record
 //! ([`ControlBlock`](crate::abi::ControlBlock)).
+//!
+//! This file is long because each state of the block has its words, its codes and its error.
 
 mod standing;
 #[cfg(test)]
@@ -18,7 +20,7 @@ use iris_sync::FaultKind;
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
 use crate::bootstrap::ProcessId;
-use crate::error::{Error, Result, list_values, odd_ranks};
+use crate::error::{Error, ErrorKind, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
 use crate::util::{Maker, lock, unsupported};
 
@@ -167,19 +169,78 @@ impl Control {
     /// Tells every waiting kernel of this rank to stop because another node failed. From then on
     /// [`Control::check`] returns `error`; later calls do not replace the first error.
     pub fn fail_elsewhere(&self, error: Error) {
+        let is_loss = error.kind() == ErrorKind::PeerLost;
         let _ = self.elsewhere.set(error);
-        self.set_host_abort(abort::ELSEWHERE);
+        self.set_host_abort(if is_loss { abort::WORLD_LOST } else { abort::ELSEWHERE });
     }
 
-    /// Tells every waiting kernel of this rank to stop because of the world's error `error`.
-    /// [`Control::check`] returns that error, unless the kernels were told to stop before, or one
-    /// has left a fault that the error does not explain.
-    pub(crate) fn lose(&self, error: &Error) {
-        match error {
-            Error::PeerLost { rank } => self.set_host_abort(abort::PEER_LOST + *rank as i32),
+    /// Tells every waiting kernel of this rank to stop because of the world's error `error`, by
+    /// which the rank `lost` of this node was lost, if it names one. [`Control::check`] returns that
+    /// error, unless the kernels were told to stop before, or one has left a fault that the error
+    /// does not explain. Kernels tell peers the code of a loss, so that all ranks, however they
+    /// learn of it, have errors of one kind.
+    pub(crate) fn lose(&self, lost: Option<usize>, error: Error) {
+        let code = match lost {
+            Some(rank) => abort::PEER_LOST + rank as i32,
+            None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
+            None => abort::HUB_LOST,
+        };
+        // The number of a lost peer is converted when the error is returned.
+        if !matches!(error, Error::PeerLost { .. }) {
+            let _ = self.cut_off.set(error);
+        }
+        self.set_host_abort(code);
+    }
+
+    /// Tells every waiting kernel of this rank to stop because this rank leaves its world. The
+    /// kernels tell peers that this rank is lost, as its world does.
+    pub(crate) fn leave(&self) {
+        let own = self.own_rank().map(|rank| abort::PEER_LOST + rank as i32);
+        self.set_host_abort(own.unwrap_or(abort::USER));
+    }
+
+    /// Abort reason of this rank's kernels: [`Control::host_abort`], except that the own code of
+    /// [`Control::leave`] is the program's abort.
+    fn reason(&self) -> i32 {
+        match self.host_abort() {
+            code if lost_rank(code).is_some() && lost_rank(code) == self.own_rank() => abort::USER,
+            code => code,
+        }
+    }
+
+    /// Number of this rank on its node; `None` in a world of one rank.
+    fn own_rank(&self) -> Option<usize> {
+        self.boards().map(Boards::rank)
+    }
+
+    /// Abort word by which this rank tells peers that it takes part in no further call: the code of
+    /// the loss that is the reason, or 1 + its number.
+    pub(crate) fn word_for_peers(&self, own: usize) -> i32 {
+        match self.host_abort() {
+            code @ abort::PEER_LOST..=abort::WORLD_LOST => code,
+            _ => own as i32 + 1,
+        }
+    }
+
+    /// Rank of this node whose loss is the reason for which the heap has failed; `None` for another
+    /// reason.
+    pub(crate) fn lost_peer(&self) -> Option<usize> {
+        let fault = self.fault().filter(|words| words[0] == FaultKind::PeerLost as i32);
+        let by_fault = fault.and_then(|words| usize::try_from(words[4]).ok());
+        let lost = lost_rank(self.host_abort()).or(by_fault.filter(|&rank| rank < MAX_RANKS));
+        lost.filter(|_| self.reason() != abort::USER)
+    }
+
+    /// Error for the value `word` of this rank's abort word, which a peer has set.
+    pub(crate) fn told_by_peer(&self, word: i32) -> Error {
+        let ranks = self.boards().map_or(1, Boards::ranks);
+        match (usize::try_from(i64::from(word) - 1), lost_rank(word)) {
+            (Ok(rank), _) if rank < ranks => self.gave_up(rank),
+            (_, Some(rank)) if rank < ranks && self.own_rank() != Some(rank) => self.loss(rank),
+            _ if word == abort::WORLD_LOST => self.world_loss(),
             _ => {
-                let _ = self.cut_off.set(error.clone());
-                self.set_host_abort(abort::HUB_LOST);
+                let reason = "the abort word names no rank of this world".into();
+                Error::Aborted { code: word, reason }
             }
         }
     }
@@ -354,9 +415,9 @@ impl Control {
     /// engine. They are defined if a peer was lost, or the heap closed, after the last call: a
     /// kernel that is stopped in its call leaves a fault. An exchange of an engine leaves none.
     pub(crate) fn check_results(&self) -> Result<()> {
-        let code = self.host_abort();
-        let ended =
-            [0, abort::CLOSED, abort::HUB_LOST].contains(&code) || lost_rank(code).is_some();
+        let code = self.reason();
+        let ended = [0, abort::CLOSED, abort::HUB_LOST, abort::WORLD_LOST].contains(&code)
+            || lost_rank(code).is_some();
         let failed = self.fault().is_some() || self.elsewhere.get().is_some();
         if ended && !failed && self.engine().is_none() {
             return Ok(());
@@ -384,6 +445,16 @@ impl Control {
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
+        let fault = match fault.kind {
+            FaultKind::PeerLost if fault.seen == abort::WORLD_LOST => {
+                return Some(self.world_loss());
+            }
+            // This rank has left its world, and is not lost to itself.
+            FaultKind::PeerLost if usize::try_from(fault.rank).ok() == self.own_rank() => {
+                iris_sync::Fault { kind: FaultKind::HostAbort, seen: abort::USER, ..fault }
+            }
+            _ => fault,
+        };
         if fault.kind == FaultKind::StepDiffers
             && let Some(error) = self.engine().and_then(|engine| engine.explain(&fault))
         {
@@ -420,7 +491,7 @@ impl Control {
     /// # Errors
     /// Errors of [`Control::check`].
     pub fn outcome(&self) -> Result<()> {
-        let code = self.host_abort();
+        let code = self.reason();
         let disorder = || if code == 0 { None } else { self.disorder() };
         let found = self.fault_error().or_else(disorder);
         let told = match code {
@@ -428,6 +499,7 @@ impl Control {
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
             abort::HUB_LOST => self.cut_off.get().cloned().or_else(|| Some(aborted(code))),
             abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
+            abort::WORLD_LOST => Some(self.world_loss()),
             _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
         match (found, told) {
@@ -447,6 +519,7 @@ fn aborted(code: i32) -> Error {
         abort::INCOMPLETE => "a call was enqueued only in part, because one of its launches failed",
         abort::ELSEWHERE => "another node failed",
         abort::DISORDER => "ranks issue the calls of the heap in different orders",
+        abort::WORLD_LOST => "a rank of the world was lost",
         _ if lost_rank(code).is_some() => "a peer was lost",
         _ => "a reason of the layer above",
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use iris_heap::abi::FAULT_WORDS;
+use iris_heap::abi::{FAULT_WORDS, abort};
 use iris_heap::{Error, ErrorKind, Group, Settings, Stream, SymmetricHeap, UniqueId, World};
 use small::{close, each, options};
 
@@ -21,11 +21,15 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
         // SAFETY: `word` is the first word of this rank's signal segment, which is mapped while the
         // heap is open.
         let word = unsafe { AtomicI32::from_ptr(word) };
-        for code in [i32::MIN, -1, 3, 1000, i32::MAX] {
+        let (own, peer) = (w.rank() as i32, 1 - w.rank() as i32);
+        for code in [i32::MIN, -1, 3, abort::PEER_LOST + own, 1002, i32::MAX] {
             word.store(code, Ordering::Relaxed);
             let e = heap.check().unwrap_err();
             assert!(matches!(e, Error::Aborted { code: shown, .. } if shown == code), "{e}");
         }
+        word.store(abort::PEER_LOST + peer, Ordering::Relaxed);
+        let e = heap.check().unwrap_err();
+        assert!(matches!(e, Error::PeerLost { rank } if rank == peer as usize), "{e}");
         word.store(2, Ordering::Relaxed);
         assert!(matches!(heap.check(), Err(Error::GaveUp { rank: 1, .. })));
         word.store(0, Ordering::Relaxed);

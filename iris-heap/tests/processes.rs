@@ -10,7 +10,7 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
+use iris_heap::{Error, ErrorKind, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
 use iris_sync::FaultKind;
 use job::{
     CASE, Job, all_ok, contains, env, launch_until_abort, no_vars, report, result, wait_for,
@@ -173,6 +173,7 @@ fn late() -> Result<String, Error> {
 /// Case in which a rank dies while the others wait for it in a kernel: rank 0, or another rank.
 fn killed(rank_0: bool) -> Result<String, Error> {
     let w = world()?;
+    let part = w.split(Some(0), 0)?.expect("a color was given");
     let heap = SymmetricHeap::open(&w, options())?;
     let stream = heap.stream()?;
     w.barrier()?;
@@ -185,6 +186,10 @@ fn killed(rank_0: bool) -> Result<String, Error> {
     assert_eq!(in_kernel, heap.check().unwrap_err().to_string());
     let in_collective = w.barrier().unwrap_err().to_string();
     assert_eq!(in_kernel, in_collective);
+    assert_eq!(heap.check().unwrap_err().kind(), ErrorKind::PeerLost);
+    assert_eq!(w.lost(), Some(victim));
+    assert_eq!(wait_for("the loss in a group", || part.lost()), victim);
+    assert_eq!(part.close().unwrap_err().kind(), ErrorKind::PeerLost);
     assert_eq!(heap.close().unwrap_err().to_string(), in_kernel);
     w.close().map(|()| "not lost".into())
 }

@@ -1,4 +1,6 @@
 //! Tests of ranks that are threads: collectives, heap, streams, and their failures.
+//!
+//! This file is long because threads are the simplest ranks: what all kinds of ranks share is tested here.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
@@ -6,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use iris_heap::abi::abort;
 use iris_heap::{
     DType, Error, Group, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
 };
@@ -307,6 +310,30 @@ fn abort_word(memory: &iris_heap::Memory, rank: usize) -> i32 {
     let word = memory.signal[rank].address() as *mut i32;
     // SAFETY: `word` is the first word of a signal segment, which is mapped while `memory` is held.
     unsafe { std::sync::atomic::AtomicI32::from_ptr(word) }.load(Ordering::Acquire)
+}
+
+/// Tests that a rank whose heap is of no use because a peer was lost tells that to ranks that do not
+/// know it, and not that it has given up itself.
+#[test]
+fn a_poisoned_heap_tells_the_loss_that_is_the_reason() {
+    let worlds = World::threads(3).unwrap();
+    std::thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(move || {
+                let heap = SymmetricHeap::open(&world, options()).unwrap();
+                let memory = heap.memory();
+                world.barrier().unwrap();
+                if world.rank() == 2 {
+                    return world.abort();
+                }
+                wait_until(|| memory.control.host_abort() != 0);
+                heap.poison(abort::CLOSED).unwrap();
+                let told: Vec<_> = (0..3).map(|rank| abort_word(&memory, rank)).collect();
+                assert_eq!(told, [abort::PEER_LOST + 2; 3]);
+                assert_eq!(world.lost(), Some(2));
+            });
+        }
+    });
 }
 
 #[test]

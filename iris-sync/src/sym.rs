@@ -49,6 +49,9 @@ pub mod abort {
     /// Base of the code for a peer that died or left without closing its heap: the code is this
     /// value plus the peer's rank.
     pub const PEER_LOST: i32 = 1000;
+    /// A rank of another node was lost, or the process that forwards this rank's messages. Like the
+    /// code of a lost peer, kernels tell it their peers.
+    pub const WORLD_LOST: i32 = PEER_LOST + super::MAX_RANKS as i32;
 }
 
 /// Addresses that a kernel needs to reach symmetric memory. Each rank has a copy of its own, with

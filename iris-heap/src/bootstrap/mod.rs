@@ -84,6 +84,14 @@ pub(crate) fn is_loss(error: &Error) -> bool {
     !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
 }
 
+/// Rank that `error` names as lost; `None` for other errors.
+pub(crate) fn lost_rank(error: &Error) -> Option<usize> {
+    match error {
+        Error::PeerLost { rank } | Error::PeerAborted { rank, .. } => Some(*rank),
+        _ => None,
+    }
+}
+
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
 /// processes of one host and for several hosts; other transports can be added.
 ///

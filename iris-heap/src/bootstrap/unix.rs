@@ -19,7 +19,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_permanent};
-use super::{Bootstrap, Step, Watcher, is_loss};
+use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -411,16 +411,24 @@ impl Bootstrap for Processes {
 
     fn lost(&self) -> Option<Error> {
         let mail = lock(&self.connection.mail.0);
-        mail.groups.get(&self.group).and_then(|g| g.lost.clone())
+        match mail.groups.get(&self.group)?.lost.clone()? {
+            // The process that carries the messages may be that of a member.
+            Error::HubLost { rank } => Some(match self.members.iter().position(|&m| m == rank) {
+                Some(rank) => Error::PeerLost { rank },
+                None => Error::HubLost { rank },
+            }),
+            error => Some(error),
+        }
     }
 
     fn give_up(&self, error: Error) {
-        if !is_loss(&error) {
+        if !matches!(error, Error::PeerAborted { .. }) {
             // The hub's answer may be late or never come: its process may be stopped.
             let mut mail = lock(&self.connection.mail.0);
-            mail.groups.entry(self.group).or_default().fail(&error);
+            let watchers = mail.groups.entry(self.group).or_default().fail(&error);
             drop(mail);
             self.connection.mail.1.notify_all();
+            watchers.into_iter().for_each(|watcher| watcher(&error));
         }
         // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::GaveUp { group: self.group, error };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use iris_sync::FaultKind;
 
 use super::Control;
+use crate::abi::abort;
 use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut, Pulled};
 use crate::bootstrap::ProcessId;
 use crate::error::Error;
@@ -65,10 +66,18 @@ impl Control {
     /// because of the first loss, so this function waits for the other connection.
     pub(super) fn loss(&self, rank: usize) -> Error {
         let (number, Some(host)) = self.in_whole_world(rank) else {
-            return Error::PeerLost { rank };
+            return self.cut_off.get().cloned().unwrap_or(Error::PeerLost { rank });
         };
         await_reason(|| self.elsewhere.get().is_some());
         self.elsewhere.get_or_init(|| Error::RankLost { rank: number, host }).clone()
+    }
+
+    /// Error for the loss of a rank that is not of this node. A peer's kernel may tell of it a little
+    /// earlier than this rank's own connection, so this function waits for that.
+    pub(super) fn world_loss(&self) -> Error {
+        let known = || self.elsewhere.get().or(self.cut_off.get()).cloned();
+        await_reason(|| known().is_some());
+        known().unwrap_or_else(|| super::aborted(abort::WORLD_LOST))
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
@@ -324,7 +333,7 @@ mod tests {
         let found = thread::scope(|scope| {
             let watcher = scope.spawn(|| c.left_out());
             thread::sleep(Duration::from_millis(100));
-            c.lose(&reason);
+            c.lose(Some(1), reason);
             watcher.join().unwrap()
         });
         assert!(found.is_none(), "{found:?}");

@@ -85,18 +85,20 @@ fn every_abort_word_is_an_error_that_shows_it() {
 fn a_rank_that_is_cut_off_has_the_error_of_its_world() {
     let outcome = |lost: &Error, fault: Option<FaultKind>| {
         let c = Control::default();
-        c.lose(lost);
+        c.lose(crate::bootstrap::lost_rank(lost), lost.clone());
         let mut words = [0; FAULT_WORDS];
         if let Some(kind) = fault {
-            words[..6].copy_from_slice(&[kind as i32, 0, 1, -1, 0, abort::HUB_LOST]);
+            words[..6].copy_from_slice(&[kind as i32, 0, 1, -1, 0, c.host_abort()]);
             assert!(c.record_fault(&words));
         }
         c.outcome().unwrap_err()
     };
     let hub = Error::HubLost { rank: 6 };
     let wire = Error::Wire { what: "world".into(), problem: "a broken frame".into() };
-    for fault in [None, Some(FaultKind::HostAbort)] {
+    for fault in [None, Some(FaultKind::PeerLost)] {
         assert!(matches!(outcome(&hub, fault), Error::HubLost { rank: 6 }));
+    }
+    for fault in [None, Some(FaultKind::HostAbort)] {
         assert!(matches!(outcome(&wire, fault), Error::Wire { .. }));
     }
     assert!(matches!(outcome(&wire, Some(FaultKind::Mismatch)), Error::Fault { .. }));

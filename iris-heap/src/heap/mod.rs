@@ -631,12 +631,15 @@ impl SymmetricHeap {
 
     /// Ends the exchanges of the heap's worlds, for all ranks.
     fn end_exchanges(&self) {
+        // A loss is told as the loss, whoever tells it first.
+        let lost = self.memory.control.lost_peer();
         if self.local_size() > 1 {
-            self.world.give_up();
+            self.world.give_up(lost);
         }
         if let Some(across) = self.across() {
-            across.give_up();
-            self.whole_world().give_up();
+            across.give_up(None);
+            let number = |rank| self.memory.control.in_whole_world(rank).0;
+            self.whole_world().give_up(lost.map(number));
         }
     }
 
@@ -741,28 +744,27 @@ impl SymmetricHeap {
 
     /// Checks that no peer has told this rank's kernels to leave.
     fn check_peers(&self) -> Result<()> {
-        let mut word = [0; 4];
-        let signal = &*self.memory.signal[self.local_rank()];
-        self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
-        let code = i32::from_ne_bytes(word);
+        let code = self.abort_word(&*self.memory.signal[self.local_rank()])?;
         if code == 0 {
             return Ok(());
         }
         if let Some(disorder) = self.memory.control.disorder() {
             return Err(disorder);
         }
-        match usize::try_from(i64::from(code) - 1) {
-            Ok(rank) if rank < self.local_size() => Err(self.memory.control.gave_up(rank)),
-            _ => Err(Error::Aborted {
-                code,
-                reason: "the abort word names no rank of this world".into(),
-            }),
-        }
+        Err(self.memory.control.told_by_peer(code))
+    }
+
+    /// Abort word in a signal segment of this node.
+    fn abort_word(&self, signal: &dyn Mapping) -> Result<i32> {
+        let mut word = [0; 4];
+        self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
+        Ok(i32::from_ne_bytes(word))
     }
 
     /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
     /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
-    /// everywhere. Later calls replace neither the first reason nor the first rank that gave up.
+    /// everywhere. Later calls replace neither the first reason nor the first rank that gave up; what
+    /// this rank was told before, the loss of a rank for example, it tells the others.
     ///
     /// # Errors
     /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
@@ -770,14 +772,13 @@ impl SymmetricHeap {
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.world.check_process("poisoning a heap")?;
         self.memory.control.set_host_abort(reason);
-        let own = (self.local_rank() as i32 + 1).to_ne_bytes();
-        let tell = |signal: &Arc<dyn Mapping>| {
-            let mut word = [0; 4];
-            self.backend.read(&**signal, 4 * ABORT_WORD as u64, &mut word)?;
-            match word {
-                [0, 0, 0, 0] => self.backend.write(&**signal, 4 * ABORT_WORD as u64, &own),
-                _ => Ok(()),
-            }
+        let word = match self.abort_word(&*self.memory.signal[self.local_rank()])? {
+            0 => self.memory.control.word_for_peers(self.local_rank()),
+            told => told,
+        };
+        let tell = |signal: &Arc<dyn Mapping>| match self.abort_word(&**signal)? {
+            0 => self.backend.write(&**signal, 4 * ABORT_WORD as u64, &word.to_ne_bytes()),
+            _ => Ok(()),
         };
         self.memory.signal.iter().map(tell).fold(Ok(()), Result::and)
     }

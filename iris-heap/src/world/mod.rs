@@ -16,12 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use crate::abi::abort;
 use crate::bootstrap::launcher_env::Launch;
 use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::unix::Processes;
-use crate::bootstrap::{Bootstrap, ProcessId, Step, rendezvous};
+use crate::bootstrap::{Bootstrap, ProcessId, Step, lost_rank, rendezvous};
 use crate::control::Control;
 use crate::env::Settings;
 use crate::error::{Error, Result};
@@ -283,11 +282,7 @@ impl World {
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
-                match error {
-                    // A control block converts the number of a lost rank itself.
-                    Error::PeerLost { .. } => control.lose(error),
-                    _ => control.lose(&named.describe(error.clone())),
-                }
+                lose(&control, &named, error);
             }
             for (control, nodes) in lock(&watched_over_nodes).iter() {
                 if let Some(control) = control.upgrade() {
@@ -443,10 +438,23 @@ impl World {
         self.inner.bootstrap.lost().is_some()
     }
 
-    /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank.
-    pub(crate) fn give_up(&self) {
-        let error = Error::GaveUp { rank: self.rank(), host: None };
-        self.inner.bootstrap.give_up(error);
+    /// Rank whose loss ended this world: its process or thread ended, it called [`World::abort`] or
+    /// dropped the world unclosed, or it cannot be reached. `None` if no rank is lost, or none of this
+    /// world. Ranks that are lost later, because they end for that reason for example, are not told.
+    /// Waits for no rank; a kernel may return an error of the loss a moment earlier. A rank that gave
+    /// up ([`Error::GaveUp`]) or is late ([`Error::Absent`]) is not lost.
+    ///
+    /// Errors that follow from a loss have the kind
+    /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) on every rank that is left.
+    pub fn lost(&self) -> Option<usize> {
+        self.inner.bootstrap.lost().as_ref().and_then(lost_rank)
+    }
+
+    /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank,
+    /// by the loss of the rank `lost` or for another reason.
+    pub(crate) fn give_up(&self, lost: Option<usize>) {
+        let gave_up = Error::GaveUp { rank: self.rank(), host: None };
+        self.inner.bootstrap.give_up(lost.map_or(gave_up, |rank| Error::PeerLost { rank }));
     }
 
     /// Adds host names to the error of `outcome`, if there is one, and records it as returned to the
@@ -475,7 +483,7 @@ impl World {
         // A peer that was lost before this point is reported here, because the watcher did not see
         // the new control block.
         if let Some(error) = self.inner.bootstrap.lost() {
-            control.lose(&error);
+            lose(control, self.hosts(), &error);
         }
         Registration { world: self.clone() }
     }
@@ -500,7 +508,7 @@ impl Inner {
             // This precedes the announcement to the peers, of which this rank's own heaps may also
             // be told: the first reason is kept, and this rank is not lost.
             for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
-                control.set_host_abort(abort::USER);
+                control.leave();
             }
         }
         if let Some(reason) = reason {
@@ -528,6 +536,16 @@ impl Drop for Inner {
         }
         self.leave(false, None);
     }
+}
+
+/// Tells a heap's kernels of the world's `error`, which the bootstrap has returned.
+fn lose(control: &Control, hosts: &Hosts, error: &Error) {
+    // A control block converts the number of a lost rank itself.
+    let described = match error {
+        Error::PeerLost { .. } => error.clone(),
+        _ => hosts.describe(error.clone()),
+    };
+    control.lose(lost_rank(error), described);
 }
 
 pub(crate) fn check_size(what: &str, size: usize) -> Result<()> {

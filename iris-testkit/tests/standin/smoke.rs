@@ -242,10 +242,12 @@ fn captures_are_kept(machine: &Machine) {
 /// abort does.
 fn a_loss_after_the_last_call_harms_no_result(machine: &Machine) {
     const CASE: &str = "all_reduce two_shot 8192x0 bf16 plain";
-    for (code, harms) in [(abort::PEER_LOST + 1, false), (abort::USER, true)] {
+    for (lost, harms) in [(true, false), (false, true)] {
         on_two(machine, CASE, |calls, _| {
             let (heap, stream) = (calls.heap(), calls.heap().stream()?);
             calls.run(&calls.planned().calls[0], 16, &stream)?;
+            let peer = 1 - heap.local_rank() as i32;
+            let code = if lost { abort::PEER_LOST + peer } else { abort::USER };
             heap.control().set_host_abort(code);
             assert_eq!(stream.sync().is_err(), harms, "{code}");
             assert!(heap.check().is_err(), "{code}");
