@@ -59,6 +59,7 @@ fn main() -> ExitCode {
             nodes_with_gpus_without_peer_access_are_divided,
             data_that_arrives_late_is_waited_for,
             a_communicator_that_is_never_ready_names_the_ranks,
+            a_rank_that_is_lost_while_the_library_joins_ends_the_wait,
             an_asynchronous_error_fails_all_ranks,
             a_graph_that_is_kept_does_not_delay_errors,
             a_heap_that_is_closed_before_its_graph_says_so,
@@ -98,6 +99,7 @@ fn run_rank(which: &str) -> Result<()> {
         "operators" => operators(&world),
         "late" => run_on_nodes(&world, BACKEND, bursts()),
         "unready" => unready(&world),
+        "lost" => lost(&world),
         "asynchronous" => asynchronous(&world),
         "kept" => kept(&world),
         "differs" => differs(&world),
@@ -375,6 +377,28 @@ fn unready(world: &World) -> Result<()> {
     Ok(())
 }
 
+fn a_rank_that_is_lost_while_the_library_joins_ends_the_wait() {
+    // The deadline of rank 0 is later than that of the job.
+    two_ranks_succeed("lost", &[("FAKE_RCCL_JOINS", "0:3600000")]);
+}
+
+/// Rank 1 leaves while rank 0 waits in the library for as long as it likes.
+fn lost(world: &World) -> Result<()> {
+    let heap = SymmetricHeap::open(world, small_heap())?;
+    if world.rank() == 0 {
+        return fails_with(Sum::within(heap), &["rank 1 on host", "is lost"]);
+    }
+    let (world, log) = (world.clone(), std::env::var("FAKE_HIP_LOG")?);
+    std::thread::spawn(move || {
+        let calls = || std::fs::read_to_string(&log).unwrap();
+        while !calls().contains("ncclCommInitRankConfig 0 on") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        world.abort();
+    });
+    fails_with(Sum::within(heap), &[])
+}
+
 /// Tests that an error of the library on rank 1, in the middle of a call, ends the calls of both
 /// ranks.
 fn an_asynchronous_error_fails_all_ranks() {
@@ -634,7 +658,7 @@ fn refused(world: &World) -> Result<()> {
     let library = Nccl::get(BACKEND)?;
     let options =
         CommunicatorOptions { most_blocks: Some(8), deadline: Some(Duration::from_secs(60)) };
-    let make = || Communicator::new(&library, &library.new_id()?, (0, 1), options);
+    let make = || Communicator::new(&library, &library.new_id()?, (0, 1), options, || false);
     let in_device = |f: &dyn Fn() -> iris_kernels::vendor::Result<()>| {
         Ok(gpu.with_relaxed_capture(|| f().map_err(iris_heap::Error::other))?)
     };

@@ -221,15 +221,19 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Creates this rank's communicator on the current device. All ranks must call this function.
+    /// Creates this rank's communicator on the current device. All ranks must call this function. If
+    /// the communicator is not blocking, the wait for the others ends when `is_hopeless` returns true,
+    /// which is called in the wait, for example because a rank is lost.
     ///
     /// # Errors
-    /// [`Error::Call`]; [`Error::Late`] if other ranks have not joined within the deadline.
+    /// [`Error::Call`]; [`Error::Late`] if other ranks have not joined within the deadline, or the wait
+    /// is hopeless.
     pub fn new(
         nccl: &Arc<Nccl>,
         id: &CommunicatorId,
         (rank, ranks): (usize, usize),
         options: CommunicatorOptions,
+        is_hopeless: impl Fn() -> bool,
     ) -> Result<Communicator> {
         let mut config = Config {
             size: size_of::<Config>(),
@@ -256,7 +260,7 @@ impl Communicator {
         };
         let (nccl, deadline) = (nccl.clone(), options.deadline);
         let new = Communicator { nccl, handle: Mutex::new(Live(handle)), rank, ranks, deadline };
-        let taken = new.taken(new.lock(), "ncclCommInitRankConfig", code);
+        let taken = new.taken(new.lock(), "ncclCommInitRankConfig", code, is_hopeless);
         if taken.is_err() && !handle.is_null() {
             let aborted = new.abort().map_or(Ok(()), Release::run);
             aborted.unwrap_or_else(|error| tracing::debug!(%error, "a communicator was not freed"));
@@ -286,13 +290,15 @@ impl Communicator {
         }
     }
 
-    /// Waits until the library has accepted a call of `function`, which returned `code`. The lock is
-    /// free between polls, so that another thread can abort the communicator.
+    /// Waits until the library has accepted a call of `function`, which returned `code`, or
+    /// `is_hopeless` returns true. The lock is free between polls, so that another thread can abort the
+    /// communicator.
     fn taken<'a>(
         &'a self,
         mut live: MutexGuard<'a, Live>,
         function: &'static str,
         mut code: c_int,
+        is_hopeless: impl Fn() -> bool,
     ) -> Result<()> {
         // Number of polls before the thread sleeps between polls. Most waits are short; a rank that
         // waits for others to connect must not keep a core busy.
@@ -301,8 +307,9 @@ impl Communicator {
         let begun = Instant::now();
         let mut polls = 0_u32;
         while code == IN_PROGRESS {
-            if let Some(deadline) = self.deadline.filter(|&deadline| begun.elapsed() > deadline) {
-                return Err(Error::Late { function, seconds: deadline.as_secs() });
+            let waited = begun.elapsed();
+            if self.deadline.is_some_and(|deadline| waited > deadline) || is_hopeless() {
+                return Err(Error::Late { function, seconds: waited.as_secs() });
             }
             polls = polls.saturating_add(1);
             drop(live);
@@ -381,7 +388,7 @@ impl Communicator {
                 }
             }
         };
-        self.taken(live, function, code)
+        self.taken(live, function, code, || false)
     }
 
     /// Returns an error if a collective has failed since it was enqueued, for example by a lost
@@ -423,7 +430,7 @@ impl Communicator {
         }
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.nccl.table.ncclCommFinalize)(handle) };
-        self.taken(live, "ncclCommFinalize", code)?;
+        self.taken(live, "ncclCommFinalize", code, || false)?;
         Ok(self.take("ncclCommDestroy", self.nccl.table.ncclCommDestroy))
     }
 

@@ -175,12 +175,11 @@ impl Link {
                 let value = format!("{} bytes", ids[0].len());
                 iris_heap::Error::other(StepError::Id { value })
             })?;
-            let named = |error| {
-                let others = others(&ranks, node);
-                iris_heap::Error::other(StepError::Engine { others, error })
-            };
+            // The loss of a rank, or the failure of another, is an error of the heap.
+            let outcome = || heap.control().outcome();
             let communicator = gpu.with_relaxed_capture(|| {
-                Communicator::new(&nccl, id, (node, nodes), options).map_err(named)
+                Communicator::new(&nccl, id, (node, nodes), options, || outcome().is_err())
+                    .map_err(|error| named(outcome, others(&ranks, node), error))
             })?;
             Ok(Link {
                 heap: Arc::downgrade(heap),

@@ -50,7 +50,7 @@ impl Communicator {
         let code = unsafe {
             (windows.ncclCommWindowRegister)(live.0, address, bytes, &mut handle, SYMMETRIC)
         };
-        self.taken(live, REGISTER, code)?;
+        self.taken(live, REGISTER, code, || false)?;
         Ok(Window { of: self, handle })
     }
 }
@@ -67,6 +67,6 @@ impl Window<'_> {
         let windows = self.of.nccl.windows()?;
         // SAFETY: the window's communicator is alive, and the handle is not used again.
         let code = unsafe { (windows.ncclCommWindowDeregister)(live.0, self.handle) };
-        self.of.taken(live, DEREGISTER, code)
+        self.of.taken(live, DEREGISTER, code, || false)
     }
 }

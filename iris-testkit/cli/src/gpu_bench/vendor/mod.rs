@@ -83,7 +83,7 @@ impl Vendors {
         let bytes = id.len();
         let id =
             id.try_into().with_context(|| format!("the id has {bytes} bytes: expected 128"))?;
-        Ok(Communicator::new(self.nccl()?, id, place, CommunicatorOptions::default())?)
+        Ok(Communicator::new(self.nccl()?, id, place, CommunicatorOptions::default(), || false)?)
     }
 
     fn blas(&self) -> Result<&Arc<Blas>> {
