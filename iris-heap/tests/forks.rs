@@ -7,11 +7,15 @@
 
 mod job;
 
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
 use std::sync::{Arc, mpsc};
 
 use iris_heap::abi::abort;
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use job::{CASE, Job, contains, env, no_vars, report, result, wait_for, wait_for_file};
+use iris_testkit::port;
+use job::{CASE, Job, contains, env, files, no_vars, report, result, wait_for, wait_for_file};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
@@ -25,6 +29,7 @@ unsafe extern "C" {
 fn rank_program() {
     let case = std::env::var(CASE).expect("the other tests say what to do");
     report(match case.as_str() {
+        "meeting" => meeting(),
         "outlived" => outlived(),
         "used" => used(),
         "forked" => forked(),
@@ -44,14 +49,37 @@ fn outlived() -> Result<String, Error> {
     let world = World::from_env()?;
     let _heap = open(&world)?;
     world.barrier()?;
-    if env("VICTIM") == world.rank().to_string() {
-        if fork() == 0 {
-            wait_for_file(env("GO"));
-            std::process::exit(0);
-        }
-        std::process::abort();
+    if is_victim() {
+        die_before_a_child();
     }
     world.barrier().map(|()| "not lost".into())
+}
+
+/// Case in which rank `VICTIM` dies while it meets the others, after the file `NOW` exists, but its
+/// forked child lives on.
+fn meeting() -> Result<String, Error> {
+    if is_victim() {
+        std::thread::spawn(World::from_env);
+        wait_for_file(env("NOW"));
+        die_before_a_child();
+    }
+    World::from_env().map(|_| "not lost".into())
+}
+
+fn is_victim() -> bool {
+    env("VICTIM") == env("RANK")
+}
+
+/// Forks, and ends this process while the child lives on until the file `GO` exists.
+fn die_before_a_child() -> ! {
+    let forked = format!("{}.forked", env("GO"));
+    if fork() == 0 {
+        std::fs::write(forked, "").unwrap();
+        wait_for_file(env("GO"));
+        std::process::exit(0);
+    }
+    wait_for_file(forked);
+    std::process::abort()
 }
 
 /// Case in which the forked child of each rank uses and drops the objects that it inherited; the
@@ -140,24 +168,98 @@ fn forked_ranks_are_a_job_of_their_parent() {
     assert_eq!(job.results(vec![job.rank(&[])]), ["ok forked"]);
 }
 
+/// Variables of rank `rank` of 3 for a case with this victim; `port` if each rank is on another node.
+fn vars(job: &Job, rank: usize, victim: usize, port: Option<u16>) -> Vec<(&'static str, String)> {
+    let file = |name: &str| job.temp.path().join(name).display().to_string();
+    let mut vars: Vec<_> = vec![
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", "3".into()),
+        ("VICTIM", victim.to_string()),
+        ("NOW", file("now")),
+        ("GO", file("go")),
+        ("IRIS_DEADLINE", "0.1".into()),
+    ];
+    if let Some(port) = port {
+        let node = [("IRIS_NODE", rank.to_string()), ("IRIS_PORT", port.to_string())];
+        vars.extend(node);
+        vars.push(("MASTER_ADDR", "127.0.0.1".into()));
+    }
+    vars
+}
+
+fn start(job: &Job, rank: usize, victim: usize, port: Option<u16>) -> Child {
+    let vars = vars(job, rank, victim, port);
+    job.rank(&vars.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>())
+}
+
+/// Waits until `count` files in the job's folder have this extension, or none.
+fn wait_for_files(job: &Job, count: usize, extension: Option<&str>) {
+    let is = |file: &std::path::PathBuf| file.extension().and_then(|it| it.to_str()) == extension;
+    let found = || files(job.temp.path()).into_iter().filter(is).count();
+    wait_for("files of ranks", || (found() == count).then_some(()));
+}
+
+/// Ends the child of the victim, and checks the victim's own end. The child holds its parent's
+/// stdout open.
+fn end(job: &Job, victim: Child) {
+    std::fs::write(job.temp.path().join("go"), "").unwrap();
+    contains(&result(victim), &["signal"]);
+}
+
+fn check_lost(victim: usize, rank: usize, child: Child) {
+    let text = result(child);
+    let is_told = text.starts_with(&format!("error rank {victim} ")) && text.contains(" is lost");
+    assert!(is_told, "rank {rank}: {text}");
+}
+
 #[test]
 fn a_rank_that_its_child_outlives_is_lost() {
-    for victim in [0, 1] {
+    let tcp = || Some(port::free("127.0.0.1").unwrap());
+    for (victim, port) in [(0, None), (1, None), (0, tcp()), (1, tcp())] {
         let job = Job::new("outlived");
-        let go = job.temp.path().join("go");
-        let go_text = go.to_str().unwrap().to_string();
-        let ranks = job.ranks(3, |_| vec![("VICTIM", victim.to_string()), ("GO", go_text.clone())]);
-        let mut ranks: Vec<_> = ranks.into_iter().enumerate().collect();
-        let (_, dead) = ranks.remove(victim);
-        for (rank, child) in ranks {
-            let text = result(child);
-            assert!(text.contains(&format!("error rank {victim} is lost")), "rank {rank}: {text}");
-        }
-        // The child must end before the rank's result is read, because it holds its parent's stdout
-        // open.
-        std::fs::write(&go, "").unwrap();
-        contains(&result(dead), &["signal"]);
+        let ranks = [0, 1, 2].map(|rank| (rank, start(&job, rank, victim, port)));
+        let (dead, others): (Vec<_>, Vec<_>) =
+            ranks.into_iter().partition(|(rank, _)| *rank == victim);
+        others.into_iter().for_each(|(rank, child)| check_lost(victim, rank, child));
+        dead.into_iter().for_each(|(_, child)| end(&job, child));
     }
+}
+
+#[test]
+fn a_rank_that_its_child_outlives_holds_no_file_while_it_meets() {
+    let job = Job::new("meeting");
+    // Rank 0 is yet to come, so only their files tell the others of each other.
+    let other = start(&job, 1, 2, None);
+    wait_for_files(&job, 1, Some("rank1"));
+    let victim = start(&job, 2, 2, None);
+    wait_for_files(&job, 1, Some("rank2"));
+    std::fs::write(job.temp.path().join("now"), "").unwrap();
+    check_lost(2, 1, other);
+    end(&job, victim);
+}
+
+#[test]
+fn a_rank_that_its_child_outlives_does_not_listen_while_it_meets() {
+    let job = Job::new("meeting");
+    let mut victim = start(&job, 0, 0, None);
+    let socket = job.socket();
+    std::fs::write(job.temp.path().join("now"), "").unwrap();
+    victim.wait().unwrap();
+    let refused = UnixStream::connect(&socket).expect_err("nobody listens");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    end(&job, victim);
+}
+
+#[test]
+fn a_rank_that_its_child_outlives_is_lost_while_nodes_meet() {
+    let (job, port) = (Job::new("meeting"), port::free("127.0.0.1").unwrap());
+    // Rank 2 is yet to come.
+    let [victim, other] = [0, 1].map(|rank| start(&job, rank, 0, Some(port)));
+    // Rank 1 listens for the ranks of its node once it has reached rank 0.
+    wait_for_files(&job, 2, None);
+    std::fs::write(job.temp.path().join("now"), "").unwrap();
+    check_lost(0, 1, other);
+    end(&job, victim);
 }
 
 #[test]

@@ -3,18 +3,14 @@
 
 use std::collections::HashMap;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::notice::ToldWaits;
-use super::peer::{is_readable, process_of};
+use super::peer::is_readable;
 use super::process::ProcessId;
 use super::socket::Socket;
 use super::{Watcher, is_loss};
@@ -251,7 +247,6 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     let mut inbox = Inbox::default();
     // Rank that is lost when the stream ends, and the reason, if one is told.
     let (mut lost, mut reason) = (relay, None);
-    let process = process_of(socket);
     let mut outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
@@ -288,7 +283,6 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
                     watcher(&error);
                 }
             }
-            Ok(None) if !has_more(socket, process.as_ref()) => break Ok(()),
             Ok(None) => match inbox.fill(socket) {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
@@ -328,17 +322,6 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     }
 }
 
-/// Waits until the socket has data or has ended. Returns false if the process at the other end has
-/// ended and all of its data was read; a forked child of that process may keep the socket open.
-fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
-    let Some(process) = process else { return true };
-    let mut fds =
-        [socket.as_fd(), process.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    while poll(&mut fds, None) == Err(Errno::INTR) {}
-    // Data that the process sent before its end is still in the socket, so it is read first.
-    is_readable(socket) || fds[1].revents().is_empty()
-}
-
 impl Letters {
     /// Marks the group as broken by `error`; if it is broken already, the earlier error is kept.
     /// Returns the watchers to call if `error` is a loss, and none otherwise.
@@ -355,6 +338,7 @@ impl Letters {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

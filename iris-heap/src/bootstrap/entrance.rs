@@ -69,8 +69,8 @@ impl Entrance {
             if self.is_crowded() {
                 return Ok(());
             }
-            let socket = match self.door.listener.accept() {
-                Ok((socket, _)) => socket,
+            let socket = match self.door.accept() {
+                Ok(socket) => socket,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if is_own(&e) => return Err(("accept", e)),
                 // The connection was aborted by its peer.
@@ -218,7 +218,7 @@ impl Entrance {
         }
         // Further connections may be waiting in the listener's queue.
         for _ in 0..2 * STRANGERS {
-            let Ok((socket, _)) = self.door.listener.accept() else { break };
+            let Ok(socket) = self.door.accept() else { break };
             if check_user(&socket).is_ok()
                 && let Ok(mut stranger) = Peer::new(socket)
             {
@@ -277,6 +277,7 @@ pub(super) fn differing(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
@@ -303,7 +304,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         let mut door = place.listen().unwrap();
-        door.listener = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0).into();
+        door.listener = super::super::held::pair().unwrap().0.cast::<OwnedFd>().cast();
         let mut entrance = Entrance::new(place, door, 4, 3);
         entrance.accept();
         let told = entrance.check_full(false).unwrap_err().to_string();

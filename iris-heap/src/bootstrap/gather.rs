@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::entrance::{Entrance, SILENCE};
 use super::frames::Frame;
+use super::held::Held;
 use super::mailbox::AGAIN;
 use super::notice::{Patience, notice};
 use super::peer::{Peer, wait};
@@ -24,7 +25,7 @@ impl Gathering {
     pub(super) fn run(
         place: Place,
         door: Door,
-        own: UnixStream,
+        own: Held<UnixStream>,
         size: usize,
         deadline: Instant,
     ) -> Option<Vec<Peer>> {
@@ -150,6 +151,7 @@ pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
 pub(super) mod tests {
     use std::time::Duration;
 
+    use super::super::held::pair;
     use super::super::mailbox::Inbox;
     use super::*;
 
@@ -179,12 +181,12 @@ pub(super) mod tests {
             place.connect(rank, size, deadline, None).unwrap()
         };
         let ranks = [1, 2, 3].map(come);
-        let (own, at_hub) = UnixStream::pair().unwrap();
+        let (own, at_hub) = pair().unwrap();
         let note = place.clone();
         let rank_0 = std::thread::spawn(move || (refusal(&own), note.came_to_nothing(None)));
         assert!(Gathering::run(place.clone(), door, at_hub, 4, deadline).is_none());
         let (own, note) = rank_0.join().unwrap();
-        let told = ranks.iter().map(refusal).chain([own, note]);
+        let told = ranks.iter().map(|socket| refusal(socket)).chain([own, note]);
         for (at, told) in told.enumerate() {
             let told = told.map(|error| error.to_string()).unwrap_or_default();
             assert!(told.contains("4 on rank 0, 3 on rank 1"), "{at}: {told:?}");

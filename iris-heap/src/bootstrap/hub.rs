@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Packet, Part, check_exchanged};
 use super::gather::Gathering;
+use super::held::Held;
 use super::link::Link;
 use super::mailbox::AGAIN;
 use super::peer::wait;
@@ -112,7 +113,13 @@ impl Group {
 impl Hub {
     /// Gathers the processes of a world of `size` ranks, then carries their exchanges until all
     /// have left. `own` is rank 0's own connection.
-    pub(crate) fn run(place: Place, door: Door, own: UnixStream, size: usize, deadline: Instant) {
+    pub(crate) fn run(
+        place: Place,
+        door: Door,
+        own: Held<UnixStream>,
+        size: usize,
+        deadline: Instant,
+    ) {
         if let Some(peers) = Gathering::run(place, door, own, size, deadline) {
             let link = |(rank, peer)| Link::to_rank(rank, peer);
             Hub::carry(peers.into_iter().enumerate().map(link).collect());

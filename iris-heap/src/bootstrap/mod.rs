@@ -16,6 +16,7 @@ mod connection;
 mod entrance;
 mod frames;
 mod gather;
+mod held;
 mod hub;
 pub(crate) mod launcher_env;
 mod launcher_hosts;

@@ -1,17 +1,15 @@
 //! Connection of rank 0's hub to one process, with its queues of unsent and partly read frames.
 
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
 use super::socket::{Socket, is_permanent};
 use crate::error::Error;
-use crate::system::peer_of;
 
 pub(super) struct Peer {
     pub(super) socket: Socket,
@@ -25,20 +23,6 @@ pub(super) struct Peer {
     /// Reason why this process gave the connection up: a failed read, or bytes that are no frame;
     /// `None` if the peer ended it.
     pub(super) fault: Option<Error>,
-    process: Option<OwnedFd>,
-}
-
-/// Opens a descriptor that becomes readable when the process at the other end of a connection has
-/// ended; a forked child of that process may keep the socket open longer. `None` for this process
-/// itself, for one in a PID namespace that this process cannot see, and if the system provides no
-/// such descriptor.
-pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
-    if !socket.is_unix {
-        return None;
-    }
-    let process = peer_of(socket).ok()?.process?;
-    let other = process != rustix::process::getpid();
-    other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
 }
 
 /// Whether a descriptor is readable now; does not wait.
@@ -52,7 +36,6 @@ impl Peer {
         let socket = socket.into();
         socket.set_nonblocking(true)?;
         Ok(Peer {
-            process: process_of(&socket),
             socket,
             inbox: Inbox::of_stranger(),
             outbox: Outbox::default(),
@@ -152,15 +135,9 @@ impl Peer {
         !self.gone && is_readable(&self.socket)
     }
 
-    /// Reads available frames, if there is data. Sets `gone` if the process has ended and all of
-    /// its data was read.
+    /// Reads available frames, if there is data. Sets `gone` at the end of the stream, or on an error.
     pub(super) fn read_if_ready(&mut self) -> Vec<Frame> {
-        let ended = self.process.as_ref().is_some_and(is_readable);
-        if self.is_ready() {
-            return self.read();
-        }
-        self.gone |= ended;
-        Vec::new()
+        if self.is_ready() { self.read() } else { Vec::new() }
     }
 }
 
@@ -184,8 +161,6 @@ pub(super) fn wait<'a>(
                 events |= PollFlags::OUT;
             }
             fds.push(PollFd::from_borrowed_fd(peer.socket.as_fd(), events));
-            let process = peer.process.iter();
-            fds.extend(process.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
         }
     }
     let timeout = timeout.map(|t| Timespec {
@@ -204,6 +179,7 @@ pub(super) fn wait<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

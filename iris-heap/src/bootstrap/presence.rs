@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::held::Held;
+
 /// File that this process keeps locked until its end.
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,
-    file: File,
+    file: Held<File>,
 }
 
 impl Presence {
@@ -22,7 +24,7 @@ impl Presence {
         // namespaces may have the same id.
         let rank = path.extension().unwrap_or_default().to_string_lossy();
         let part = path.with_extension(format!("part-{rank}-{}", std::process::id()));
-        let file = File::create(&part)?;
+        let file = Held::new(|| File::create(&part))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         fs::rename(&part, &path)?;
         Ok(Presence { path, file })
@@ -43,10 +45,9 @@ impl Presence {
     /// Leaves the file as that of an ended process, with the `reason` for which this process, which
     /// may live on, will not come.
     pub(super) fn leave(&self, reason: &[u8]) {
-        if let Err(error) = (&self.file).write_all(reason) {
+        if let Err(error) = (&*self.file).write_all(reason) {
             tracing::debug!(%error, "the reason of an error is not told to ranks that wait");
         }
-        // A forked child of this process may hold the file open, so closing it would not be enough.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 

@@ -10,13 +10,13 @@
 //! The relay never blocks on a process: sockets are non-blocking, with one queue each.
 
 use std::collections::BTreeMap;
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::entrance::{Entrance, SILENCE};
 use super::frames::{Frame, Packet};
+use super::held::Held;
 use super::mailbox::AGAIN;
 use super::peer::{Peer, wait};
 use super::rendezvous::{Door, LOOK, Place, Watch};
@@ -54,7 +54,7 @@ impl Relay {
     pub(super) fn start(
         (place, door, watch): (Place, Door, Watch),
         (rank, size): (usize, usize),
-        own: UnixStream,
+        own: Held<UnixStream>,
         hub: Peer,
     ) -> Result<JoinHandle<()>> {
         let mut own =
@@ -94,10 +94,6 @@ impl Relay {
             self.hear_hub();
         }
         self.give_up(&Error::PeerLost { rank: self.rank });
-        // A forked child of this process may hold the sockets open, so dropping them is not enough.
-        for peer in self.ranks.values().chain([&self.hub]) {
-            let _ = peer.socket.shutdown(Shutdown::Write);
-        }
     }
 
     /// Whether no rank is left, or the last messages have been sent.

@@ -35,6 +35,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::frames::{Frame, JOB_NAME, error_of_bytes, error_to_bytes};
+use super::held::Held;
 use super::launcher_env::Get;
 use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
@@ -197,7 +198,7 @@ impl Place {
     /// Removes the folder as [`Place::remove_folder`] does, unless another process has locked it to
     /// make a file there.
     fn leave_folder(&self) {
-        if let Ok(folder) = File::open(&self.folder)
+        if let Ok(folder) = Held::new(|| File::open(&self.folder))
             && flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok()
             && is_at(&folder, &self.folder)
         {
@@ -272,7 +273,8 @@ impl Place {
         // means a dead process. Processes that connect still see this name ([`listener_rank`]).
         let part = self.socket.with_extension(format!("part{rank}"));
         let _ = fs::remove_file(&part);
-        let listener = UnixListener::bind(self.short(&part)?.as_path()).map_err(failed)?;
+        let path = self.short(&part)?;
+        let listener = Held::new(|| UnixListener::bind(path.as_path())).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         fs::rename(&part, &self.socket).map_err(failed)?;
         Ok(Some(Door { listener, reserve }))
@@ -297,7 +299,7 @@ impl Place {
         size: usize,
         deadline: Instant,
         visit: Option<&Visit<'_>>,
-    ) -> Result<UnixStream> {
+    ) -> Result<Held<UnixStream>> {
         let mut watch = Watch::new();
         let started = watch.started;
         let mut patience = Patience::new(started, deadline);
@@ -346,7 +348,11 @@ impl Place {
 
     /// Connects to the rank that listens here, if one does, and says hello as `rank` of `size`;
     /// returns the connection and the listener's rank.
-    pub(super) fn knock(&self, rank: usize, size: usize) -> Result<Option<(UnixStream, usize)>> {
+    pub(super) fn knock(
+        &self,
+        rank: usize,
+        size: usize,
+    ) -> Result<Option<(Held<UnixStream>, usize)>> {
         Ok(match self.try_connect(rank, size)? {
             Tried::Connected(socket) => listener_rank(&socket).map(|rank| (socket, rank)),
             Tried::Absent | Tried::Refused => None,
@@ -359,7 +365,7 @@ impl Place {
         let failed = |e| self.error(format!("taking turns: {}", explain(&e)));
         self.make_folder()?;
         let path = self.turn();
-        let file = match self.check_folder().and_then(|()| File::create(&path)) {
+        let file = match self.check_folder().and_then(|()| Held::new(|| File::create(&path))) {
             Ok(file) => file,
             // Another process has removed the empty folder meanwhile.
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
@@ -575,11 +581,11 @@ impl Place {
     }
 
     /// Makes the folder if necessary and locks it until the returned file is dropped.
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> Result<Held<File>> {
         let until = Instant::now() + LOCKED;
         loop {
             self.make_folder()?;
-            let opened = self.check_folder().and_then(|()| File::open(&self.folder));
+            let opened = self.check_folder().and_then(|()| Held::new(|| File::open(&self.folder)));
             let file = match opened {
                 Ok(file) => file,
                 // Another process removed the folder after this one had made it, so the folder is
@@ -794,7 +800,7 @@ impl Drop for Visit<'_> {
 /// Exclusive right of a process among those that meet at a place; ends when this is dropped.
 pub(super) struct Turn<'a> {
     place: &'a Place,
-    _file: File,
+    _file: Held<File>,
 }
 
 impl Drop for Turn<'_> {
@@ -807,13 +813,18 @@ impl Drop for Turn<'_> {
 /// Listening socket of rank 0, or of a relay.
 #[derive(Debug)]
 pub(crate) struct Door {
-    pub(super) listener: UnixListener,
+    pub(super) listener: Held<UnixListener>,
     /// Descriptors held in reserve for writing the note and locking the folder, in case the process
     /// runs out of descriptors.
     reserve: Vec<File>,
 }
 
 impl Door {
+    /// Accepts a connection; does not wait.
+    pub(super) fn accept(&self) -> std::io::Result<Held<UnixStream>> {
+        Held::new(|| Ok(self.listener.accept()?.0))
+    }
+
     /// Closes the reserved descriptors, so that a note can be written although the process has no
     /// other descriptor left.
     pub(super) fn make_room(&mut self) {
@@ -823,7 +834,7 @@ impl Door {
 
 /// Result of an attempt to connect.
 enum Tried {
-    Connected(UnixStream),
+    Connected(Held<UnixStream>),
     /// No socket exists yet.
     Absent,
     /// A socket exists, but no process listens.
@@ -832,11 +843,12 @@ enum Tried {
 
 /// Connects without blocking. If the listener's queue is full, returns `WouldBlock`; a blocking
 /// call would wait for a stopped rank 0.
-fn connect(path: &Path) -> std::io::Result<UnixStream> {
+fn connect(path: &Path) -> std::io::Result<Held<UnixStream>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = Held::new(|| rustix::net::socket_with(unix, stream, flags, None))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let socket = UnixStream::from(socket);
+    let socket: Held<UnixStream> = socket.cast();
     socket.set_nonblocking(false)?;
     Ok(socket)
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
+use super::held::Held;
 use crate::error::Error;
 use crate::limits::{explain, is_full};
 
@@ -80,21 +81,29 @@ impl Jam {
 /// Connected stream socket, Unix or TCP.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    fd: OwnedFd,
+    fd: Held<OwnedFd>,
     /// Whether it is a Unix socket, which can pass descriptors and identify the process at its
     /// other end.
     pub(super) is_unix: bool,
 }
 
-impl From<UnixStream> for Socket {
-    fn from(stream: UnixStream) -> Socket {
-        Socket { fd: stream.into(), is_unix: true }
+impl From<Held<UnixStream>> for Socket {
+    fn from(stream: Held<UnixStream>) -> Socket {
+        Socket { fd: stream.cast(), is_unix: true }
     }
 }
 
-impl From<TcpStream> for Socket {
-    fn from(stream: TcpStream) -> Socket {
-        Socket { fd: stream.into(), is_unix: false }
+#[cfg(test)]
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Socket {
+        let Ok(held) = Held::new(|| Ok::<_, std::convert::Infallible>(stream));
+        held.into()
+    }
+}
+
+impl From<Held<TcpStream>> for Socket {
+    fn from(stream: Held<TcpStream>) -> Socket {
+        Socket { fd: stream.cast(), is_unix: false }
     }
 }
 
@@ -106,7 +115,7 @@ impl AsFd for Socket {
 
 impl Socket {
     pub(super) fn try_clone(&self) -> std::io::Result<Socket> {
-        Ok(Socket { fd: self.fd.try_clone()?, is_unix: self.is_unix })
+        Ok(Socket { fd: Held::new(|| self.fd.try_clone())?, is_unix: self.is_unix })
     }
 
     pub(super) fn set_nonblocking(&self, nonblocking: bool) -> std::io::Result<()> {

@@ -6,13 +6,13 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, LastChance, REASON};
 use super::frames::{Frame, Part, check_exchanged};
+use super::held::pair;
 use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
@@ -65,7 +65,7 @@ impl Processes {
         let deadline = started + timeout;
         let (socket, hub): (Socket, _) = if rank == 0 {
             let door = Arc::new(Mutex::new(Some(place.listen()?)));
-            let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
+            let pair = pair().map_err(|e| Error::system("socketpair", e));
             let started = pair.and_then(|(mine, own)| {
                 let (place, door, size) = (place.clone(), door.clone(), size);
                 let run = move || {

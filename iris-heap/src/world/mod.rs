@@ -46,7 +46,9 @@ pub(crate) use groups::PeerAccess;
 ///
 /// After a fork the parent process stays the rank. In the child, which may exit or call `exec`,
 /// every function that waits, copies, issues a call or involves other ranks fails with
-/// [`Error::Unsupported`], and dropping a world or a heap does nothing. Peers notice the end of the process that made the world even if a child outlives it.
+/// [`Error::Unsupported`], and dropping a world or a heap does nothing. A child keeps no connection
+/// of the rank, so the others notice the rank's end even if a child outlives it; that does not hold
+/// for a child that was made without the handlers of `pthread_atfork`, as by `_Fork`.
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
@@ -525,8 +527,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.process.check("dropping").is_err() {
-            // In a forked child the bootstrap is not dropped: the child shares the parent's
-            // sockets, and cannot join the parent's threads.
+            // In a forked child the bootstrap is not dropped: the child cannot join the parent's
+            // threads.
             std::mem::forget(self.bootstrap.clone());
             return;
         }

@@ -18,6 +18,7 @@ use super::Meeting;
 use super::seal::GREETING;
 use crate::bootstrap::entrance::differing;
 use crate::bootstrap::frames::Frame;
+use crate::bootstrap::held::Held;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
 use crate::bootstrap::notice::{Patience, notice};
@@ -43,7 +44,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 pub(super) struct Door {
     meeting: Meeting,
     /// Sockets that listen at the addresses of rank 0.
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Held<TcpListener>>,
     /// Links to relays that have said hello. The first one is that of node 0, which needs no hello.
     links: Vec<Link>,
     /// Whether each rank has arrived, at its relay.
@@ -61,7 +62,7 @@ struct Stranger {
 
 enum State {
     /// State while the greeting is read: stream, buffer, and number of bytes received so far.
-    Greeting(TcpStream, [u8; GREETING], usize),
+    Greeting(Held<TcpStream>, [u8; GREETING], usize),
     /// The stranger claims to be the relay in this rank's process, and its greeting was answered.
     Answered(u32, Box<Peer>),
     /// The stranger has been sent the reason why it is refused. It is read to its end, because unread
@@ -72,7 +73,7 @@ enum State {
 }
 
 impl Door {
-    pub(super) fn new(meeting: Meeting, listeners: Vec<TcpListener>) -> Door {
+    pub(super) fn new(meeting: Meeting, listeners: Vec<Held<TcpListener>>) -> Door {
         let arrived = (0..meeting.terms.size).map(|rank| rank == 0).collect();
         let (links, strangers) = (Vec::new(), VecDeque::new());
         Door { meeting, listeners, links, arrived, strangers, turned_away: 0 }
@@ -81,7 +82,7 @@ impl Door {
     /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
     /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
     /// that have arrived, and to those whose greeting was answered.
-    pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Link>> {
+    pub(super) fn gather(mut self, own: Held<UnixStream>, deadline: Instant) -> Option<Vec<Link>> {
         let own = Peer::new(own).map_err(|e| Error::system("ioctl on the socket of rank 0", e));
         let gathered = own.and_then(|mut own| {
             own.inbox.trust();
@@ -154,8 +155,8 @@ impl Door {
                 return Ok(());
             }
             idle += 1;
-            let stream = match self.listeners[at].accept() {
-                Ok((stream, _)) => stream,
+            let stream = match Held::new(|| self.listeners[at].accept().map(|(stream, _)| stream)) {
+                Ok(stream) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
                 Err(e) if is_own(&e) => return Err(("accept", e)),
                 // An error here means that the client closed the connection before it was accepted.
@@ -268,7 +269,7 @@ impl Door {
     /// Reads a greeting, and answers it once it is complete.
     fn greeted(
         &mut self,
-        mut stream: TcpStream,
+        mut stream: Held<TcpStream>,
         mut bytes: [u8; GREETING],
         mut got: usize,
     ) -> Result<State> {

@@ -14,15 +14,17 @@ mod tests;
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::connection::Connection;
 use super::frames::Frame;
+use super::held::{Held, pair};
 use super::hub::Hub;
 use super::mailbox::{Inbox, Outbox};
 use super::notice::{Patience, notice};
@@ -95,7 +97,7 @@ impl Meeting {
 
     /// Listens at all addresses of the host that this host has, and at no other; called on rank 0.
     /// Returns the sockets, and the meeting at their addresses.
-    fn listen(&self) -> Result<(Vec<TcpListener>, Meeting)> {
+    fn listen(&self) -> Result<(Vec<Held<TcpListener>>, Meeting)> {
         let (mut found, mut absent) = (Vec::new(), String::new());
         let hint = "MASTER_ADDR names the host of rank 0, and IRIS_PORT a port that is free there";
         for &address in &self.addresses {
@@ -203,7 +205,7 @@ impl Meeting {
     }
 
     /// Connects to one of rank 0's addresses and runs the handshake.
-    fn reach(&self, rank: usize, deadline: Instant) -> Result<(TcpStream, Keys), Attempt> {
+    fn reach(&self, rank: usize, deadline: Instant) -> Result<(Held<TcpStream>, Keys), Attempt> {
         let (mut failed, mut permanent) = (None, None);
         for &address in &self.addresses {
             match self.attempt(address, rank, deadline) {
@@ -243,13 +245,23 @@ impl Meeting {
         address: SocketAddr,
         rank: usize,
         deadline: Instant,
-    ) -> Result<Result<(TcpStream, Keys), String>, FailedCall> {
+    ) -> Result<Result<(Held<TcpStream>, Keys), String>, FailedCall> {
         let of = |call: &'static str| move |error| (call, error);
         let rest = deadline.saturating_duration_since(Instant::now());
         let timeout = rest.clamp(Duration::from_millis(1), ATTEMPT);
-        let mut stream = TcpStream::connect_timeout(&address, timeout).map_err(of("connect"))?;
+        let stream = Held::new(|| socket(address, SocketFlags::empty()));
+        let stream = stream.map_err(|code| ("socket", code.into()))?;
+        let mut stream: Held<TcpStream> = stream.cast();
         let limited = stream.set_read_timeout(Some(timeout));
         limited.and_then(|()| stream.set_write_timeout(Some(timeout))).map_err(of("setsockopt"))?;
+        // The time limit of writes is that of connect, too.
+        match retry_on_intr(|| rustix::net::connect(&stream, &address)) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::ALREADY) => {
+                return Err(("connect", Errno::TIMEDOUT.into()));
+            }
+            Err(code) => return Err(("connect", code.into())),
+        }
         let sealing = |error| ("sealing", std::io::Error::other(error));
         let (greeting, state) = self.terms.greet(rank as u32).map_err(sealing)?;
         stream.write_all(&greeting).map_err(of("send"))?;
@@ -335,8 +347,7 @@ impl Meeting {
             Way::Through(socket, relay) => (socket, relay),
             Way::Relay { door, hub, thread, watch } => {
                 carriers.extend(thread);
-                let pair = UnixStream::pair();
-                let (mine, own) = pair.map_err(|e| Error::system("socketpair", e))?;
+                let (mine, own) = pair().map_err(|e| Error::system("socketpair", e))?;
                 let entrance = (place.clone(), door, watch);
                 carriers.push(Relay::start(entrance, (rank, size), own, *hub)?);
                 (mine, rank)
@@ -358,7 +369,7 @@ impl Meeting {
         let start = || {
             let (listeners, meeting) = self.listen()?;
             let port = Door::new(meeting, listeners);
-            let (hub, own) = UnixStream::pair().map_err(|e| Error::system("socketpair", e))?;
+            let (hub, own) = pair().map_err(|e| Error::system("socketpair", e))?;
             let mut hub =
                 Peer::new(hub).map_err(|e| Error::system("ioctl on the socket to the hub", e))?;
             hub.inbox.trust();
@@ -382,7 +393,12 @@ impl Meeting {
     }
 
     /// Makes the connection of a relay in the process of `rank` to the hub, with its hello.
-    fn greet_hub(&self, stream: TcpStream, keys: &Keys, rank: usize) -> std::io::Result<Peer> {
+    fn greet_hub(
+        &self,
+        stream: Held<TcpStream>,
+        keys: &Keys,
+        rank: usize,
+    ) -> std::io::Result<Peer> {
         let mut hub = Peer::new(stream)?;
         hub.inbox = Inbox::sealed(keys);
         hub.inbox.trust();
@@ -395,12 +411,9 @@ impl Meeting {
 
 /// Listens at an address, and at no other: an IPv6 socket takes no IPv4 connections. An error has the
 /// name of the call.
-fn listen(address: SocketAddr) -> Result<TcpListener, (Errno, String)> {
+fn listen(address: SocketAddr) -> Result<Held<TcpListener>, (Errno, String)> {
     let failed = |call: &'static str| move |e| (e, format!("{call} at {address}: {e}"));
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
-    let socket = socket.map_err(failed("socket"))?;
+    let socket = Held::new(|| socket(address, SocketFlags::NONBLOCK)).map_err(failed("socket"))?;
     // The connections of an earlier job at this port may not have expired yet.
     sockopt::set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt"))?;
     if address.is_ipv6() {
@@ -408,13 +421,20 @@ fn listen(address: SocketAddr) -> Result<TcpListener, (Errno, String)> {
     }
     rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
     rustix::net::listen(&socket, BACKLOG).map_err(failed("listen"))?;
-    Ok(socket.into())
+    Ok(socket.cast())
+}
+
+/// Makes a TCP socket of the address's family.
+fn socket(address: SocketAddr, flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = flags | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
 /// Way of a rank's messages to the hub.
 enum Way {
     /// Connection to the relay in the process of another rank of the node; has that rank's number.
-    Through(UnixStream, usize),
+    Through(Held<UnixStream>, usize),
     /// Relay in this process, for which the ranks of the node connect at `door`, and which has the
     /// connection `hub`. On rank 0, `thread` is that of the hub. `watch` has seen ranks of the node.
     Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>>, watch: Watch },

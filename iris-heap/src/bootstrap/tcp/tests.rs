@@ -175,8 +175,8 @@ fn an_address_that_cannot_be_reached_is_an_error_at_once() {
 /// for one on which the system forbids the call.
 #[test]
 fn a_port_that_never_accepts_is_an_error_of_rank_0() {
-    let socket = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0);
-    let mut door = Door::new(meeting("127.0.0.1", 2), vec![socket.into()]);
+    let socket = pair().unwrap().0.cast::<OwnedFd>().cast();
+    let mut door = Door::new(meeting("127.0.0.1", 2), vec![socket]);
     let told = door.gather_others(Instant::now() + PLENTY).unwrap_err().to_string();
     assert!(told.starts_with("rank 0 failed in rendezvous at tcp 127.0.0.1:"), "{told}");
     assert!(told.contains("accept: Invalid argument (os error 22)"), "{told}");
