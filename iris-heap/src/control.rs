@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use iris_sync::FaultKind;
+pub(crate) use standing::await_reason;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};

@@ -1,6 +1,7 @@
 //! Tests of worlds that are split into groups.
 
 use std::sync::Barrier;
+use std::time::Duration;
 
 use iris_heap::{Error, Settings, World};
 
@@ -53,4 +54,35 @@ fn an_abort_ends_waits_in_groups() {
     for error in [in_group.unwrap_err(), in_inner.unwrap_err()] {
         assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
     }
+}
+
+/// Tests the reason that a rank tells which leaves the world because a group of it has lost another rank:
+/// the other rank's loss, although the world learns of that later.
+#[test]
+fn a_rank_that_leaves_for_the_loss_of_a_group_does_not_hide_it() {
+    let turn = Barrier::new(2);
+    let worlds = World::threads_with(3, &Settings::default().deadline(0.02)).unwrap();
+    let run = |world: World| -> Result<(), Error> {
+        let group = world.split((world.rank() > 0).then_some(0), 0)?;
+        match world.rank() {
+            0 => return world.barrier(),
+            1 => {
+                let lost = group.unwrap().barrier().unwrap_err();
+                assert!(matches!(lost, Error::PeerLost { rank: 1 }), "{lost}");
+                turn.wait();
+            }
+            _ => {
+                drop(group);
+                turn.wait();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    };
+    let told = std::thread::scope(|scope| {
+        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| run(world))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).next()
+    });
+    let error = told.unwrap().unwrap_err();
+    assert!(matches!(error, Error::PeerLost { rank: 2 }), "{error}");
 }

@@ -255,7 +255,7 @@ impl Control {
 }
 
 /// Waits at most 2 s until `is_told`: the world often tells a little later why a rank has ended.
-fn await_reason(is_told: impl Fn() -> bool) {
+pub(crate) fn await_reason(is_told: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_told() && begun.elapsed() < Duration::from_secs(2) {
         thread::sleep(Duration::from_millis(1));

@@ -12,7 +12,7 @@ mod split;
 mod threads;
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, ProcessId, Step, lost_rank, rendezvous};
-use crate::control::Control;
+use crate::control::{Control, await_reason};
 use crate::env::Settings;
 use crate::error::{Error, Result};
 use crate::root::ReturnedErrors;
@@ -87,6 +87,8 @@ struct Inner {
     children: AtomicUsize,
     /// Worlds that were split off this world, closed ones among them.
     split: Mutex<Vec<Weak<Inner>>>,
+    /// Whether a world that was split off this world had lost a rank when this rank left it.
+    has_lost_in_part: AtomicBool,
     /// Errors that the library has returned to this rank's program. Worlds that were split off this
     /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
@@ -308,6 +310,7 @@ impl World {
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
             split: Mutex::default(),
+            has_lost_in_part: AtomicBool::new(false),
             returned_errors,
             parent,
             process: Maker::this(),
@@ -498,6 +501,19 @@ impl Inner {
         split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort(reason));
     }
 
+    /// Waits until this world, too, knows of the loss that a world split off it was told. This rank may leave
+    /// because of that loss, which its peers then learn first.
+    fn await_loss_of_part(&self) {
+        let has_lost = |inner: &Inner| inner.bootstrap.lost().is_some();
+        if let (Some(parent), true) = (&self.parent, has_lost(self)) {
+            parent.inner.has_lost_in_part.store(true, Ordering::Relaxed);
+        }
+        let open = lock(&self.split).iter().filter_map(Weak::upgrade).any(|part| has_lost(&part));
+        if open || self.has_lost_in_part.load(Ordering::Relaxed) {
+            await_reason(|| has_lost(self));
+        }
+    }
+
     /// Ends this rank's part in the world, unless it has ended; `clean` is true after a collective
     /// close. Peers are told the `reason`, if there is one.
     fn leave(&self, clean: bool, reason: Option<&str>) {
@@ -512,6 +528,7 @@ impl Inner {
             for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
                 control.leave();
             }
+            self.await_loss_of_part();
         }
         if let Some(reason) = reason {
             let (rank, reason) = (self.bootstrap.rank(), reason.into());
