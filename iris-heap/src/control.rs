@@ -182,7 +182,7 @@ impl Control {
     /// learn of it, have errors of one kind.
     pub(crate) fn lose(&self, lost: Option<usize>, error: Error) {
         let code = match lost {
-            Some(rank) => abort::PEER_LOST + rank as i32,
+            Some(rank) => loss_code(rank),
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
@@ -196,8 +196,7 @@ impl Control {
     /// Tells every waiting kernel of this rank to stop because this rank leaves its world. The
     /// kernels tell peers that this rank is lost, as its world does.
     pub(crate) fn leave(&self) {
-        let own = self.own_rank().map(|rank| abort::PEER_LOST + rank as i32);
-        self.set_host_abort(own.unwrap_or(abort::USER));
+        self.set_host_abort(self.own_rank().map_or(abort::USER, loss_code));
     }
 
     /// Abort reason of this rank's kernels: [`Control::host_abort`], except that the own code of
@@ -525,6 +524,11 @@ fn aborted(code: i32) -> Error {
         _ => "a reason of the layer above",
     };
     Error::Aborted { code, reason: reason.into() }
+}
+
+/// Host abort code that names `rank` of this node as lost.
+fn loss_code(rank: usize) -> i32 {
+    abort::PEER_LOST + rank as i32
 }
 
 /// Rank that a host abort code names as lost; `None` for other codes.

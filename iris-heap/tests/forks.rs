@@ -168,28 +168,24 @@ fn forked_ranks_are_a_job_of_their_parent() {
     assert_eq!(job.results(vec![job.rank(&[])]), ["ok forked"]);
 }
 
-/// Variables of rank `rank` of 3 for a case with this victim; `port` if each rank is on another node.
-fn vars(job: &Job, rank: usize, victim: usize, port: Option<u16>) -> Vec<(&'static str, String)> {
-    let file = |name: &str| job.temp.path().join(name).display().to_string();
-    let mut vars: Vec<_> = vec![
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", "3".into()),
-        ("VICTIM", victim.to_string()),
-        ("NOW", file("now")),
-        ("GO", file("go")),
-        ("IRIS_DEADLINE", "0.1".into()),
-    ];
-    if let Some(port) = port {
-        let node = [("IRIS_NODE", rank.to_string()), ("IRIS_PORT", port.to_string())];
-        vars.extend(node);
-        vars.push(("MASTER_ADDR", "127.0.0.1".into()));
-    }
-    vars
-}
-
+/// Starts rank `rank` of 3 of a case with this victim; with `port`, each rank is on another node.
 fn start(job: &Job, rank: usize, victim: usize, port: Option<u16>) -> Child {
-    let vars = vars(job, rank, victim, port);
-    job.rank(&vars.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>())
+    let file = |name: &str| job.temp.path().join(name).display().to_string();
+    let (rank, port) = (rank.to_string(), port.map(|port| port.to_string()));
+    let (victim, now, go) = (victim.to_string(), file("now"), file("go"));
+    let mut vars = vec![
+        ("RANK", rank.as_str()),
+        ("WORLD_SIZE", "3"),
+        ("VICTIM", &victim),
+        ("NOW", &now),
+        ("GO", &go),
+        ("IRIS_DEADLINE", "0.1"),
+    ];
+    if let Some(port) = &port {
+        vars.extend([("IRIS_NODE", rank.as_str()), ("IRIS_PORT", port)]);
+        vars.push(("MASTER_ADDR", "127.0.0.1"));
+    }
+    job.rank(&vars)
 }
 
 /// Waits until `count` files in the job's folder have this extension, or none.

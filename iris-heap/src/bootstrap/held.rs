@@ -49,7 +49,10 @@ impl<T: AsFd> Held<T> {
     }
 
     /// Holds the same descriptor as another type.
-    pub(super) fn cast<U: AsFd + From<T>>(self) -> Held<U> {
+    pub(super) fn cast<U: AsFd>(self) -> Held<U>
+    where
+        T: Into<U>,
+    {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again.
         let object = unsafe { ManuallyDrop::take(&mut this.0) };

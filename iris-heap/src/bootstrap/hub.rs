@@ -12,6 +12,7 @@ use super::frames::{Frame, Packet, Part, check_exchanged};
 use super::gather::Gathering;
 use super::held::Held;
 use super::link::Link;
+use super::loss_of_carrier;
 use super::mailbox::AGAIN;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
@@ -86,13 +87,7 @@ impl Group {
                 format!("messages of rank {}", self.members[index]),
                 fault.to_string(),
             ),
-            None if link.peer.gone => {
-                let ended = link.ranks[0];
-                match self.members.iter().position(|&m| m == ended) {
-                    Some(rank) => Error::PeerLost { rank },
-                    None => Error::HubLost { rank: ended },
-                }
-            }
+            None if link.peer.gone => loss_of_carrier(&self.members, link.ranks[0]),
             None => Error::PeerLost { rank: index },
         }
     }

@@ -85,6 +85,15 @@ pub(crate) fn is_loss(error: &Error) -> bool {
     !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
 }
 
+/// Error of a group of `members` if the process of the world's `rank`, which carries messages, has
+/// ended; it may be that of a member.
+fn loss_of_carrier(members: &[usize], rank: usize) -> Error {
+    match members.iter().position(|&member| member == rank) {
+        Some(rank) => Error::PeerLost { rank },
+        None => Error::HubLost { rank },
+    }
+}
+
 /// Rank that `error` names as lost; `None` for other errors.
 pub(crate) fn lost_rank(error: &Error) -> Option<usize> {
     match error {

@@ -1,8 +1,9 @@
 //! Connected stream socket between two ranks: a Unix socket within a host, or TCP between hosts.
 
 use std::fmt;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(test)]
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -82,14 +83,11 @@ impl Jam {
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: Held<OwnedFd>,
-    /// Whether it is a Unix socket, which can pass descriptors and identify the process at its
-    /// other end.
-    pub(super) is_unix: bool,
 }
 
-impl From<Held<UnixStream>> for Socket {
-    fn from(stream: Held<UnixStream>) -> Socket {
-        Socket { fd: stream.cast(), is_unix: true }
+impl<T: AsFd + Into<OwnedFd>> From<Held<T>> for Socket {
+    fn from(stream: Held<T>) -> Socket {
+        Socket { fd: stream.cast() }
     }
 }
 
@@ -101,12 +99,6 @@ impl From<UnixStream> for Socket {
     }
 }
 
-impl From<Held<TcpStream>> for Socket {
-    fn from(stream: Held<TcpStream>) -> Socket {
-        Socket { fd: stream.cast(), is_unix: false }
-    }
-}
-
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -115,7 +107,7 @@ impl AsFd for Socket {
 
 impl Socket {
     pub(super) fn try_clone(&self) -> std::io::Result<Socket> {
-        Ok(Socket { fd: Held::new(|| self.fd.try_clone())?, is_unix: self.is_unix })
+        Ok(Socket { fd: Held::new(|| self.fd.try_clone())? })
     }
 
     pub(super) fn set_nonblocking(&self, nonblocking: bool) -> std::io::Result<()> {

@@ -19,7 +19,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_permanent};
-use super::{Bootstrap, Step, Watcher};
+use super::{Bootstrap, Step, Watcher, loss_of_carrier};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -412,11 +412,7 @@ impl Bootstrap for Processes {
     fn lost(&self) -> Option<Error> {
         let mail = lock(&self.connection.mail.0);
         match mail.groups.get(&self.group)?.lost.clone()? {
-            // The process that carries the messages may be that of a member.
-            Error::HubLost { rank } => Some(match self.members.iter().position(|&m| m == rank) {
-                Some(rank) => Error::PeerLost { rank },
-                None => Error::HubLost { rank },
-            }),
+            Error::HubLost { rank } => Some(loss_of_carrier(&self.members, rank)),
             error => Some(error),
         }
     }
