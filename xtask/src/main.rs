@@ -18,6 +18,7 @@ mod hip;
     reason = "written for iris-testkit, whose tests read the variable"
 )]
 mod level;
+mod lines;
 mod mpi;
 mod package;
 mod prepush;
@@ -47,6 +48,9 @@ enum Task {
     Test(test::Options),
     /// The project's rules as code: layers, kernel sources, file sizes, links.
     Tidy(tidy::Options),
+    /// Counts the lines of code of each folder: tracked Rust, C++ and device source, without comments
+    /// and blank lines.
+    Lines(lines::Options),
     /// Checks to run before pushing to the repository: tidy, fmt, clippy, the quick tests.
     Prepush,
     /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four
@@ -117,6 +121,7 @@ fn main() -> ExitCode {
     let done = match task {
         Task::Test(options) => test::run(&root, &options),
         Task::Tidy(options) => options.main(&root),
+        Task::Lines(options) => lines::run(&root, &options),
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),

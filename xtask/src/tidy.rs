@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use tree::Tree;
+pub(crate) use tree::without_comments;
 
 /// Violation of a rule at a place in the tree.
 #[derive(Debug, PartialEq, Eq)]

@@ -94,9 +94,15 @@ fn read_folder(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<()>
 
 /// Code of a Rust or C++ source: comments, strings and character literals become spaces; line
 /// breaks stay.
+pub(super) fn code_of(text: &str, rust: bool) -> String {
+    without_comments(text, rust, false)
+}
+
+/// Rust or C++ source whose comments become spaces, and unless `literals` is true its strings and
+/// character literals too; line breaks stay.
 ///
 /// Raw strings are recognised in Rust only; the device sources contain none.
-pub(super) fn code_of(text: &str, rust: bool) -> String {
+pub(crate) fn without_comments(text: &str, rust: bool, literals: bool) -> String {
     let chars: Vec<char> = text.chars().collect();
     let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
     let mut code = String::with_capacity(text.len());
@@ -119,7 +125,8 @@ pub(super) fn code_of(text: &str, rust: bool) -> String {
             code.push(at(i));
             i += 1;
         } else {
-            code.extend((i..end).map(|k| if at(k) == '\n' { '\n' } else { ' ' }));
+            let stays = |c| c == '\n' || (literals && at(i) != '/');
+            code.extend((i..end).map(|k| if stays(at(k)) { at(k) } else { ' ' }));
             i = end;
         }
     }
