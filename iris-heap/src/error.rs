@@ -150,6 +150,17 @@ pub enum Error {
         /// Number of the rank in the launched world.
         rank: usize,
     },
+    /// The launcher of a rank was ended and left it running.
+    #[error(
+        "rank {rank} is lost to its job: its launcher, {launcher}, has ended and left it running, expected to end after \
+         its ranks; see what ended the launcher, then start all ranks anew"
+    )]
+    LauncherLost {
+        /// Number that the launcher gave the rank.
+        rank: usize,
+        /// Name and number of the launcher's process.
+        launcher: String,
+    },
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
     Rendezvous {
@@ -533,6 +544,7 @@ impl Error {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
             | Error::PeerAborted { .. }
+            | Error::LauncherLost { .. }
             | Error::HubLost { .. } => ErrorKind::PeerLost,
             // A fault has the kind of the host's error with the same cause, because either the host
             // or a kernel may be the first to notice it.

@@ -27,6 +27,7 @@ impl Distance {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
             | Error::HubLost { .. }
+            | Error::LauncherLost { .. }
             | Error::PeerFailed { .. }
             | Error::PeerAborted { .. }
             | Error::GaveUp { .. }
@@ -74,6 +75,7 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
             Error::PeerLost { .. }
             | Error::RankLost { .. }
             | Error::HubLost { .. }
+            | Error::LauncherLost { .. }
             | Error::PeerFailed { .. }
             | Error::PeerAborted { .. },
             _,

@@ -11,18 +11,20 @@ use std::time::Duration;
 use rustix::process::{getpid, getppid};
 
 use super::launchers::variables;
-use super::process::{BY_PARENT, began_of, program, stat};
+use super::process::{BY_PARENT, began_of, ignores_hangup, program, stat};
 
 /// Process above this one.
 #[derive(Debug)]
 pub(super) struct Ancestor {
-    pid: i32,
+    pub(super) pid: i32,
     /// Process id of its parent; 0 if it has none here.
     parent: i32,
     /// Session; 0 if it is one of another pid namespace.
-    session: i32,
+    pub(super) session: i32,
+    /// Whether it ignores SIGHUP, as `nohup` arranges.
+    pub(super) ignores_hangup: bool,
     /// Start time since boot; with it, `pid` names one process for good.
-    began: Duration,
+    pub(super) began: Duration,
     /// Name of the program, cut to 15 bytes by the system.
     pub(super) program: String,
     /// Variables that describe a job in the environment with which the program was started; `None` if the
@@ -33,10 +35,11 @@ pub(super) struct Ancestor {
 }
 
 impl Ancestor {
-    fn read(pid: i32) -> Option<Ancestor> {
+    pub(super) fn read(pid: i32) -> Option<Ancestor> {
         let fields = stat(pid)?;
         let (parent, session) = parent_and_session(&fields)?;
         let (began, program) = (began_of(&fields)?, program(pid)?);
+        let ignores_hangup = ignores_hangup(&fields);
         let environment = fs::read(format!("/proc/{pid}/environ")).ok().map(|bytes| {
             let pairs = bytes.split(|&byte| byte == 0).filter_map(|pair| {
                 let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
@@ -45,7 +48,17 @@ impl Ancestor {
             });
             pairs.collect()
         });
-        Some(Ancestor { pid, parent, session, began, program, environment, has_adopted: false })
+        let has_adopted = false;
+        Some(Ancestor {
+            pid,
+            parent,
+            session,
+            ignores_hangup,
+            began,
+            program,
+            environment,
+            has_adopted,
+        })
     }
 
     /// Identity of the job whose ranks this process has started.
@@ -113,7 +126,9 @@ impl Ancestor {
         let began = Duration::from_millis(4500);
         let program = program.into();
         let environment = environment.map(pairs);
-        Ancestor { pid: 77, parent: 0, session: 0, began, program, environment, has_adopted: false }
+        let (ignores_hangup, has_adopted) = (false, false);
+        let (pid, parent, session) = (77, 0, 0);
+        Ancestor { pid, parent, session, ignores_hangup, began, program, environment, has_adopted }
     }
 }
 

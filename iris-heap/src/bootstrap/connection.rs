@@ -13,6 +13,7 @@ use super::notice::ToldWaits;
 use super::peer::is_readable;
 use super::process::ProcessId;
 use super::socket::Socket;
+use super::starter::{self, Starter, cause};
 use super::{Watcher, is_loss};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
@@ -247,6 +248,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     let mut inbox = Inbox::default();
     // Rank that is lost when the stream ends, and the reason, if one is told.
     let (mut lost, mut reason) = (relay, None);
+    let mut starter = Starter::of_this_process();
     let mut outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
@@ -255,6 +257,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
                 match frame {
                     Frame::Welcome => state.welcome = Some(Ok(())),
                     Frame::Refuse(error) => {
+                        let error = cause(error);
                         reason = Some(error.clone());
                         state.welcome = Some(Err(error));
                     }
@@ -262,6 +265,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
                         state.groups.entry(group).or_default().arrived = Some((number, parts));
                     }
                     Frame::Broken { group, error } => {
+                        let error = cause(error);
                         let group = state.groups.entry(group).or_default();
                         group.hub_reported = true;
                         told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
@@ -283,10 +287,21 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
                     watcher(&error);
                 }
             }
-            Ok(None) => match inbox.fill(socket) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(e) => break Err(e),
+            Ok(None) => match starter.and_then(|starter| starter.ends_before(socket)) {
+                None => match inbox.fill(socket) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(e) => break Err(e),
+                },
+                Some(error) => {
+                    starter = None;
+                    let mut state = lock(mail);
+                    let told = state.fail(|_| error.clone());
+                    state.welcome.get_or_insert(Err(error));
+                    drop(state);
+                    changed.notify_all();
+                    told.into_iter().for_each(|(watcher, error)| watcher(&error));
+                }
             },
             Err(e) => break Err(e),
         }
@@ -300,18 +315,12 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
             *call = format!("{call} of rank {rank} from rank {relay}");
         }
     }
-    let outcome = outcome.and(reason.map_or(Ok(()), Err));
-    let mut told = Vec::new();
-    if !state.over {
-        for (&id, group) in &mut state.groups {
-            let error = match (&outcome, id) {
-                (Err(error), _) => error.clone(),
-                (Ok(()), 0) => Error::PeerLost { rank: lost },
-                (Ok(()), _) => Error::HubLost { rank: lost },
-            };
-            told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
-        }
-    }
+    let outcome = outcome.and(reason.or_else(starter::lost).map_or(Ok(()), Err));
+    let told = state.fail(|group| match (&outcome, group) {
+        (Err(error), _) => error.clone(),
+        (Ok(()), 0) => Error::PeerLost { rank: lost },
+        (Ok(()), _) => Error::HubLost { rank: lost },
+    });
     let lost = outcome.err().unwrap_or(Error::PeerLost { rank: lost });
     state.welcome.get_or_insert(Err(lost));
     state.over = true;
@@ -319,6 +328,19 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
     changed.notify_all();
     for (watcher, error) in told {
         watcher(&error);
+    }
+}
+
+impl Mail {
+    /// Fails each group with the error that `of` returns for its number, unless the connection is
+    /// over. Returns the watchers to call, with their errors.
+    fn fail(&mut self, of: impl Fn(u64) -> Error) -> Vec<(Watcher, Error)> {
+        let (over, mut told) = (self.over, Vec::new());
+        for (&id, group) in self.groups.iter_mut().filter(|_| !over) {
+            let error = of(id);
+            told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
+        }
+        told
     }
 }
 

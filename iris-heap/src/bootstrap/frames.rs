@@ -117,6 +117,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::HubLost { rank } => {
             w.u64(5).u64(*rank as u64);
         }
+        Error::LauncherLost { rank, launcher } => {
+            w.u64(10).u64(*rank as u64).text(launcher);
+        }
         Error::Invalid { what, value, expected } => {
             w.u64(6).text(what).text(value).text(expected);
         }
@@ -156,6 +159,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
         7 => Error::Wire { what: r.text()?, problem: r.text()? },
         8 => Error::PeerAborted { rank: r.u64()? as usize, host: None, reason: r.text()? },
         9 => Error::GaveUp { rank: r.u64()? as usize, host: None },
+        10 => Error::LauncherLost { rank: r.u64()? as usize, launcher: r.text()? },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
 }

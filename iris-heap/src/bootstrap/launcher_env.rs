@@ -1,5 +1,7 @@
 //! Detection of the launcher from its environment variables: rank, size, place and job of this
 //! process. No launcher library is linked.
+//!
+//! This file is long because launchers are told from each other by all of their variables together.
 
 use super::ancestors::{Ancestor, ancestors};
 use super::launcher_nesting::Surroundings;
@@ -76,21 +78,23 @@ impl Launch {
     }
 
     /// Handles the absence of a launcher. A Slurm batch script has a task's variables although it
-    /// is no task. A task whose environment lost the step's variables looks like such a script, so
-    /// more than one task is an error.
+    /// is no task, and a shell of `salloc` has those of its allocation. If there is more than one
+    /// task or node, srun was forgotten, or the environment lost the step's variables.
     fn without(get: Get<'_>) -> Result<Launch> {
-        if let Some(task) = get(SLURM.rank)? {
-            let tasks = first(get, SLURM.size)?;
-            let several = tasks.as_ref().is_some_and(|(_, tasks)| tasks.trim() != "1");
-            if several || task.trim() != "0" {
-                let and =
-                    tasks.map_or(String::new(), |(name, tasks)| format!(" and {name}={tasks}"));
+        let task = get(SLURM.rank)?.map(|task| (SLURM.rank, task));
+        if task.is_some() || get(SLURM.job[0])?.is_some() {
+            let counts = [first(get, SLURM.size)?, first(get, SLURM.hosts)?].into_iter().flatten();
+            let several = counts.filter(|(_, count)| count.trim() != "1");
+            let several = several.chain(task.filter(|(_, task)| task.trim() != "0"));
+            let several: Vec<_> = several.map(|(name, value)| format!("{name}={value}")).collect();
+            if !several.is_empty() {
                 return Err(wrong(
                     SLURM_STEP[0],
                     "(not set)",
                     &format!(
-                        "the step, since SLURM_PROCID={task}{and}: start the ranks with srun, or set \
-                         RANK and WORLD_SIZE (0 and 1 for a program of one rank in a batch script)"
+                        "the step, since {}: start the ranks with srun, or set RANK=0 and WORLD_SIZE=1 for a \
+                         program of one rank in a batch script or a shell of salloc",
+                        several.join(" and ")
                     ),
                 ));
             }
@@ -336,6 +340,17 @@ mod tests {
         let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
         assert_eq!(detect(&alone).unwrap().size, 1, "a batch script of one task");
         assert_eq!(detect(&[("SLURM_PROCID", "0")]).unwrap().size, 1);
+        // A program without srun in a shell of salloc, and in batch scripts of sbatch -n2 and -N2.
+        let job = ("SLURM_JOB_ID", "77");
+        for (vars, named) in [
+            (&[job, ("SLURM_NTASKS", "2"), ("SLURM_NNODES", "1")][..], "SLURM_NTASKS=2"),
+            (&[job, ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")], "SLURM_NTASKS=2"),
+            (&[job, ("SLURM_PROCID", "0"), ("SLURM_NNODES", "2")], "SLURM_NNODES=2"),
+        ] {
+            fails(vars, &[named, "start the ranks with srun", "RANK=0 and WORLD_SIZE=1"]);
+            let by_hand = [vars, &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
+            assert_eq!(detect(&by_hand).unwrap().size, 1, "{named}");
+        }
 
         let l = detect(&[("PMIX_RANK", "1"), ("WORLD_SIZE", "2"), ("PMIX_NAMESPACE", "n")]);
         assert_eq!((l.as_ref().unwrap().rank, l.unwrap().size), (1, 2));
@@ -390,7 +405,7 @@ mod tests {
         {
             fails(&[(name, "7")], &[&format!("{name}=7"), "RANK=0 WORLD_SIZE=1"]);
         }
-        let salloc = [("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "2"), ("SLURM_NTASKS", "4")];
+        let salloc = [("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "1")];
         for ambient in [&salloc[..], &[("MASTER_ADDR", "host"), ("MASTER_PORT", "29500")]] {
             assert_eq!(detect(ambient).unwrap().launcher, None, "{ambient:?}");
         }

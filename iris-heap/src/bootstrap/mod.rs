@@ -34,6 +34,7 @@ pub(crate) mod process;
 mod relay;
 pub(crate) mod rendezvous;
 mod socket;
+mod starter;
 pub(crate) mod tcp;
 pub(crate) mod threads;
 pub(crate) mod unique_id;

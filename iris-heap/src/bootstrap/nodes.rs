@@ -117,7 +117,7 @@ fn in_world(error: Error, ranks: &[usize]) -> Error {
 fn root(errors: Vec<Error>) -> Option<Error> {
     errors.into_iter().min_by_key(|error| match error {
         Error::PeerFailed { .. } => 0,
-        Error::PeerLost { .. } => 1,
+        Error::PeerLost { .. } | Error::LauncherLost { .. } => 1,
         _ => 2,
     })
 }

@@ -101,6 +101,12 @@ pub(super) fn began_of(fields: &[String]) -> Option<Duration> {
     Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
 }
 
+/// Whether a process ignores SIGHUP, from the fields of [`stat`].
+pub(super) fn ignores_hangup(fields: &[String]) -> bool {
+    let ignored = fields.get(30).and_then(|signals| signals.parse::<u64>().ok());
+    ignored.is_some_and(|signals| signals & 1 != 0)
+}
+
 /// Fields of `/proc/PID/stat` after the program's name: state, parent, group, session and so on;
 /// `None` if there is no such process.
 pub(super) fn stat(pid: impl fmt::Display) -> Option<Vec<String>> {

@@ -6,7 +6,7 @@
 //! lock of the folder. The other ranks keep trying until their deadline, unless the dead process is
 //! rank 0 of their own run.
 //!
-//! Three kinds of files tell a rank before its deadline that waiting is useless:
+//! Files, and `/proc`, tell a rank before its deadline that waiting is useless:
 //!
 //! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies to
 //!   processes that already exist. A process that starts within two seconds after it may be of the
@@ -14,8 +14,9 @@
 //! - Each rank holds the lock of a file of its own until it has met the others. The system releases
 //!   the lock when the process ends. A rank that gives up releases the lock itself, and leaves its
 //!   reason in the file.
-//! - If the process of a rank has ended, a launcher leaves `lost-RANK` in the folder that it made
-//!   for the job.
+//! - A launcher's children in `/proc` show which of a job's processes have ended.
+//! - If the process of a rank has ended, a launcher of this library leaves `lost-RANK` in the folder
+//!   that it made for the job.
 //!
 //! This file is long because all of the code is about one folder and the files in it.
 
@@ -41,6 +42,7 @@ use super::mailbox::{Outbox, crowded};
 use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
 use super::process::{own_began, parent_command, up};
+use super::starter::{self, Siblings, Starter};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
@@ -82,6 +84,8 @@ pub(crate) struct Place {
     ours: bool,
     /// Whether a launcher may have made the folder, in which it then reports ended ranks.
     launched: bool,
+    /// Launcher that starts all ranks on this host; `None` if none does.
+    starter: Option<&'static Starter>,
     /// Text for a rank that waits here, although the other ranks may be on other hosts.
     hint: Option<String>,
 }
@@ -114,16 +118,16 @@ impl Place {
         Ok(Place { launched: launched && !ours, ..Place::at(folder, ours, job) })
     }
 
-    /// Adds a hint to the text of this place, if the host of rank 0 is another one by a variable that
-    /// was set by hand.
-    pub(crate) fn hinted(self, other_host: bool) -> Result<Place> {
+    /// Makes this the place of all ranks of a launcher. If the host of rank 0 is another one by a
+    /// variable that was set by hand, the text of this place has a hint.
+    pub(crate) fn of_launched(self, other_host: bool) -> Result<Place> {
         let hint = if other_host { hosts_hint(&env::read)? } else { None };
-        Ok(Place { hint, ..self })
+        Ok(Place { starter: Starter::of_this_process(), hint, ..self })
     }
 
     pub(super) fn at(folder: PathBuf, ours: bool, job: String) -> Place {
         let socket = folder.join(format!("{:032x}", hash(&[job.as_bytes()])));
-        Place { folder, socket, job, ours, launched: false, hint: None }
+        Place { folder, socket, job, ours, launched: false, starter: None, hint: None }
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>) -> Error {
@@ -136,6 +140,8 @@ impl Place {
     /// Every rank makes the folder if it is missing, and a file in it, so that every rank reports an
     /// error if that is impossible.
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
+        // The launcher may end as soon as others see this process.
+        Starter::of_this_process();
         self.make_folder()?;
         // Nothing is written into a folder of another user, who could have put links there.
         let presence = match self.has_folder()? {
@@ -315,7 +321,7 @@ impl Place {
                 // listener has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
-            let failure = || visit.and_then(Visit::failure);
+            let failure = || visit.and_then(Visit::failure).or_else(starter::lost);
             if let Some(error) = self.came_to_nothing(Some(started)).or_else(failure) {
                 return Err(error);
             }
@@ -436,7 +442,12 @@ impl Place {
                 _ => {}
             }
         }
-        let rank = self.named_by_launcher(ranks).or_else(|| ended.into_iter().min())?;
+        let named = self.named_by_launcher(ranks).or_else(|| ended.into_iter().min());
+        let rank = named.or_else(|| {
+            let unseen: Vec<_> =
+                ranks.iter().filter(|it| !watch.alive.contains(it)).copied().collect();
+            watch.siblings.ended(self.starter?, &unseen)
+        })?;
         let reason = fs::read(self.presence(rank)).ok().and_then(|text| error_of_bytes(&text).ok());
         Some(reason.unwrap_or(Error::PeerLost { rank }))
     }
@@ -726,12 +737,13 @@ pub(crate) struct Watch {
     started: Instant,
     /// Ranks that were alive during the wait, so that their end concerns this process.
     alive: BTreeSet<usize>,
+    siblings: Siblings,
 }
 
 impl Watch {
     /// Begins to wait.
     pub(crate) fn new() -> Watch {
-        Watch { started: Instant::now(), alive: BTreeSet::new() }
+        Watch { started: Instant::now(), alive: BTreeSet::new(), siblings: Siblings::default() }
     }
 }
 
@@ -767,6 +779,7 @@ impl Visit<'_> {
     /// Ends the visit with its `outcome`. The others are told an error by the file of this rank. Rank 0
     /// leaves a note instead.
     pub(crate) fn end<T>(mut self, outcome: Result<T>) -> Result<T> {
+        let outcome = outcome.map_err(starter::cause);
         if let Err(error) = &outcome
             && self.rank > 0
             && let Some(presence) = self.presence.take()

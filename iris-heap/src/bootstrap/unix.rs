@@ -19,6 +19,7 @@ use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_permanent};
+use super::starter::cause;
 use super::{Bootstrap, Step, Watcher, loss_of_carrier};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
@@ -293,7 +294,7 @@ impl Processes {
     /// already know reasons that the hub sent.
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
-            Error::Absent { .. } => error.clone(),
+            Error::Absent { .. } | Error::LauncherLost { .. } => error.clone(),
             Error::System { .. } | Error::Wire { .. } | Error::Invalid { .. } => {
                 failed(self.rank, error)
             }
@@ -418,6 +419,7 @@ impl Bootstrap for Processes {
     }
 
     fn give_up(&self, error: Error) {
+        let error = cause(error);
         if !matches!(error, Error::PeerAborted { .. }) {
             // The hub's answer may be late or never come: its process may be stopped.
             let mut mail = lock(&self.connection.mail.0);

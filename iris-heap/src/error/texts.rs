@@ -15,7 +15,7 @@ use super::*;
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
-    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, Rendezvous, OutOfHeap, Closed,
+    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, LauncherLost, Rendezvous, OutOfHeap, Closed,
     StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, NodeSilent, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
@@ -119,6 +119,14 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ],
         ),
         (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),
+        (
+            Error::LauncherLost { rank: 1, launcher: "mpirun (process 42)".into() },
+            [
+                "rank 1 is lost to its job",
+                "expected to end after its ranks",
+                "start all ranks anew",
+            ],
+        ),
         (
             Error::Rendezvous {
                 place: "/tmp/x".into(),

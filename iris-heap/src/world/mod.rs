@@ -175,7 +175,7 @@ impl World {
         };
         let job = format!("{job}, world {number}");
         let meeting = rendezvous::Place::new(job, launch.folder.is_some())?;
-        World::rendezvous(meeting.hinted(other.is_some())?, rank, size, place, settings)
+        World::rendezvous(meeting.of_launched(other.is_some())?, rank, size, place, settings)
     }
 
     /// Makes the world of `size` processes of this host that share `id`, for programs with a

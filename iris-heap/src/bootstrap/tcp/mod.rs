@@ -32,6 +32,7 @@ use super::peer::Peer;
 use super::relay::Relay;
 use super::rendezvous::{self, Place, Visit, Watch};
 use super::socket::{FailedCall, cannot_meet, is_own};
+use super::starter;
 use super::unix::{Processes, failed};
 use crate::error::{Error, Result, list_texts};
 use crate::limits::explain;
@@ -142,7 +143,7 @@ impl Meeting {
                 return Ok(Way::Through(socket, relay));
             }
             // Rank 0, or the relay of this node, may have failed before this rank reached it.
-            let failure = || visit.failure();
+            let failure = || visit.failure().or_else(starter::lost);
             if let Some(error) = place.note_to_those_who_wait(started).or_else(failure) {
                 return Err(error);
             }
