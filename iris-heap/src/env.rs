@@ -50,8 +50,8 @@ variables! {
             else one made from the launcher's job id (MPICH and ranks started by hand have none)";
     IRIS_SECRET_FILE, agreed: false,
         "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
-            ranks; `iris secret FILE` makes one; default none, where all ranks are on one host and meet at a loopback \
-            address";
+            ranks; `iris secret FILE` makes one; default none, where all ranks are of one user on one host and meet \
+            at a loopback address";
     IRIS_TRUST_NETWORK, agreed: false,
         "1: ranks on several hosts meet without a secret, on a network that nobody else reaches; default 0";
     IRIS_NETWORK_GBIT, agreed: true,

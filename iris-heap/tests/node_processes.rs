@@ -325,6 +325,29 @@ fn mpirun_of_open_mpi() {
     }
 }
 
+/// Tests that a process of another user does not join a job that has no secret.
+#[test]
+fn a_process_of_another_user_needs_a_secret() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root starts ranks of several users");
+        return;
+    }
+    let (job, other) = (Job::new("meets"), Job::limited("meets", 1024, 4));
+    let port = free_port().to_string();
+    let start = |job: &Job, rank: &str| {
+        let shared = [("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "7")];
+        let own = [("RANK", rank), ("IRIS_NODE", rank), ("IRIS_PORT", &port)];
+        job.rank(&[&shared[..], &own].concat())
+    };
+    let zero = start(&job, "0");
+    let expected = format!("is of user 0, expected {}", other.user());
+    contains(&result(start(&other, "1")), &["error ", &expected, "IRIS_SECRET_FILE"]);
+    let one = start(&job, "1");
+    for text in job.results(vec![zero, one]) {
+        assert!(text.starts_with("ok "), "{text}");
+    }
+}
+
 #[test]
 fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
     for victims in ["3", "1", "2 3"] {

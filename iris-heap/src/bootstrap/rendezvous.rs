@@ -185,12 +185,16 @@ impl Place {
 
     /// Error of `step` in the folder, with the variables that name another folder.
     fn folder_error(&self, step: &str, error: &std::io::Error) -> Error {
-        let variables = match self.ours {
+        let (folder, why, variables) = (self.folder.display(), explain(error), self.variables());
+        self.error(format!("{step} {folder}: {why}; or set {variables} to another folder"))
+    }
+
+    /// Variables that name another folder.
+    fn variables(&self) -> &'static str {
+        match self.ours {
             true => "TMPDIR or IRIS_RENDEZVOUS",
             false => "IRIS_RENDEZVOUS, or TMPDIR of the launcher that set it,",
-        };
-        let (folder, why) = (self.folder.display(), explain(error));
-        self.error(format!("{step} {folder}: {why}; or set {variables} to another folder"))
+        }
     }
 
     /// Removes the folder if this library made it and it is empty, that is, if no other job meets
@@ -260,7 +264,7 @@ impl Place {
     /// Binds the socket and listens, as `rank`; `None` if another process is listening there.
     pub(super) fn bind(&self, rank: usize) -> Result<Option<Door>> {
         let _lock = self.lock()?;
-        match connect(self.short(&self.socket)?.as_path()) {
+        match self.short(&self.socket)?.connect() {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 self.unlink_stale()?;
             }
@@ -396,7 +400,7 @@ impl Place {
             return Ok(Tried::Absent);
         }
         let _greeting = lock(&GREETING);
-        match connect(self.short(&self.socket)?.as_path()) {
+        match self.short(&self.socket)?.connect() {
             Ok(socket) => {
                 check_user(&socket).map_err(|e| self.error(explain(&e)))?;
                 let job = self.job.clone();
@@ -554,7 +558,7 @@ impl Place {
             let is_dead = || {
                 let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
                 let refused = |short: ShortPath| {
-                    let error = connect(short.as_path()).err();
+                    let error = short.connect().err();
                     error.is_some_and(|e| e.kind() == ErrorKind::ConnectionRefused)
                 };
                 path.extension().is_none()
@@ -640,7 +644,8 @@ impl Place {
         } else {
             return Ok(());
         };
-        let text = format!("the folder {} {problem}", self.folder.display());
+        let (folder, variables) = (self.folder.display(), self.variables());
+        let text = format!("the folder {folder} {problem}; set {variables} to another folder");
         Err(std::io::Error::new(ErrorKind::PermissionDenied, text))
     }
 
@@ -703,6 +708,10 @@ struct ShortPath {
 impl ShortPath {
     fn as_path(&self) -> &Path {
         &self.path
+    }
+
+    fn connect(&self) -> std::io::Result<Held<UnixStream>> {
+        connect(&SocketAddrUnix::new(&self.path)?)
     }
 }
 
@@ -856,11 +865,11 @@ enum Tried {
 
 /// Connects without blocking. If the listener's queue is full, returns `WouldBlock`; a blocking
 /// call would wait for a stopped rank 0.
-fn connect(path: &Path) -> std::io::Result<Held<UnixStream>> {
+pub(crate) fn connect(address: &SocketAddrUnix) -> std::io::Result<Held<UnixStream>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = Held::new(|| rustix::net::socket_with(unix, stream, flags, None))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::connect(&socket, address)?;
     let socket: Held<UnixStream> = socket.cast();
     socket.set_nonblocking(false)?;
     Ok(socket)
@@ -978,8 +987,9 @@ mod tests {
             place.connect(1, 2, soon(), None).unwrap_err(),
             place.visit(0).map(drop).unwrap_err(),
         ];
+        let told = "mode 755, expected 700; set IRIS_RENDEZVOUS, or TMPDIR of the launcher that set it, to another folder";
         for e in refused {
-            assert!(e.to_string().contains("mode 755, expected 700"), "{e}");
+            assert!(e.to_string().contains(told), "{e}");
         }
         place.clear(Some(&Error::PeerLost { rank: 1 }));
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");

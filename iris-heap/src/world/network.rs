@@ -13,7 +13,7 @@ use crate::bootstrap::notice::{Patience, notice};
 use crate::bootstrap::rendezvous;
 use crate::bootstrap::tcp::Meeting;
 use crate::bootstrap::tcp::address::{Address, other_host};
-use crate::bootstrap::tcp::seal::Terms;
+use crate::bootstrap::tcp::seal::{Key, Terms};
 use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
@@ -54,7 +54,7 @@ impl Network {
     }
 
     /// Sets the secret by which the ranks recognise each other. Without a secret only loopback
-    /// addresses are accepted.
+    /// addresses are accepted, and only processes of rank 0's user.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Network {
         Network { secret: Some(secret), ..self }
@@ -262,7 +262,11 @@ impl World {
             let timeout = settings.meeting_deadline();
             let found = network.await_host((&address, found), rank, &place, timeout)?;
             let place = network.place(&node, other(other_host(&found)))?;
-            let key = network.secret.as_ref().map_or([0; 32], |secret| secret.0);
+            let key = match &network.secret {
+                Some(secret) => Key::Secret(secret.0),
+                None if network.trusted => Key::Open,
+                None => Key::OfUser(Secret::new()?.0),
+            };
             let terms = Terms { key, job: network.job.clone(), size };
             let addresses = network.checked(rank, found)?;
             let meeting = Meeting::new(address, addresses, terms, settings.silence());

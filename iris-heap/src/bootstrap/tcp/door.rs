@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Meeting;
 use super::seal::GREETING;
+use super::user_key::KeyDesk;
 use crate::bootstrap::entrance::differing;
 use crate::bootstrap::frames::Frame;
 use crate::bootstrap::held::Held;
@@ -43,6 +44,8 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Door {
     meeting: Meeting,
+    /// Sockets at which processes of this user get the key, if the job has no secret.
+    desk: Option<KeyDesk>,
     /// Sockets that listen at the addresses of rank 0.
     listeners: Vec<Held<TcpListener>>,
     /// Links to relays that have said hello. The first one is that of node 0, which needs no hello.
@@ -73,10 +76,14 @@ enum State {
 }
 
 impl Door {
-    pub(super) fn new(meeting: Meeting, listeners: Vec<Held<TcpListener>>) -> Door {
+    pub(super) fn new(
+        meeting: Meeting,
+        desk: Option<KeyDesk>,
+        listeners: Vec<Held<TcpListener>>,
+    ) -> Door {
         let arrived = (0..meeting.terms.size).map(|rank| rank == 0).collect();
         let (links, strangers) = (Vec::new(), VecDeque::new());
-        Door { meeting, listeners, links, arrived, strangers, turned_away: 0 }
+        Door { meeting, desk, listeners, links, arrived, strangers, turned_away: 0 }
     }
 
     /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
@@ -149,6 +156,7 @@ impl Door {
 
     /// Accepts pending connections. An error is one of this process, with the name of the call.
     fn accept(&mut self) -> Result<(), FailedCall> {
+        self.desk.as_ref().map_or(Ok(()), KeyDesk::serve)?;
         let mut idle = 0;
         for at in (0..self.listeners.len()).cycle().take(IN_A_ROW) {
             if !self.has_room() || idle == self.listeners.len() {
@@ -347,6 +355,10 @@ impl Door {
     fn wait(&self, heed_listener: bool, timeout: Duration) {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = Vec::new();
+        if heed_listener {
+            let desk = self.desk.iter().flat_map(|desk| &desk.sockets);
+            fds.extend(desk.map(|socket| readable(socket.as_fd())));
+        }
         if heed_listener && self.strangers.len() < STRANGERS {
             fds.extend(self.listeners.iter().map(|listener| readable(listener.as_fd())));
         }

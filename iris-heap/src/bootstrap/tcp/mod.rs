@@ -10,6 +10,7 @@ mod door;
 pub(crate) mod seal;
 #[cfg(test)]
 mod tests;
+mod user_key;
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -39,7 +40,8 @@ use crate::limits::explain;
 use crate::util::{lock, spawn};
 use address::Address;
 use door::Door;
-use seal::{Keys, REPLY, Terms};
+use seal::{Key, Keys, REPLY, Terms};
+use user_key::KeyDesk;
 
 /// Time limit of one connection attempt, including rank 0's answer. Rank 0 may close a connection
 /// to make room for others; then another attempt follows.
@@ -263,8 +265,17 @@ impl Meeting {
             }
             Err(code) => return Err(("connect", code.into())),
         }
+        let mut terms = self.terms.clone();
+        if let Key::OfUser(key) = &mut terms.key {
+            // Rank 0 gives the key before it listens. The own key, which nobody else has, makes a rank 0
+            // that gives none tell why.
+            match user_key::ask(address, timeout)? {
+                Ok(given) => *key = given.unwrap_or(*key),
+                Err(why) => return Ok(Err(why)),
+            }
+        }
         let sealing = |error| ("sealing", std::io::Error::other(error));
-        let (greeting, state) = self.terms.greet(rank as u32).map_err(sealing)?;
+        let (greeting, state) = terms.greet(rank as u32).map_err(sealing)?;
         stream.write_all(&greeting).map_err(of("send"))?;
         // The socket's time limit applies to each single read, so a peer that sends byte by byte
         // could exceed it. This loop limits the total time.
@@ -368,8 +379,16 @@ impl Meeting {
         // The door of node 0 is open before the port, so that no rank of this node becomes a relay.
         let door = place.listen()?;
         let start = || {
+            let desk = match self.terms.key {
+                Key::OfUser(key) => Some(KeyDesk::open(&self.addresses, key).map_err(|text| {
+                    let hint =
+                        "set IRIS_PORT to a free port, or give all ranks one IRIS_SECRET_FILE";
+                    self.error(format!("{text}; {hint}"))
+                })?),
+                Key::Open | Key::Secret(_) => None,
+            };
             let (listeners, meeting) = self.listen()?;
-            let port = Door::new(meeting, listeners);
+            let port = Door::new(meeting, desk, listeners);
             let (hub, own) = pair().map_err(|e| Error::system("socketpair", e))?;
             let mut hub =
                 Peer::new(hub).map_err(|e| Error::system("ioctl on the socket to the hub", e))?;
@@ -443,7 +462,7 @@ enum Way {
 
 /// Failure of a connection attempt, with the reason.
 enum Attempt {
-    /// Refusal: rank 0 has another secret.
+    /// Refusal: rank 0 has another secret, or is of another user.
     Refused(String),
     Failed(String),
     /// Failure that will not pass, whatever rank 0 does.

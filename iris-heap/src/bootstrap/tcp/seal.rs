@@ -29,10 +29,21 @@ pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
 /// Size of rank 0's answer to a greeting in bytes.
 pub(crate) const REPLY: usize = MESSAGE;
 
+/// Key by which the ranks of a job recognise each other.
+#[derive(Clone, Copy)]
+pub(crate) enum Key {
+    /// No key: whoever reaches the port can join.
+    Open,
+    /// Secret that all ranks have a copy of.
+    Secret([u8; 32]),
+    /// Random key of this process. Rank 0 gives its own to processes of its user, which then use it.
+    OfUser([u8; 32]),
+}
+
 /// Parameters that both ends of a connection must agree on.
 #[derive(Clone)]
 pub(crate) struct Terms {
-    pub(crate) key: [u8; 32],
+    pub(crate) key: Key,
     pub(crate) job: String,
     pub(crate) size: usize,
 }
@@ -40,37 +51,51 @@ pub(crate) struct Terms {
 impl Terms {
     fn builder<'a>(&'a self, prologue: &'a [u8]) -> Result<Builder<'a>> {
         let pattern = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s".parse().map_err(failed)?;
-        Builder::new(pattern).psk(0, &self.key).and_then(|b| b.prologue(prologue)).map_err(failed)
+        let key = match &self.key {
+            Key::Open => &[0; 32],
+            Key::Secret(key) | Key::OfUser(key) => key,
+        };
+        Builder::new(pattern).psk(0, key).and_then(|b| b.prologue(prologue)).map_err(failed)
     }
 
     fn prologue(rank: u32) -> Vec<u8> {
         format!("iris rank {rank} to rank 0").into_bytes()
     }
 
-    fn has_secret(&self) -> bool {
-        self.key != [0; 32]
-    }
-
-    /// Rank 0's answer to a greeting with another key or protocol: whether rank 0 has a secret. It is
-    /// not authenticated, so it is only a hint.
+    /// Rank 0's answer to a greeting with another key or protocol: the kind of rank 0's key. It is not
+    /// authenticated, so it is only a hint.
     pub(crate) fn refusal(&self) -> [u8; REPLY] {
-        [u8::from(self.has_secret()); REPLY]
+        let kind = match self.key {
+            Key::Open => 0,
+            Key::Secret(_) => 1,
+            Key::OfUser(_) => 2,
+        };
+        [kind; REPLY]
     }
 
     /// Difference between the secret of `rank`, whose terms these are, and that of rank 0; `None` if
     /// rank 0's answer `reply` is no refusal.
     pub(crate) fn refused(&self, reply: &[u8; REPLY], rank: usize) -> Option<String> {
-        let theirs = [[0; REPLY], [1; REPLY]].iter().position(|refusal| refusal == reply)?;
-        let set = |has: bool| if has { "set" } else { "not set" };
-        Some(match (self.has_secret(), theirs == 1) {
-            (true, true) => {
+        let ours = self.refusal();
+        let set = |refusal: &[u8; REPLY]| {
+            let kinds = ["not set, with IRIS_TRUST_NETWORK=1,", "set", "not set"];
+            kinds
+                .into_iter()
+                .zip(0..)
+                .find_map(|(set, kind)| (*refusal == [kind; REPLY]).then_some(set))
+        };
+        let (theirs, own) = (set(reply)?, set(&ours)?);
+        Some(match self.key {
+            _ if ours != *reply => {
+                format!("IRIS_SECRET_FILE is {theirs} on rank 0, {own} on rank {rank}")
+            }
+            Key::Open => "no rank has a secret, so rank 0 has another version of iris".into(),
+            Key::Secret(_) => {
                 format!("IRIS_SECRET_FILE on rank 0 has another secret than on rank {rank}")
             }
-            (false, false) => "no rank has a secret, so rank 0 has another version of iris".into(),
-            (ours, theirs) => format!(
-                "IRIS_SECRET_FILE is {} on rank 0, {} on rank {rank}",
-                set(theirs),
-                set(ours)
+            Key::OfUser(_) => format!(
+                "no rank has a secret, and rank 0 gives its key only to processes of its user on its host, which \
+                 rank {rank} is not"
             ),
         })
     }
@@ -225,7 +250,11 @@ mod tests {
     use super::*;
 
     fn terms(key: u8) -> Terms {
-        Terms { key: [key; 32], job: "job".into(), size: 4 }
+        with(Key::Secret([key; 32]))
+    }
+
+    fn with(key: Key) -> Terms {
+        Terms { key, job: "job".into(), size: 4 }
     }
 
     fn greeting(terms: &Terms, rank: u32) -> ([u8; GREETING], HandshakeState) {
@@ -313,10 +342,16 @@ mod tests {
 
     #[test]
     fn a_refusal_says_on_which_rank_there_is_a_secret() {
-        let told = |theirs: u8, ours: u8| terms(ours).refused(&terms(theirs).refusal(), 1).unwrap();
-        assert_eq!(told(7, 0), "IRIS_SECRET_FILE is set on rank 0, not set on rank 1");
-        assert_eq!(told(0, 7), "IRIS_SECRET_FILE is not set on rank 0, set on rank 1");
-        assert!(told(7, 8).contains("another secret") && told(0, 0).contains("another version"));
-        assert_eq!(terms(7).refused(&[2; REPLY], 1), None);
+        let told = |theirs, ours| with(ours).refused(&with(theirs).refusal(), 1).unwrap();
+        let (secret, user, open) = (Key::Secret([7; 32]), Key::OfUser([7; 32]), Key::Open);
+        assert_eq!(told(secret, user), "IRIS_SECRET_FILE is set on rank 0, not set on rank 1");
+        assert_eq!(told(user, secret), "IRIS_SECRET_FILE is not set on rank 0, set on rank 1");
+        let trusts = "IRIS_SECRET_FILE is not set, with IRIS_TRUST_NETWORK=1, on rank 0, ";
+        assert_eq!(told(open, secret), format!("{trusts}set on rank 1"));
+        assert_eq!(told(open, user), format!("{trusts}not set on rank 1"));
+        assert!(told(secret, secret).contains("another secret"));
+        assert!(told(open, open).contains("another version"));
+        assert!(told(user, user).contains("on its host, which rank 1 is not"));
+        assert_eq!(terms(7).refused(&[3; REPLY], 1), None);
     }
 }

@@ -19,7 +19,7 @@ fn meeting(host: &str, size: usize) -> Meeting {
     let number = JOBS.fetch_add(1, Ordering::Relaxed);
     let job = format!("job {number} of process {}", std::process::id());
     let bare = host.trim_matches(['[', ']']);
-    let terms = Terms { key: [5; 32], job, size };
+    let terms = Terms { key: Key::Secret([5; 32]), job, size };
     at(&format!("{host}:{}", port::free(bare).unwrap()), terms)
 }
 
@@ -139,10 +139,10 @@ fn another_size_is_told_to_all() {
 fn another_secret_or_job_is_refused_and_told_so() {
     let right = meeting("127.0.0.1", 2);
     let other = |terms| Meeting { terms, ..right.clone() };
-    let key = Terms { key: [6; 32], ..right.terms.clone() };
+    let key = Terms { key: Key::Secret([6; 32]), ..right.terms.clone() };
     let job = Terms { job: "another".into(), ..right.terms.clone() };
     let both = Terms { size: 3, ..job.clone() };
-    let none = Terms { key: [0; 32], ..right.terms.clone() };
+    let none = Terms { key: Key::OfUser([0; 32]), ..right.terms.clone() };
     let jobs = format!("the job is {} on rank 0, another on rank 1", right.terms.job);
     let sizes = format!("{jobs}; the size of the world is 2 on rank 0, 3 on rank 1");
     let secret = "IRIS_SECRET_FILE on rank 0 has another secret than on rank 1";
@@ -160,6 +160,51 @@ fn another_secret_or_job_is_refused_and_told_so() {
     });
 }
 
+/// Tests that ranks without a secret get the key of rank 0, and that a rank 0 of another network, user or
+/// configuration refuses them and says so.
+#[test]
+fn ranks_of_one_user_need_no_secret() {
+    let meeting = meeting("127.0.0.1", 2);
+    let of = |key| Meeting { terms: Terms { key, ..meeting.terms.clone() }, ..meeting.clone() };
+    let [zero, one, open] = [Key::OfUser([1; 32]), Key::OfUser([2; 32]), Key::Open].map(of);
+    // A forwarder, as one of ssh, has no socket that proves the user.
+    let through = TcpListener::bind("127.0.0.1:0").unwrap();
+    let detour = Meeting { addresses: vec![through.local_addr().unwrap()], ..one.clone() };
+    let cases = [
+        (&zero, &open, "not set on rank 0, not set, with IRIS_TRUST_NETWORK=1, on rank 1"),
+        (&open, &one, "not set, with IRIS_TRUST_NETWORK=1, on rank 0, not set on rank 1"),
+        (&zero, &detour, "only to processes of its user on its host, which rank 1 is not"),
+    ];
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..REFUSALS {
+                let (mut near, _) = through.accept().unwrap();
+                let mut far = loop {
+                    if let Ok(far) = TcpStream::connect(meeting.addresses[0]) {
+                        break far;
+                    }
+                    thread::sleep(Duration::from_millis(5));
+                };
+                let mut greeting = [0; GREETING];
+                near.read_exact(&mut greeting).unwrap();
+                far.write_all(&greeting).unwrap();
+                let mut reply = [0; REPLY];
+                far.read_exact(&mut reply).unwrap();
+                near.write_all(&reply).unwrap();
+            }
+        });
+        for (rank_0, wrong, told) in cases {
+            let right = if matches!(rank_0.terms.key, Key::Open) { &open } else { &one };
+            let rank_0 = scope.spawn(|| rank_0.join(0, PLENTY).map(|it| it.leave(true)));
+            let text = wrong.join(1, PLENTY).err().expect("it was let in").to_string();
+            assert!(text.contains(told) && text.contains("IRIS_SECRET_FILE"), "{text}");
+            let rank_1 = right.join(1, PLENTY).unwrap();
+            rank_0.join().unwrap().unwrap();
+            rank_1.leave(true);
+        }
+    });
+}
+
 /// Tests that a rank does not wait for an address that it can never reach: a link-local one without a
 /// zone.
 #[test]
@@ -171,15 +216,18 @@ fn an_address_that_cannot_be_reached_is_an_error_at_once() {
     assert!(words.iter().all(|word| told.contains(word)), "{told}");
 }
 
-/// Tests that rank 0 gives up at once if it can accept nothing. A socket that does not listen stands
-/// for one on which the system forbids the call.
+/// Tests that rank 0 gives up at once if it can accept nothing, at its port or its desk. A socket that
+/// does not listen stands for one on which the system forbids the call.
 #[test]
 fn a_port_that_never_accepts_is_an_error_of_rank_0() {
-    let socket = pair().unwrap().0.cast::<OwnedFd>().cast();
-    let mut door = Door::new(meeting("127.0.0.1", 2), vec![socket]);
-    let told = door.gather_others(Instant::now() + PLENTY).unwrap_err().to_string();
-    assert!(told.starts_with("rank 0 failed in rendezvous at tcp 127.0.0.1:"), "{told}");
-    assert!(told.contains("accept: Invalid argument (os error 22)"), "{told}");
+    let socket = || pair().unwrap().0.cast::<OwnedFd>();
+    let desk = KeyDesk { key: [0; 32], sockets: vec![socket().cast()] };
+    for (desk, listeners) in [(None, vec![socket().cast()]), (Some(desk), vec![])] {
+        let mut door = Door::new(meeting("127.0.0.1", 2), desk, listeners);
+        let told = door.gather_others(Instant::now() + PLENTY).unwrap_err().to_string();
+        assert!(told.starts_with("rank 0 failed in rendezvous at tcp 127.0.0.1:"), "{told}");
+        assert!(told.contains("accept: Invalid argument (os error 22)"), "{told}");
+    }
 }
 
 /// Tests the error for a port at which another program listens that never answers.
@@ -376,7 +424,7 @@ fn a_rank_that_leaves_ends_its_own_waits() {
 fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
     let address = meeting.addresses[0];
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
-    let wrong = Terms { key: [9; 32], ..meeting.terms.clone() };
+    let wrong = Terms { key: Key::Secret([9; 32]), ..meeting.terms.clone() };
     let (other_key, _) = wrong.greet(1).unwrap();
     // Greeting of rank 77, which does not exist in the job.
     let (too_high, _) = meeting.terms.greet(77).unwrap();
