@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::dtype::Element;
 use crate::error::Error;
-use crate::layout::rounded;
+use crate::layout::{ALIGNMENT, rounded};
 
 /// Size in bytes. Arithmetic saturates, so that a size that is too large stays too large.
 ///
@@ -61,9 +61,9 @@ impl Bytes {
     }
 
     /// Size that an allocation of this size takes from a heap: rounded up to a multiple of
-    /// [`ALIGNMENT`](crate::ALIGNMENT).
+    /// [`ALIGNMENT`].
     pub fn allocated(self) -> Bytes {
-        Bytes(rounded(self.0, crate::ALIGNMENT))
+        Bytes(rounded(self.0, ALIGNMENT))
     }
 }
 

@@ -7,6 +7,9 @@
 
 use std::collections::BTreeMap;
 
+/// Alignment of every allocation, in bytes.
+pub const ALIGNMENT: u64 = 1024;
+
 /// Allocator of one segment: its free and its allocated blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {

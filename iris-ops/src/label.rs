@@ -1,11 +1,9 @@
 //! Labels: names of operators in errors, by which a user finds the operator in the program.
 
 use std::fmt;
-use std::panic::Location;
 use std::sync::Arc;
 
 use crate::kind::Op;
-use crate::options::Request;
 
 /// Name of an operator in an error message: its kind and shape, and its own name. An operator
 /// without a name is identified by the place in the program where it was made.
@@ -48,32 +46,6 @@ impl fmt::Display for OpLabel {
         match &self.text {
             Some(text) => f.write_str(text),
             None => write!(f, "{}", self.op),
-        }
-    }
-}
-
-impl Request {
-    /// Text for the operator with its shape. If the operator has no name of its own, the text also
-    /// has the place where the program makes it.
-    pub(crate) fn label(&self, place: Option<&Location<'_>>) -> Arc<str> {
-        let what = self.shape();
-        match (&self.name, place) {
-            (Some(name), _) => format!("{name} ({what})"),
-            (None, Some(place)) => format!("{what} at {place}"),
-            (None, None) => what,
-        }
-        .into()
-    }
-
-    /// Text for the operator with its shape and element type: `matmul_all_reduce of 64 x 256 x 128
-    /// f32`.
-    pub(crate) fn shape(&self) -> String {
-        let Request { m, n, k, dtype, elements, .. } = *self;
-        match (self.op(), elements) {
-            (Op::Barrier, _) => Op::Barrier.to_string(),
-            (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
-            (op, true) => format!("{op} of {n} {dtype}"),
-            (op, false) => format!("{op} of {m} x {n} {dtype}"),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! This file is long because each option and its documentation are defined here once, for all
 //! operators that read it.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{BackendKind, DType};
@@ -235,6 +236,30 @@ impl Request {
     /// Operator for which the request is made.
     pub fn op(&self) -> Op {
         self.row.op
+    }
+
+    /// Text for the operator with its shape. If the operator has no name of its own, the text also
+    /// has the place where the program makes it.
+    pub(crate) fn label(&self, place: Option<&Location<'_>>) -> Arc<str> {
+        let what = self.shape();
+        match (&self.name, place) {
+            (Some(name), _) => format!("{name} ({what})"),
+            (None, Some(place)) => format!("{what} at {place}"),
+            (None, None) => what,
+        }
+        .into()
+    }
+
+    /// Text for the operator with its shape and element type: `matmul_all_reduce of 64 x 256 x 128
+    /// f32`.
+    pub(crate) fn shape(&self) -> String {
+        let Request { m, n, k, dtype, elements, .. } = *self;
+        match (self.op(), elements) {
+            (Op::Barrier, _) => Op::Barrier.to_string(),
+            (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
+            (op, true) => format!("{op} of {n} {dtype}"),
+            (op, false) => format!("{op} of {m} x {n} {dtype}"),
+        }
     }
 
     /// Whether GPU kernels of the plan are built with counters or with tracing.

@@ -37,7 +37,7 @@ use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
-use crate::layout::{Full, Layout, rounded};
+use crate::layout::{ALIGNMENT, Full, Layout, rounded};
 use crate::module::Module;
 use crate::root::{self, Distance};
 use crate::segment::JointMemory;
@@ -48,9 +48,6 @@ use crate::wire::{Reader, Writer, hash};
 use crate::world::{PeerAccess, Registration, World};
 
 use order::Watch;
-
-/// Alignment of every allocation, in bytes.
-pub const ALIGNMENT: u64 = 1024;
 
 /// Symmetric heap, seen from one rank.
 ///

@@ -28,12 +28,9 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            // Test modules, which stand at the end of a file, are not checked: they may import
-            // everything.
-            let code = code_of(&file.text, true);
-            let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            let mut paths = imports(code);
-            paths.extend(named(code));
+            let code = without_tests(&code_of(&file.text, true));
+            let mut paths = imports(&code);
+            paths.extend(named(&code));
             Some((module, (file.path.as_str(), paths)))
         })
         .collect();
@@ -59,6 +56,31 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         findings.push(Finding::new(files[module].0, 0, message));
     }
     findings
+}
+
+/// Code without its test modules, which may import everything.
+fn without_tests(code: &str) -> String {
+    const ATTRIBUTE: &str = "#[cfg(test)]";
+    let (mut kept, mut rest) = (String::new(), code);
+    while let Some(at) = rest.find(ATTRIBUTE) {
+        let (before, from) = rest.split_at(at);
+        let item = &from[ATTRIBUTE.len()..];
+        let head = &item[..item.find([';', '{']).unwrap_or(item.len())];
+        let is_module = head.split_whitespace().rev().nth(1) == Some("mod");
+        kept.push_str(before);
+        rest = if is_module { &item[module_end(item)..] } else { item };
+    }
+    kept + rest
+}
+
+/// Index after the first item in `code`: after its `;`, or after the brace that closes its first one.
+fn module_end(code: &str) -> usize {
+    let mut depth = 0;
+    let end = code.find(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth == 0 && matches!(c, ';' | '}')
+    });
+    end.map_or(code.len(), |at| at + 1)
 }
 
 /// Modules that `from` imports, directly or through other modules.
@@ -225,6 +247,22 @@ mod tests {
             ("iris-heap/src/d.rs", "use crate::a::A;"),
         ];
         assert_eq!(found(check, &files), ["iris-heap/src/a.rs:0"]);
+    }
+
+    #[test]
+    fn imports_around_test_modules_count() {
+        for tests in [
+            "#[cfg(test)]\nmod tests;",
+            "#[cfg(test)]\npub(crate) mod tests {\n fn f() { if a { b } }\n use crate::c::C;\n}",
+            "#[cfg(test)]\nfn f() {}",
+        ] {
+            let a = format!("{tests}\nuse crate::b::B;");
+            assert_eq!(two(&a, "use crate::a::A;"), ["iris-ops/src/a.rs:0"], "{a}");
+            let b = format!("use crate::a::A;\n{tests}");
+            assert_eq!(two("", &b), [""; 0], "{b}");
+        }
+        let of_test = "#[cfg(test)]\nmod tests { mod m { use crate::b::B; } use crate::b::B; }\n";
+        assert_eq!(two(of_test, "use crate::a::A;"), [""; 0]);
     }
 
     #[test]

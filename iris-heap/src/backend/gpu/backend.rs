@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::beside::CopyStreams;
 use super::copies::HostCopies;
-use super::driver::{Current, DeviceCopy, RawStream};
+use super::driver::{Current, RawStream};
 use super::mapping::{GpuMapping, as_gpu};
 use super::memory::{MemoryDriver, Region, Wanted};
 use super::module::GpuModule;
@@ -22,7 +22,6 @@ use crate::backend::{
 };
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::stream::Stream;
 use crate::util::{lock, unsupported};
 
 /// GPU of one rank, for libraries that enqueue work of their own on a stream of the heap.
@@ -40,7 +39,7 @@ use crate::util::{lock, unsupported};
 /// changing the environment of a process with threads is unsound.
 pub struct Gpu {
     pub(in crate::backend) shared: Arc<Shared>,
-    device: Arc<dyn MemoryDriver>,
+    pub(super) device: Arc<dyn MemoryDriver>,
     /// Stream for synchronous copies between host and device, separate from the streams of ops.
     copies: HostCopies,
     /// Whether the ranks are threads of this process.
@@ -51,7 +50,7 @@ pub struct Gpu {
     sharing: OnceLock<u32>,
     queues: Mutex<Vec<Weak<Queue>>>,
     /// Streams for copies that run concurrently with ops on other streams.
-    copy_streams: CopyStreams,
+    pub(super) copy_streams: CopyStreams,
     /// All mappings that were returned to callers, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
@@ -149,69 +148,6 @@ impl Gpu {
     /// Number of multiprocessors of the device, not divided among the ranks that share it.
     pub fn multiprocessors(&self) -> u32 {
         self.device.multiprocessors()
-    }
-
-    /// Lets `enqueue` put a library's work on a stream of the heap. The work is ordered after the
-    /// heap's last op, whichever stream that op is on, and the next op waits for the work.
-    /// `enqueue` receives the driver's stream (`CUstream`, `hipStream_t`) as a number; the device
-    /// is current.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; errors of `enqueue`.
-    pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        stream.check_of(Arc::as_ptr(&self.shared.control), "work of a library")?;
-        let queue = GpuStream::of(stream.backend())?;
-        let _current = Current::new(&*self.device, false)?;
-        queue.in_order(|| enqueue(queue.raw().0))
-    }
-
-    /// Whether copies that run concurrently with `stream` ([`Gpu::copy_concurrent`]) can carry
-    /// signals ([`DeviceCopy::signal`]). Some devices need an event's record before a signal. On
-    /// these devices the result is false in a capture, because a graph has no node for the record.
-    ///
-    /// # Errors
-    /// Errors of [`Gpu::copy_concurrent`].
-    pub fn copies_signal(&self, stream: &Stream) -> Result<bool> {
-        let queue = self.beside(stream)?;
-        Ok(self.kind().traits().copies_in_order || queue.capture()?.is_none())
-    }
-
-    /// Enqueues copies, one after the other, in the order of the heap's ops but on another stream
-    /// than `stream`. Work that is enqueued on `stream` later waits for the copies only after
-    /// [`Gpu::join_copies`], which must follow. If `stream` is captured, the copies are captured,
-    /// too.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
-    ///
-    /// # Safety
-    /// The device has the memory mapped. The memory lives until the copies have ended, and until
-    /// every replay of a graph that captured the copies has ended.
-    pub unsafe fn copy_concurrent(
-        &self,
-        stream: &Stream,
-        copies: impl IntoIterator<Item = DeviceCopy>,
-    ) -> Result<()> {
-        let queue = self.beside(stream)?;
-        let side = self.copy_streams.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
-        // SAFETY: the caller keeps this function's contract, which equals that of `fork`.
-        queue.in_order(|| unsafe { side.fork(queue, copies) })
-    }
-
-    /// Makes work that is enqueued on `stream` after this call wait for the copies that
-    /// [`Gpu::copy_concurrent`] has enqueued.
-    ///
-    /// # Errors
-    /// Errors of [`Gpu::copy_concurrent`].
-    pub fn join_copies(&self, stream: &Stream) -> Result<()> {
-        let queue = self.beside(stream)?;
-        queue.in_order(|| self.copy_streams.join(queue))
-    }
-
-    /// Checks that a stream belongs to this heap, and returns its queue.
-    fn beside<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Queue>> {
-        stream.check_of(Arc::as_ptr(&self.shared.control), "copies beside a stream")?;
-        GpuStream::of(stream.backend())
     }
 
     /// Calls `f` with the device current on this thread.

@@ -11,6 +11,7 @@ mod driver;
 mod event;
 #[cfg(test)]
 mod fake;
+mod library;
 mod mapping;
 mod memory;
 mod module;
