@@ -14,7 +14,7 @@
 //! that drop under load, differing routes between GPUs, and other work on the machine, so errors of
 //! 10 % are usual. It compares programs and does not replace a measurement.
 
-mod machine;
+pub(crate) mod machine;
 pub(crate) mod network;
 mod programs;
 mod steps;

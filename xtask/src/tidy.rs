@@ -9,6 +9,7 @@ mod kernels;
 mod layers;
 mod links;
 mod locks;
+mod order;
 mod sizes;
 mod tree;
 mod twins;
@@ -67,6 +68,7 @@ const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
     ("locks", locks::check),
     ("circles", circles::check),
+    ("order", order::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),
     ("headers", kernels::check_layers),

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use iris_heap::BackendKind;
 use serde::{Deserialize, Serialize};
 
-use crate::cost::Machine;
+use crate::cost::machine::Machine;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 

@@ -11,7 +11,10 @@ use super::Finding;
 use super::tree::{Tree, code_of};
 
 /// Path of a module: the names of the modules from the root of its crate on.
-type Module = Vec<String>;
+pub(super) type Module = Vec<String>;
+
+/// Files of a crate by module, each with the modules of other files that it names.
+pub(super) type Files<'a> = BTreeMap<Module, (&'a str, BTreeSet<Module>)>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let roots = ["lib.rs", "main.rs"];
@@ -19,29 +22,40 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let folder = roots.iter().find_map(|root| file.path.strip_suffix(root))?;
         folder.ends_with("src/").then_some(folder)
     });
-    folders.collect::<BTreeSet<_>>().into_iter().flat_map(|it| circles(tree, it)).collect()
+    let folders: BTreeSet<_> = folders.collect();
+    folders.into_iter().flat_map(|folder| circles(&files(tree, folder))).collect()
 }
 
-fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
-    let files: BTreeMap<Module, (&str, Vec<Module>)> = tree
+/// Files of the crate whose sources are in `folder`, without test modules, which may import
+/// everything, and without the root of the crate, which names all files.
+pub(super) fn files<'a>(tree: &'a Tree, folder: &str) -> Files<'a> {
+    let mut tests = Vec::new();
+    let mut all: BTreeMap<Module, (&str, Vec<Module>)> = tree
         .files()
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            let code = without_tests(&code_of(&file.text, true));
+            let (code, names) = without_tests(&code_of(&file.text, true));
+            tests.extend(names.into_iter().map(|name| [&module[..], &[name]].concat()));
             let mut paths = imports(&code);
             paths.extend(named(&code));
             Some((module, (file.path.as_str(), paths)))
         })
         .collect();
-    let root = exports(&files);
-    let mut below: BTreeMap<&Module, BTreeSet<&Module>> = BTreeMap::new();
-    for (module, (_, paths)) in files.iter().filter(|(module, _)| !module.is_empty()) {
-        let to = paths.iter().filter_map(|path| target(&files, &root, module, path));
-        below.insert(module, to.filter(|to| !module.starts_with(to)).collect());
-    }
+    all.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
+    let root = exports(&all);
+    let others = all.iter().filter(|(module, _)| !module.is_empty());
+    let named = others.map(|(module, (path, paths))| {
+        let to = paths.iter().filter_map(|path| target(&all, &root, module, path));
+        let to = to.filter(|to| !module.starts_with(to)).cloned().collect();
+        (module.clone(), (*path, to))
+    });
+    named.collect()
+}
+
+fn circles(files: &Files<'_>) -> Vec<Finding> {
     let all: BTreeMap<&Module, _> =
-        below.keys().map(|&module| (module, reached(&below, module))).collect();
+        files.keys().map(|module| (module, reached(files, module))).collect();
     let mut findings = Vec::new();
     let mut said = BTreeSet::new();
     for (&module, to) in all.iter().filter(|(module, to)| to.contains(*module)) {
@@ -58,19 +72,21 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
     findings
 }
 
-/// Code without its test modules, which may import everything.
-fn without_tests(code: &str) -> String {
+/// Code without its test modules, and the names of these modules.
+fn without_tests(code: &str) -> (String, Vec<String>) {
     const ATTRIBUTE: &str = "#[cfg(test)]";
-    let (mut kept, mut rest) = (String::new(), code);
+    let (mut kept, mut names, mut rest) = (String::new(), Vec::new(), code);
     while let Some(at) = rest.find(ATTRIBUTE) {
         let (before, from) = rest.split_at(at);
         let item = &from[ATTRIBUTE.len()..];
         let head = &item[..item.find([';', '{']).unwrap_or(item.len())];
-        let is_module = head.split_whitespace().rev().nth(1) == Some("mod");
+        let mut words = head.split_whitespace().rev();
+        let name = words.next().filter(|_| words.next() == Some("mod"));
         kept.push_str(before);
-        rest = if is_module { &item[module_end(item)..] } else { item };
+        names.extend(name.map(str::to_owned));
+        rest = if name.is_some() { &item[module_end(item)..] } else { item };
     }
-    kept + rest
+    (kept + rest, names)
 }
 
 /// Index after the first item in `code`: after its `;`, or after the brace that closes its first one.
@@ -84,13 +100,10 @@ fn module_end(code: &str) -> usize {
 }
 
 /// Modules that `from` imports, directly or through other modules.
-fn reached<'a>(
-    below: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
-    from: &'a Module,
-) -> BTreeSet<&'a Module> {
+fn reached<'a>(files: &'a Files<'_>, from: &'a Module) -> BTreeSet<&'a Module> {
     let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
     while let Some(at) = left.pop() {
-        let next = below.get(at).into_iter().flatten().copied();
+        let next = files.get(at).into_iter().flat_map(|(_, to)| to);
         left.extend(next.filter(|&to| seen.insert(to)));
     }
     seen
@@ -138,7 +151,8 @@ fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Mo
     let Some((_, paths)) = files.get(&Vec::new()) else { return BTreeMap::new() };
     let exported = paths.iter().filter_map(|path| {
         let to = target(files, &BTreeMap::new(), &Vec::new(), path)?;
-        Some((path.last()?.clone(), to.clone()))
+        let name = path.last().filter(|name| *name != "*")?;
+        Some((name.clone(), to.clone()))
     });
     exported.collect()
 }
