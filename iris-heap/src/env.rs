@@ -280,8 +280,13 @@ pub(crate) fn agreed() -> Vec<(&'static str, String)> {
 
 /// Value of the environment variable `name`; `None` if it is unset or empty.
 pub(crate) fn read(name: &str) -> Result<Option<String>> {
+    /// Length of the longest path that the system opens, in bytes; other values are shorter.
+    const LONGEST: usize = 4095;
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),
+        Ok(text) if text.len() > LONGEST => {
+            Err(wrong(name, &text, &format!("at most {LONGEST} bytes")))
+        }
         Ok(text) => Ok(Some(text)),
         Err(VarError::NotPresent) => Ok(None),
         Err(VarError::NotUnicode(raw)) => Err(wrong(name, &raw.to_string_lossy(), "UTF-8")),

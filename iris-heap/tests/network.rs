@@ -142,7 +142,7 @@ fn ranks_on_two_nodes_meet_over_tcp() {
 fn round_robin_and_uneven_nodes_are_refused_by_name() {
     for result in over_loopback(&["a", "b", "a", "b"], |world| world.barrier()) {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("round-robin") && text.contains("0 and 2 are on host"), "{text}");
+        assert!(text.contains("round-robin") && text.contains("rank 0 and 2 on host"), "{text}");
     }
     for result in over_loopback(&["a", "a", "b"], |world| {
         world.barrier()?;
@@ -151,7 +151,7 @@ fn round_robin_and_uneven_nodes_are_refused_by_name() {
         Err::<(), _>(error)
     }) {
         let text = result.unwrap_err().to_string();
-        assert!(text.contains("unequal numbers of ranks (2 on host"), "{text}");
+        assert!(text.contains("unequal numbers of ranks (rank 0 and 1 on host"), "{text}");
     }
 }
 

@@ -729,9 +729,15 @@ fn a_link_that_leads_nowhere_is_replaced() {
 #[test]
 fn a_job_name_longer_than_a_hello_is_refused_by_every_rank() {
     let job = Job::new("barrier");
-    let port = "9".repeat(9000);
+    let (port, id) = ("9".repeat(9000), "9".repeat(4095));
     for text in job.ranks(2, |_| vec![("MASTER_PORT", port.clone())]).into_iter().map(result) {
-        contains(&text, &["error", "length of the job's name is 9021 bytes", "at most 8168 bytes"]);
+        contains(&text, &["MASTER_PORT=9", ".. (9000 bytes): expected at most 4095 bytes"]);
+    }
+    for rank in ["0", "1"] {
+        let task = [("SLURM_PROCID", rank), ("SLURM_LOCALID", rank), ("SLURM_STEP_NUM_TASKS", "2")];
+        let step = [("SLURM_JOB_ID", &*id), ("SLURM_STEP_ID", &*id), ("SLURM_STEP_NUM_NODES", "1")];
+        let text = result(job.rank(&[task, step].concat()));
+        contains(&text, &["error", "length of the job's name is 8", "at most 8168 bytes"]);
     }
     let network = Network::new("127.0.0.1:1", &UniqueId::new().unwrap()).node("n".repeat(9000));
     for rank in 0..2 {

@@ -124,15 +124,18 @@ impl Hosts {
         else {
             return Ok(());
         };
-        let list = |rank| {
-            let ranks = self.ranks(self.node_of[rank]);
-            format!("ranks {} are on host {}", list_ranks(&ranks), self.name(rank))
-        };
+        let (node, before) = (self.list(self.node_of[rank]), self.list(self.node_of[rank - 1]));
         Err(unsupported(
-            &format!("numbering ranks round-robin over nodes ({}, {})", list(rank), list(rank - 1)),
+            &format!("numbering ranks round-robin over nodes ({node}; {before})"),
             "ranks are numbered node by node: start them with `mpirun --map-by slot`, `srun \
              --distribution=block`, or RANK = GROUP_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK",
         ))
+    }
+
+    /// Ranks of a node and the name of its host, as text.
+    fn list(&self, node: usize) -> String {
+        let ranks: Vec<_> = self.ranks(node).into_iter().map(|rank| self.number(rank)).collect();
+        format!("rank {} on host {}", list_ranks(&ranks), self.names[node])
     }
 
     /// Checks that ranks are numbered node by node and that all nodes have equal numbers of ranks.
@@ -145,13 +148,10 @@ impl Hosts {
         let Some(odd) = (1..self.nodes()).find(|&node| size(node) != size(0)) else {
             return Ok(());
         };
-        let (first, odd) = ((&self.names[0], size(0)), (&self.names[odd], size(odd)));
+        let (first, odd) = (self.list(0), self.list(odd));
         Err(unsupported(
-            &format!(
-                "{what} over nodes with unequal numbers of ranks ({} on host {}, {} on host {})",
-                first.1, first.0, odd.1, odd.0
-            ),
-            "start as many ranks on each node",
+            &format!("{what} over nodes with unequal numbers of ranks ({first}; {odd})"),
+            "start as many ranks on each node, and let IRIS_NODE, where it is set, be equal on all ranks of a node",
         ))
     }
 
@@ -214,14 +214,13 @@ mod tests {
     #[test]
     fn other_numberings_are_refused_by_name() {
         let text = hosts(&["a", "b", "a", "b"]).check_order().unwrap_err().to_string();
-        for part in ["round-robin", "ranks 0 and 2 are on host a", "1 and 3 are on host b", "srun"]
-        {
+        for part in ["round-robin", "rank 0 and 2 on host a; rank 1 and 3 on host b", "srun"] {
             assert!(text.contains(part), "{text}");
         }
         let uneven = hosts(&["a", "a", "b"]);
         uneven.check_order().unwrap();
         let text = uneven.check_even("a heap").unwrap_err().to_string();
-        assert!(text.contains("2 on host a, 1 on host b"), "{text}");
+        assert!(text.contains("rank 0 and 1 on host a; rank 2 on host b"), "{text}");
     }
 
     #[test]
