@@ -587,6 +587,18 @@ impl Error {
         Error::Other(Arc::new(error))
     }
 
+    /// Names `rank`, whose process failed, in an error that has no field for it: the output of several ranks
+    /// may end in one log.
+    pub(crate) fn on_rank(mut self, rank: usize) -> Error {
+        if let Error::System { call: at, .. } | Error::Rendezvous { place: at, .. } = &mut self {
+            let named = format!(" on rank {rank}");
+            if !at.ends_with(&named) {
+                at.push_str(&named);
+            }
+        }
+        self
+    }
+
     pub(crate) fn system(call: impl Into<String>, source: impl Into<std::io::Error>) -> Error {
         Error::System { call: call.into(), error: Arc::new(source.into()) }
     }

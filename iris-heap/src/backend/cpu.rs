@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
-use super::{CpuCall, CpuKernel, EventBackend, Group, HostCopy, StreamBackend};
+use super::{CpuCall, CpuKernel, EventBackend, Group, HostCopy, StreamBackend, nothing_passed};
 use crate::abi::{ABORT_WORD, abort};
 use crate::atomic_copy;
 use crate::control::Control;
@@ -218,7 +218,7 @@ impl Backend for CpuBackend {
         let mut passed = all.into_iter().map(|mut export| export.descriptors.pop());
         if joint {
             let descriptor = passed.next().flatten();
-            let descriptor = descriptor.ok_or_else(|| broken(0, "no descriptor"))?;
+            let descriptor = descriptor.ok_or_else(|| nothing_passed(0))?;
             let parts = JointMemory::import(descriptor, &sizes)?.map()?;
             return Ok(parts.into_iter().map(|part| Arc::new(part) as Arc<dyn Mapping>).collect());
         }
@@ -227,7 +227,7 @@ impl Backend for CpuBackend {
                 return Ok(mapping.clone());
             }
             let descriptor: Option<OwnedFd> = descriptor;
-            let descriptor = descriptor.ok_or_else(|| broken(from, "no descriptor"))?;
+            let descriptor = descriptor.ok_or_else(|| nothing_passed(from))?;
             let peer = SharedMemory::import(descriptor, size)?;
             peer.close_descriptor();
             Ok(Arc::new(peer))

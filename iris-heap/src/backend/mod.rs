@@ -102,6 +102,12 @@ pub(crate) struct Export {
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// Error that a rank gets if `rank` passed it no memory: that rank has failed, and tells why in the next
+/// exchange of outcomes.
+pub(crate) fn nothing_passed(rank: usize) -> Error {
+    Error::PeerFailed { rank, what: "open".into(), message: "it passed no memory".into() }
+}
+
 /// Position of a running workgroup in its launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {

@@ -59,8 +59,6 @@ pub(super) struct Connection {
     pub(super) socket: Socket,
     /// Rank whose process is at the other end: rank 0, or the one that has the relay.
     pub(super) relay: usize,
-    /// Rank of this process.
-    rank: usize,
     /// Frames to be written to the socket; the lock is held while a frame is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
@@ -101,19 +99,18 @@ impl LastChance {
 }
 
 impl Connection {
-    /// Starts the control thread of a connection of `rank` to the process of rank `relay`.
-    pub(super) fn start(socket: &Socket, relay: usize, rank: usize) -> Result<Arc<Connection>> {
-        let system = |e| Error::system(format!("dup of the socket to rank {relay}"), e);
+    /// Starts the control thread of a connection to the process of rank `relay`.
+    pub(super) fn start(socket: &Socket, relay: usize) -> Result<Arc<Connection>> {
+        let system = |e| Error::system("dup of a socket", e);
         let (socket, reading) =
             (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
         lock(&mail.0).groups.insert(0, Letters::default());
         let for_control = mail.clone();
-        let control = spawn("iris-control", move || read(&reading, &for_control, relay, rank))?;
+        let control = spawn("iris-control", move || read(&reading, &for_control, relay))?;
         Ok(Arc::new(Connection {
             socket,
             relay,
-            rank,
             outbox: Mutex::default(),
             mail,
             control: Mutex::new(Some(control)),
@@ -164,9 +161,7 @@ impl Connection {
             }
             let relay = self.relay;
             return Err(match crowded {
-                false => {
-                    Error::system(format!("{call} of rank {} to rank {relay}", self.rank), error)
-                }
+                false => Error::system(call, error),
                 true => {
                     let what = format!("message to rank {relay}");
                     Error::Wire { what, problem: explain_crowded(&error) }
@@ -241,15 +236,15 @@ impl Drop for Connection {
     }
 }
 
-/// Main loop of the control thread of `rank`: reads frames into `mail` until the stream from the
-/// process of rank `relay` ends.
-fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usize) {
+/// Main loop of the control thread: reads frames into `mail` until the stream from the process of rank
+/// `relay` ends.
+fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
     let (mail, changed) = mail;
     let mut inbox = Inbox::default();
     // Rank that is lost when the stream ends, and the reason, if one is told.
     let (mut lost, mut reason) = (relay, None);
     let mut starter = Starter::of_this_process();
-    let mut outcome = loop {
+    let outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
                 let mut told = Vec::new();
@@ -307,13 +302,10 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize, rank: usiz
         }
     };
     let mut state = lock(mail);
-    if let Err(error) = &mut outcome
+    if let Err(error) = &outcome
         && !state.over
     {
-        tracing::error!(%error, rank, relay, "the connection to the hub is given up");
-        if let Error::System { call, .. } = error {
-            *call = format!("{call} of rank {rank} from rank {relay}");
-        }
+        tracing::error!(%error, relay, "the connection to the hub is given up");
     }
     let outcome = outcome.and(reason.or_else(starter::lost).map_or(Ok(()), Err));
     let told = state.fail(|group| match (&outcome, group) {
@@ -365,28 +357,28 @@ mod tests {
 
     use super::*;
 
-    /// Tests that an error of this process's own calls is told as one, with call and rank, and not as
+    /// Tests that an error of this process's own calls is told as one, with the call, and not as
     /// the loss of rank 0. A file that is no socket stands for one on which the system forbids calls.
     #[test]
     fn a_call_that_fails_here_is_no_loss_of_rank_0() {
         let (reader, _writer) = std::io::pipe().unwrap();
         let no_socket = UnixStream::from(OwnedFd::from(reader));
-        let connection = Connection::start(&no_socket.into(), 0, 2).unwrap();
+        let connection = Connection::start(&no_socket.into(), 0).unwrap();
         let soon = Instant::now() + Duration::from_secs(60);
         let told = connection.send(Frame::Probe, soon).unwrap_err().to_string();
         let code = "Socket operation on non-socket (os error 88)";
-        assert_eq!(told, format!("setsockopt of rank 2 to rank 0: {code}"));
+        assert_eq!(told, format!("setsockopt: {code}"));
         let file = File::open("/dev/zero").unwrap();
-        let connection = Connection::start(&UnixStream::from(OwnedFd::from(file)).into(), 0, 2);
+        let connection = Connection::start(&UnixStream::from(OwnedFd::from(file)).into(), 0);
         let told = connection.unwrap().welcome(soon, Instant::now(), String::new).unwrap_err();
-        assert_eq!(told.to_string(), format!("recvmsg of rank 2 from rank 0: {code}"));
+        assert_eq!(told.to_string(), format!("recvmsg: {code}"));
     }
 
     /// Tests that a frame does not wait beyond its own time for a frame of another thread.
     #[test]
     fn a_frame_behind_one_that_is_stuck_is_given_up_in_time() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let connection = Connection::start(&ours.into(), 0, 1).unwrap();
+        let connection = Connection::start(&ours.into(), 0).unwrap();
         let stuck = lock(&connection.outbox);
         let frame = Frame::Leave { group: 0, clean: false };
         let error = connection.send(frame, Instant::now() + Duration::from_millis(20));

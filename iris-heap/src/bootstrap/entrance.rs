@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use super::frames::Frame;
 use super::peer::Peer;
 use super::rendezvous::{Door, Place, check_user};
-use super::socket::{FailedCall, Jam, is_own, is_permanent};
+use super::socket::{FailedCall, Jam, cannot_meet, is_own};
 use crate::error::{Error, Result};
 use crate::system::peer_of;
 
@@ -78,7 +78,7 @@ impl Entrance {
             };
             match check_user(&socket) {
                 Ok(()) => self.strangers.push(Peer::new(socket).map_err(|e| ("ioctl", e))?),
-                Err(e) if is_permanent(&e) => return Err(("getsockopt", e)),
+                Err(e) if is_own(&e) => return Err(("getsockopt", e)),
                 Err(problem) => tracing::warn!(%problem, "a connection is refused"),
             }
             if self.is_crowded() {
@@ -135,6 +135,8 @@ impl Entrance {
     /// Error of this process's rank if it can accept no connection, or could not for too long, or
     /// cannot although no time is left (`last`).
     pub(super) fn check_full(&self, last: bool) -> Result<()> {
+        // A connection on which a later call than accept failed is closed, so its rank is lost.
+        let last = last || self.jam.as_ref().is_some_and(|jam| jam.call != "accept");
         Jam::check(&self.jam, (self.own, &self.place), NO_DESCRIPTOR, last)
     }
 
@@ -149,7 +151,12 @@ impl Entrance {
         for mut stranger in std::mem::take(&mut self.strangers) {
             let mut frames = stranger.read_if_ready().into_iter();
             match frames.next() {
-                None if stranger.gone => {}
+                None if stranger.gone => {
+                    if let Some(fault @ Error::System { .. }) = &stranger.fault {
+                        let error = cannot_meet(self.own, &self.place, fault.to_string());
+                        outcome = outcome.and(Err(error));
+                    }
+                }
                 None => self.strangers.push(stranger),
                 Some(frame) => match self.greet(frame) {
                     Greeting::Rank(rank) => {

@@ -32,13 +32,11 @@ impl Gathering {
         let peers = (0..size).map(|_| None).collect();
         let entrance = Entrance::new(place, door, size, 0);
         let mut gathering = Gathering { entrance, peers };
-        let gathered = Peer::new(own)
-            .map_err(|e| Error::system("ioctl on the socket of rank 0", e))
-            .and_then(|mut own| {
-                own.inbox.trust();
-                gathering.peers[0] = Some(own);
-                gathering.gather(deadline)
-            });
+        let gathered = Peer::new(own).map_err(|e| Error::system("ioctl", e)).and_then(|mut own| {
+            own.inbox.trust();
+            gathering.peers[0] = Some(own);
+            gathering.gather(deadline)
+        });
         match gathered {
             Ok(()) => {
                 gathering.entrance.close();

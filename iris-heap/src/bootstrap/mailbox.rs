@@ -194,11 +194,12 @@ impl Inbox {
                 self.descriptors.extend(descriptors);
             }
         }
-        if got.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(Error::system("receiving descriptors", Errno::MFILE));
-        }
-        if self.stranger && !self.descriptors.is_empty() {
+        let truncated = got.flags.contains(ReturnFlags::CTRUNC);
+        if self.stranger && (truncated || !self.descriptors.is_empty()) {
             return Err(broken("descriptors came before a hello"));
+        }
+        if truncated {
+            return Err(Error::system("receiving descriptors", Errno::MFILE));
         }
         match &mut self.opener {
             None => self.bytes.extend_from_slice(&buffer[..got.bytes]),

@@ -47,8 +47,15 @@ impl Nodes {
         let hosts = Hosts::of(&ranks);
         hosts.check_order()?;
         let rank = all.rank();
-        let local = Nodes::meet_locally(&hosts, rank, &job, timeout)
+        let all: Arc<dyn Bootstrap> = Arc::new(all);
+        let local = Nodes::meet_locally(&all, &hosts, &job, timeout)
             .map_err(|error| in_world(error, &hosts.ranks(hosts.node(rank))));
+        if let Err(own) = &local
+            && Distance::of(own) == Distance::Root
+        {
+            // The ranks of its node may wait for it without a file that tells them.
+            all.give_up(told(rank, MEETING, own));
+        }
         // Every rank learns why any rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map(|error| told(rank, MEETING, error));
         let mine = mine.map_or(Vec::new(), |error| error_to_bytes(&error));
@@ -64,9 +71,7 @@ impl Nodes {
             Err(error) => Some(error),
         };
         match (local, error) {
-            (Ok(local), None) => {
-                Ok((Nodes { all: Arc::new(all), local, hosts: hosts.clone() }, hosts))
-            }
+            (Ok(local), None) => Ok((Nodes { all, local, hosts: hosts.clone() }, hosts)),
             (Err(own), _) if Distance::of(&own) == Distance::Root => Err(own),
             (Err(own), error) => Err(hosts.describe(error.unwrap_or(own))),
             (Ok(_), Some(error)) => Err(hosts.describe(error)),
@@ -74,16 +79,16 @@ impl Nodes {
     }
 
     fn meet_locally(
+        all: &Arc<dyn Bootstrap>,
         hosts: &Hosts,
-        rank: usize,
         job: &str,
         timeout: Duration,
     ) -> Result<Arc<dyn Bootstrap>> {
-        let place = hosts.place(rank);
+        let place = hosts.place(all.rank());
         if place.local_size == 1 {
             return Ok(Arc::new(Threads::all(1).remove(0)));
         }
-        let meeting = Place::new(format!("{job}, node {}", place.node), false)?;
+        let meeting = Place::new(format!("{job}, node {}", place.node), false)?.within(all.clone());
         let (rank, size) = (place.local_rank, place.local_size);
         Ok(Arc::new(Processes::rendezvous(meeting, rank, size, timeout)?))
     }

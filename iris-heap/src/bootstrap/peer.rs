@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
-use super::socket::{Socket, is_permanent};
+use super::socket::{Socket, is_own};
 use crate::error::Error;
 
 pub(super) struct Peer {
@@ -70,7 +70,7 @@ impl Peer {
                 // reads, after the peer's last messages.
                 self.outbox.clear();
                 let mut how = Shutdown::Write;
-                if is_permanent(&e) {
+                if is_own(&e) {
                     // The peer is not to blame, and need not end the connection.
                     tracing::warn!(error = %e, "sendmsg failed, so a connection is given up");
                     self.fault.get_or_insert(Error::system("sendmsg", e));

@@ -29,12 +29,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::Bootstrap;
 use super::frames::{Frame, JOB_NAME, error_of_bytes, error_to_bytes};
 use super::held::Held;
 use super::launcher_env::Get;
@@ -61,6 +62,8 @@ const LOCKED: Duration = Duration::from_secs(10);
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between checks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// Largest time for which a rank waits for the end of the one that failed before it ends itself.
+const TURN: Duration = Duration::from_secs(1);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
@@ -73,7 +76,7 @@ const ANOTHER: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(10);
 
 /// Meeting place of a job: folder and socket.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Place {
     folder: PathBuf,
     socket: PathBuf,
@@ -86,6 +89,8 @@ pub(crate) struct Place {
     launched: bool,
     /// Launcher that starts all ranks on this host; `None` if none does.
     starter: Option<&'static Starter>,
+    /// World of which the ranks here are a part, and which may learn first that one is lost.
+    world: Option<Arc<dyn Bootstrap>>,
     /// Text for a rank that waits here, although the other ranks may be on other hosts.
     hint: Option<String>,
 }
@@ -125,9 +130,14 @@ impl Place {
         Ok(Place { starter: Starter::of_this_process(), hint, ..self })
     }
 
+    /// Makes this the place of a part of a world that has met already.
+    pub(super) fn within(self, world: Arc<dyn Bootstrap>) -> Place {
+        Place { world: Some(world), ..self }
+    }
+
     pub(super) fn at(folder: PathBuf, ours: bool, job: String) -> Place {
         let socket = folder.join(format!("{:032x}", hash(&[job.as_bytes()])));
-        Place { folder, socket, job, ours, launched: false, starter: None, hint: None }
+        Place { folder, socket, job, ours, launched: false, starter: None, world: None, hint: None }
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>) -> Error {
@@ -364,7 +374,10 @@ impl Place {
         size: usize,
     ) -> Result<Option<(Held<UnixStream>, usize)>> {
         Ok(match self.try_connect(rank, size)? {
-            Tried::Connected(socket) => listener_rank(&socket).map(|rank| (socket, rank)),
+            Tried::Connected(socket) => {
+                let failed = |e| self.error(format!("getpeername: {}", explain(&e)));
+                listener_rank(&socket).map_err(failed)?.map(|rank| (socket, rank))
+            }
             Tried::Absent | Tried::Refused => None,
         })
     }
@@ -402,20 +415,25 @@ impl Place {
         let _greeting = lock(&GREETING);
         match self.short(&self.socket)?.connect() {
             Ok(socket) => {
-                check_user(&socket).map_err(|e| self.error(explain(&e)))?;
+                check_user(&socket).map_err(|e| {
+                    self.error(match e.raw_os_error() {
+                        Some(_) => format!("getsockopt: {}", explain(&e)),
+                        None => e.to_string(),
+                    })
+                })?;
                 let job = self.job.clone();
                 let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
                 let mut outbox = Outbox::default();
                 outbox.push(hello.pack());
                 let limited = socket.set_write_timeout(Some(LOCKED));
-                let failed = |e| self.error(format!("setsockopt of rank {rank}: {}", explain(&e)));
+                let failed = |e| self.error(format!("setsockopt: {}", explain(&e)));
                 limited.map_err(failed)?;
                 match outbox.flush(&socket) {
                     // The system has no room for the message at this moment.
                     Err(e) if crowded(&e) => Ok(Tried::Absent),
                     // The listener has closed its end, and may have sent the reason before.
                     Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(Tried::Connected(socket)),
-                    Err(e) => Err(self.error(format!("sendmsg of rank {rank}: {}", explain(&e)))),
+                    Err(e) => Err(self.error(format!("sendmsg: {}", explain(&e)))),
                     Ok(()) => Ok(Tried::Connected(socket)),
                 }
             }
@@ -430,8 +448,11 @@ impl Place {
     }
 
     /// Error of the first of `ranks` that has ended or given up, as reported by the launcher or by
-    /// the rank's own file.
+    /// the rank's own file; or error of the world of which the ranks are a part, with its numbers.
     pub(crate) fn lost(&self, ranks: &[usize], watch: &mut Watch) -> Option<Error> {
+        if let Some(error) = self.world.as_ref().and_then(|world| world.lost()) {
+            return Some(error);
+        }
         let mut ended = Vec::new();
         for rank in self.shown_ranks().into_iter().filter(|rank| ranks.contains(rank)) {
             let file = self.presence(rank);
@@ -802,6 +823,16 @@ impl Visit<'_> {
                 presence.remove();
             }
         }
+        // A launcher's reports are in the order of ends, so this rank ends after the one that failed or was lost.
+        if let Err(Error::PeerFailed { rank, .. } | Error::PeerLost { rank }) = &outcome
+            && self.place.launched
+            && *rank != self.rank
+        {
+            let since = Instant::now();
+            while self.place.named_by_launcher(&[*rank]).is_none() && since.elapsed() < TURN {
+                std::thread::sleep(LOOK);
+            }
+        }
         outcome
     }
 }
@@ -877,10 +908,10 @@ pub(crate) fn connect(address: &SocketAddrUnix) -> std::io::Result<Held<UnixStre
 
 /// Rank that listened at the other end when `socket` was connected, from the name that the
 /// listening socket had when it was bound.
-fn listener_rank(socket: &UnixStream) -> Option<usize> {
-    let address = socket.peer_addr().ok()?;
-    let name = address.as_pathname()?.extension()?.to_str()?;
-    name.strip_prefix("part")?.parse().ok()
+fn listener_rank(socket: &UnixStream) -> std::io::Result<Option<usize>> {
+    let address = socket.peer_addr()?;
+    let name = address.as_pathname().and_then(|path| path.extension()?.to_str());
+    Ok(name.and_then(|name| name.strip_prefix("part")?.parse().ok()))
 }
 
 /// Time of a file's last change, since boot; `None` if there is no such file.

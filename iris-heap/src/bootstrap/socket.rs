@@ -52,7 +52,7 @@ pub(super) type FailedCall = (&'static str, std::io::Error);
 #[derive(Debug)]
 pub(super) struct Jam {
     since: Instant,
-    call: &'static str,
+    pub(super) call: &'static str,
     error: std::io::Error,
 }
 

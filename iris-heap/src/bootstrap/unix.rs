@@ -18,7 +18,7 @@ use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
-use super::socket::{Socket, is_permanent};
+use super::socket::{Socket, is_own};
 use super::starter::cause;
 use super::{Bootstrap, Step, Watcher, loss_of_carrier};
 use crate::error::{Error, Result};
@@ -91,7 +91,7 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline, Some(visit))?.into(), None)
         };
-        let connection = match Connection::start(&socket, 0, rank) {
+        let connection = match Connection::start(&socket, 0) {
             Ok(connection) => connection,
             Err(error) => {
                 // Send the reason to the other ranks at once, so that they need not wait for this
@@ -181,7 +181,7 @@ impl Processes {
         let sent_at = Instant::now();
         let mut mail = lock(mail);
         if let Err(own @ Error::System { error, .. }) = &sent
-            && is_permanent(error)
+            && is_own(error)
         {
             // The hub knows only that this rank is lost.
             mail.groups.entry(self.group).or_default().broken = Some(own.clone());

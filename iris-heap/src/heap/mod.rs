@@ -30,6 +30,7 @@ use std::time::SystemTime;
 use iris_sync::PROTOCOL_VERSION;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED, abort};
+use crate::backend::nothing_passed;
 use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
 use crate::board::Ended;
 use crate::bootstrap::Object;
@@ -668,7 +669,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Closed`]; [`Error::System`].
     pub fn stream(&self) -> Result<Stream> {
-        self.backend.stream().map(Stream::from_backend)
+        self.world.note_returned(self.backend.stream()).map(Stream::from_backend)
     }
 
     /// Waits until all streams of this rank have finished their enqueued work. Errors of the work
@@ -1005,7 +1006,11 @@ fn share(
     // for this rank.
     let described = backend.describe(&*own);
     let messages = world.allgather(described.as_deref().unwrap_or_default())?;
-    let descriptors = described.and_then(|_| backend.descriptors(world.rank(), &*own, &messages));
+    let described = described.and_then(|_| match messages.iter().position(Vec::is_empty) {
+        Some(rank) => Err(nothing_passed(rank)),
+        None => Ok(()),
+    });
+    let descriptors = described.and_then(|()| backend.descriptors(world.rank(), &*own, &messages));
     let (descriptors, failure) = match descriptors {
         Ok(descriptors) => (descriptors, None),
         Err(error) => (Vec::new(), Some(error)),

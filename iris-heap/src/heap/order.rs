@@ -7,6 +7,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use crate::abi::abort;
+use crate::backend::nothing_passed;
 use crate::board::{self, Boards};
 use crate::bootstrap::Object;
 use crate::bootstrap::notice::{Patience, ToldWaits, notice};
@@ -57,7 +58,7 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     } else {
         let descriptors = made.into_iter().map(JointMemory::into_descriptor).collect();
         let mut passed = world.share_descriptors(descriptors)?;
-        let descriptor = passed.swap_remove(0).pop().ok_or_else(|| broken("no descriptor"))?;
+        let descriptor = passed.swap_remove(0).pop().ok_or_else(|| nothing_passed(0))?;
         Arc::new(JointMemory::import(descriptor, &sizes(world))?.map()?)
     };
     match all.len() == world.size() {

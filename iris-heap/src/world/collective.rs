@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::World;
 use crate::bootstrap::{Object, OnMissing, Step};
 use crate::error::{Error, Result, odd_ranks};
-use crate::root;
+use crate::root::{self, Distance};
 use crate::util::lock;
 use crate::wire::{Reader, Writer};
 
@@ -130,8 +130,8 @@ impl World {
     }
 
     /// Collective exchange of success or failure: if any rank passes an error, all ranks fail. A
-    /// rank that failed gets its own error back, the others get [`Error::PeerFailed`]. `what` names
-    /// the step in that error.
+    /// rank that failed gets its own error back, unless that is a consequence of another rank's error;
+    /// the others get [`Error::PeerFailed`]. `what` names the step in that error.
     ///
     /// ```
     /// # use iris_heap::{Error, World};
@@ -162,24 +162,34 @@ impl World {
         mine: Result<T>,
         told: impl FnOnce(&T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>)> {
+        let distance = mine.as_ref().map_or_else(|e| 1 + Distance::of(e) as u64, |_| 0);
         let mut message = Writer::default();
+        message.u64(distance);
         match &mine {
-            Ok(value) => message.u64(0).bytes(&told(value)),
-            Err(e) => message.u64(1).text(&e.to_string()),
+            Ok(value) => message.bytes(&told(value)),
+            Err(error) => message.text(&error.to_string()),
         };
-        let all = self.collective(what, &message.finish());
-        let value = mine?;
+        let all = match self.collective(what, &message.finish()) {
+            Ok(all) => all,
+            Err(error) => return mine.and(Err(error)),
+        };
+        let mut failed = mine.as_ref().err().map(|error| (distance, error.clone()));
         let mut gathered = Vec::with_capacity(self.size());
-        for (rank, message) in all?.iter().enumerate() {
+        for (rank, message) in all.iter().enumerate() {
             let mut r = Reader::new("outcome", message);
-            if r.u64()? == 0 {
-                gathered.push(r.bytes()?.to_vec());
-                continue;
+            match r.u64()? {
+                0 => gathered.push(r.bytes()?.to_vec()),
+                distance if failed.as_ref().is_none_or(|(least, _)| distance < *least) => {
+                    let (what, message) = (what.into(), r.text()?);
+                    failed = Some((distance, Error::PeerFailed { rank, what, message }));
+                }
+                _ => {}
             }
-            let (what, message) = (what.into(), r.text()?);
-            return self.note_returned(Err(Error::PeerFailed { rank, what, message }));
         }
-        Ok((value, gathered))
+        match failed {
+            None => Ok((mine?, gathered)),
+            Some((_, error)) => self.note_returned(Err(error)),
+        }
     }
 
     /// Exchanges file descriptors: returns duplicates of the descriptors of every rank, indexed by
@@ -272,7 +282,7 @@ impl World {
         self.publish_step(Some(&step.what));
         let all = self.inner.bootstrap.allgather(&message, &step);
         self.publish_step(None);
-        let all = all.map_err(|error| self.after_fault(self.hosts().describe(error)))?;
+        let all = all.map_err(|error| self.after_fault(self.describe(error)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

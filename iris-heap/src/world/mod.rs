@@ -160,8 +160,12 @@ impl World {
         // A world that could not be formed counts on every rank, whatever its reason.
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let launch = Launch::from_env()?;
-        let Launch { rank, size, place, .. } = launch;
-        if let Some(network) = network::from_env(&launch, number)? {
+        World::of_launch(&launch, number, settings).map_err(|error| error.on_rank(launch.rank))
+    }
+
+    fn of_launch(launch: &Launch, number: usize, settings: Result<Settings>) -> Result<World> {
+        let &Launch { rank, size, place, .. } = launch;
+        if let Some(network) = network::from_env(launch, number)? {
             return World::meet_over(&network, rank, size, settings);
         }
         if size == 1 {
@@ -223,8 +227,9 @@ impl World {
         if size == 1 {
             return World::alone(settings, place);
         }
-        let meeting = rendezvous::Place::new(format!("unique id {id}"), false)?;
-        World::rendezvous(meeting, rank, size, place, settings)
+        rendezvous::Place::new(format!("unique id {id}"), false)
+            .and_then(|meeting| World::rendezvous(meeting, rank, size, place, settings))
+            .map_err(|error| error.on_rank(rank))
     }
 
     fn alone(settings: Result<Settings>, place: Place) -> Result<World> {
@@ -280,8 +285,9 @@ impl World {
         let controls: Shared<Weak<Control>> = Arc::default();
         let over_nodes: Shared<(Weak<Control>, Arc<Grouping>)> = Arc::default();
         let (watched, watched_over_nodes) = (controls.clone(), over_nodes.clone());
-        let named = hosts.clone();
+        let (named, own) = (hosts.clone(), hosts.number(bootstrap.rank()));
         bootstrap.watch(Arc::new(move |error| {
+            let error = &error.clone().on_rank(own);
             // The loss is logged at debug level only, because the thread that waits for these
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
@@ -462,10 +468,14 @@ impl World {
         self.inner.bootstrap.give_up(lost.map_or(gave_up, |rank| Error::PeerLost { rank }));
     }
 
-    /// Adds host names to the error of `outcome`, if there is one, and records it as returned to the
-    /// program.
+    /// Adds names of hosts and of this rank to an error.
+    fn describe(&self, error: Error) -> Error {
+        self.hosts().describe(error).on_rank(self.hosts().number(self.rank()))
+    }
+
+    /// Describes the error of `outcome`, if there is one, and records it as returned to the program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
-        self.note(outcome.map_err(|error| self.hosts().describe(error)))
+        self.note(outcome.map_err(|error| self.describe(error)))
     }
 
     /// Records the error of `outcome`, if there is one, as returned to the program. A call after the

@@ -138,7 +138,8 @@ impl Network {
             if rank == 0 || !address.may_appear(&error) || waited >= timeout {
                 let place = format!("tcp {address} ({})", self.job);
                 let problem = format!(
-                    "rank {rank} looks the host up: {error}; MASTER_ADDR names the host of rank 0"
+                    "rank {rank} looks the host of rank 0 up: {error}; set MASTER_ADDR to a name or an address of \
+                     that host which every host can look up"
                 );
                 return Err(Error::Rendezvous { place, problem });
             }
@@ -224,6 +225,7 @@ impl World {
     /// [`Error::Env`] for a network without a secret that others may reach.
     pub fn over_network(network: &Network, rank: usize, size: usize) -> Result<World> {
         World::meet_over(network, rank, size, Settings::from_env())
+            .map_err(|error| error.on_rank(rank))
     }
 
     /// Opens a world like [`World::over_network`], with the program's own settings.
@@ -236,7 +238,7 @@ impl World {
         size: usize,
         settings: Settings,
     ) -> Result<World> {
-        World::meet_over(network, rank, size, Ok(settings))
+        World::meet_over(network, rank, size, Ok(settings)).map_err(|error| error.on_rank(rank))
     }
 
     /// Opens a world over several hosts; an error of the settings is told to ranks that wait.
@@ -345,6 +347,25 @@ mod tests {
     fn refused_on(rank: usize, network: Network) -> Option<String> {
         let addresses = Address::parse(&network.address).unwrap().look_up().unwrap();
         network.checked(rank, addresses).err().map(|e| e.to_string())
+    }
+
+    /// Tests the error for a node name of Slurm's that nothing resolves. A name with two dots in a row
+    /// is no name for any resolver.
+    #[test]
+    fn a_node_name_that_does_not_resolve_leads_to_master_addr() {
+        let vars = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_ID=7 \
+                    SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=no..node[07-08] IRIS_PORT=29500";
+        let get = |name: &str| {
+            let value = |v: &str| Some(v.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+            Ok(vars.split_whitespace().find_map(value))
+        };
+        let network = detect(&get, &Launch::detect(&get).unwrap(), 0).unwrap().expect("two hosts");
+        let settings = Settings::default();
+        let text = World::meet_over(&network, 0, 2, Ok(settings)).unwrap_err().to_string();
+        assert!(
+            text.contains("tcp no..node07:29500") && text.contains("set MASTER_ADDR to"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -126,8 +126,9 @@ enum Naming {
     MissingOwn,
 }
 
-/// Naming of the cause by the error of `rank`, whose program failed.
-fn naming(case: &Case, rank: usize, it: &RankOutcome) -> Naming {
+/// Naming of the cause by the error of `rank`, whose program failed; `all` are the ends of all ranks.
+fn naming(case: &Case, rank: usize, all: &[RankOutcome]) -> Naming {
+    let it = &all[rank];
     let error = error(it);
     let ranks = named(error);
     let blamed = line(&it.stdout, BLAMES).and_then(|text| text.parse().ok());
@@ -148,6 +149,15 @@ fn naming(case: &Case, rank: usize, it: &RankOutcome) -> Naming {
             }
         }
         Blow::Set(_) if victim || ranks.contains(&1) => Naming::Right,
+        // The error refers to that of another rank, which names the variable.
+        Blow::Set(odd)
+            if ranks
+                .iter()
+                .filter_map(|&at| all.get(at))
+                .any(|it| self::error(it).contains(&odd.variable)) =>
+        {
+            Naming::Right
+        }
         Blow::Set(_) => other,
         // A panic in the standard library, on a thread that runs enqueued work.
         Blow::Refuse(refusal)
@@ -214,7 +224,7 @@ pub(super) fn judge(case: &Case, outcome: &Outcome, user: &str) -> Row {
             End::Signalled(_) => row.signal = 1,
             End::Exited(0) if loses && !case.may_succeed() => row.missing_name = 1,
             End::Exited(0) => {}
-            _ => match naming(case, rank, it) {
+            _ => match naming(case, rank, &outcome.ranks) {
                 Naming::Right => {}
                 Naming::Wrong => row.wrong_name = 1,
                 Naming::Missing => row.missing_name = 1,

@@ -103,6 +103,7 @@ fn main() -> ExitCode {
         _ => {
             let tests = named![
                 attacked_ranks_end_and_blame_the_right_one,
+                refused_calls_are_told_with_call_and_rank,
                 what_must_not_be_is_counted,
                 blows_come_in_every_call,
                 a_refused_call_is_told_with_call_and_rank,
@@ -152,6 +153,22 @@ fn attacked_ranks_end_and_blame_the_right_one() {
             Some(_) => continue,
         };
         assert_eq!(rows.len(), Stage::ALL.len() + 4, "{}", judge::table(&rows));
+        assert!(rows.iter().all(|row| row.faults() == 0), "{}", judge::table(&rows));
+    }
+}
+
+/// Tests that a rank to which a system call is refused, of whatever sort, goes on or names the call and
+/// itself, and that the other ranks name it, too. On two nodes only the calls by which a rank reaches
+/// the other node are refused.
+fn refused_calls_are_told_with_call_and_rank() {
+    let reaching =
+        ["getpeername", "mkdir", "recvmsg", "sendmsg"].map(|it| format!(",refuse={it}:"));
+    for (ranks, only, calls) in
+        [(Ranks::new(1, 2), vec![",refuse=".into()], 20), (Ranks::new(2, 2), reaching.into(), 4)]
+    {
+        let attack = Attack { ranks: vec![ranks], only, ..Attack::parse_from([""]) };
+        let rows = attack.by_this_user().unwrap();
+        assert!(rows.len() >= calls, "only {} calls were refused", rows.len());
         assert!(rows.iter().all(|row| row.faults() == 0), "{}", judge::table(&rows));
     }
 }

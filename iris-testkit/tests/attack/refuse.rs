@@ -61,7 +61,7 @@ const ENDING: [&str; 10] = [
 ];
 
 /// Words by which messages name a call, if they do not use its name.
-const WORDS: [(&str, &[&str]); 21] = [
+const WORDS: [(&str, &[&str]); 22] = [
     ("accept4", &["accept"]),
     ("bind", &["listening"]),
     ("clone3", &["thread", "fork", "spawn"]),
@@ -79,6 +79,7 @@ const WORDS: [(&str, &[&str]); 21] = [
     ("newfstatat", &["stat", "metadata"]),
     ("openat", &["open", "reading", "writing", "creating", "making a file"]),
     ("prlimit64", &["getrlimit", "limit"]),
+    ("recvfrom", &["recv"]),
     ("rename", &["making a file", "listening"]),
     ("sendto", &["send"]),
     ("socket", &["listening", "listener", "connecting"]),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::mapping::as_gpu;
 use super::memory::{MemoryDriver, Region};
-use crate::backend::{Export, Mapping};
-use crate::error::{Error, Result};
+use crate::backend::{Export, Mapping, nothing_passed};
+use crate::error::Result;
 use crate::util::unsupported;
 use crate::wire::{Reader, Writer};
 
@@ -48,12 +48,7 @@ pub(super) fn import(
             _ if from == rank => as_gpu(own)?.region()?,
             Some(descriptor) => device.clone().import(descriptor, bytes)?,
             None if !handle.is_empty() => device.clone().open(handle, bytes)?,
-            None => {
-                return Err(Error::Wire {
-                    what: format!("memory of rank {from}"),
-                    problem: "no handle".into(),
-                });
-            }
+            None => return Err(nothing_passed(from)),
         });
     }
     Ok(joined)

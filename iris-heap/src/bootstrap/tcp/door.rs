@@ -90,7 +90,7 @@ impl Door {
     /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
     /// that have arrived, and to those whose greeting was answered.
     pub(super) fn gather(mut self, own: Held<UnixStream>, deadline: Instant) -> Option<Vec<Link>> {
-        let own = Peer::new(own).map_err(|e| Error::system("ioctl on the socket of rank 0", e));
+        let own = Peer::new(own).map_err(|e| Error::system("ioctl", e));
         let gathered = own.and_then(|mut own| {
             own.inbox.trust();
             self.links.push(Link::to_relay(0, own, Vec::new()));
@@ -260,6 +260,9 @@ impl Door {
                 let mut frames = peer.read_if_ready().into_iter();
                 match frames.next() {
                     None if peer.gone => {
+                        if let Some(fault @ Error::System { .. }) = &peer.fault {
+                            return Err(cannot_meet(0, &self.meeting, fault.to_string()));
+                        }
                         self.turned_away += 1;
                         Ok(State::Over)
                     }

@@ -156,8 +156,7 @@ impl Meeting {
                 Some(Ok((stream, keys))) => match place.bind(rank)? {
                     Some(door) => {
                         let hub = self.greet_hub(stream, &keys, rank);
-                        let hub =
-                            hub.map_err(|e| Error::system("ioctl on the socket to rank 0", e))?;
+                        let hub = hub.map_err(|e| Error::system("ioctl", e))?;
                         return Ok(Way::Relay { door, hub: Box::new(hub), thread: None, watch });
                     }
                     // Rank 0 is on this node and has just opened the door, so the next knock
@@ -365,7 +364,7 @@ impl Meeting {
                 (mine, rank)
             }
         };
-        let connection = Connection::start(&socket.into(), relay, rank)?;
+        let connection = Connection::start(&socket.into(), relay)?;
         if !carriers.is_empty() {
             // The relay knows the connection of its own process, so this rank sends no hello.
             lock(&connection.mail.0).forwarded = true;
@@ -390,8 +389,7 @@ impl Meeting {
             let (listeners, meeting) = self.listen()?;
             let port = Door::new(meeting, desk, listeners);
             let (hub, own) = pair().map_err(|e| Error::system("socketpair", e))?;
-            let mut hub =
-                Peer::new(hub).map_err(|e| Error::system("ioctl on the socket to the hub", e))?;
+            let mut hub = Peer::new(hub).map_err(|e| Error::system("ioctl", e))?;
             hub.inbox.trust();
             let run = move || {
                 if let Some(links) = port.gather(own, deadline) {
