@@ -33,6 +33,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+// Only its features are needed: see Cargo.toml.
+use serde as _;
 
 /// Tasks that `cargo xtask` can run.
 #[derive(Parser)]
