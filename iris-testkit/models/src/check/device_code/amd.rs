@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use iris_kernels::gemm_config::TileSize;
 use iris_sync::{Order, Scope};
@@ -18,13 +19,16 @@ pub fn has_clang() -> bool {
     clang().is_some()
 }
 
-/// Name and version of the first clang in this list that is installed.
+/// Name and version of the first clang in this list that is installed, asked for once.
 fn clang() -> Option<(&'static str, String)> {
-    ["clang-19", "clang-20", "clang-21", "clang"].into_iter().find_map(|name| {
+    static FOUND: OnceLock<Option<(&str, String)>> = OnceLock::new();
+    let ask = |name| {
         let output = Command::new(name).arg("--version").stderr(Stdio::null()).output().ok()?;
         let version = String::from_utf8_lossy(&output.stdout).lines().next()?.to_string();
         output.status.success().then_some((name, version))
-    })
+    };
+    let names = ["clang-19", "clang-20", "clang-21", "clang"];
+    FOUND.get_or_init(|| names.into_iter().find_map(ask)).clone()
 }
 
 pub(super) fn check(arch: &str, source: &Source) -> Outcome {
@@ -124,7 +128,7 @@ impl Checker<'_> {
         let unwritten = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         self.source.write_to(self.folder).map_err(unwritten)?;
         let probes = [probes::all(), probes::at_loaded_addresses()].concat();
-        let text = probes::source(&probes);
+        let text = probes::source(&probes) + &barriers_source();
         let code = self.compile(("probes.cu", &text), &[])?;
         let twice = compare(
             "isa",
@@ -133,9 +137,7 @@ impl Checker<'_> {
             |entry| instructions(&code, entry),
             |probe| isa(probe, self.arch),
         );
-        let barriers = self.compile(("barriers.cu", &barriers_source()), &[])?;
-        findings
-            .extend(wrong_barriers(&barriers).into_iter().map(|what| Finding::new("isa", what)));
+        findings.extend(wrong_barriers(&code).into_iter().map(|what| Finding::new("isa", what)));
         let language = self.compile(("probes.cu", &text), &["-emit-llvm".into()])?;
         let read = compare(
             "ir",
@@ -425,9 +427,10 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
 /// Names in port.h of the workgroup barriers after which a word is published.
 const PUBLISHING: [&str; 6] = ["Signal", "Flag", "LockGive", "Arrive", "Finish", "Refresh"];
 
-/// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.
+/// Kernels that store, pass the barrier of a place in `PUBLISHING`, and store again; to follow the
+/// source of the probes.
 fn barriers_source() -> String {
-    let mut text = probes::FRAME.to_string();
+    let mut text = String::new();
     for site in PUBLISHING {
         for call in [
             format!("port::barrier(Site::{site})"),

@@ -65,15 +65,23 @@ impl Checker<'_> {
         })
     }
 
-    /// Compiles a source to PTX, and checks that the PTX can be assembled to machine code.
-    fn ptx_and_code(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
+    /// PTX and machine code of a source, compiled at once.
+    fn ptx_and_code(
+        &self,
+        (name, text): (&str, &str),
+        options: &Options,
+    ) -> Result<(String, Vec<u8>), Error> {
         let words = format!("{} with PTX", self.compiler.command(options, self.arch));
-        let ptx = self.source.compiled((name, text), self.arch, &words, || {
+        // Both are kept as one entry, with a zero in between, which PTX does not contain.
+        let mut both = self.source.compiled((name, text), self.arch, &words, || {
             let (source, headers) = (KernelSource { name, text }, self.source.headers());
-            let both = self.compiler.compile_with_ptx(source, &headers, options, self.arch);
-            both.map(|(ptx, _)| ptx.into_bytes())
+            let (ptx, code) =
+                self.compiler.compile_with_ptx(source, &headers, options, self.arch)?;
+            Ok::<_, Error>([ptx.as_bytes(), &code].join(&0))
         })?;
-        Ok(String::from_utf8_lossy(&ptx).into_owned())
+        let end = both.iter().position(|&byte| byte == 0).unwrap_or(both.len());
+        let code = both.split_off((end + 1).min(both.len()));
+        Ok((String::from_utf8_lossy(&both[..end]).into_owned(), code))
     }
 
     fn ptx(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
@@ -86,8 +94,9 @@ impl Checker<'_> {
     /// were also compared as machine code.
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), Error> {
         let probes = probes::all();
-        let text = probes::source(&probes);
-        let ptx = self.ptx("probes.cu", &text, &Options::new())?;
+        let kept = kept();
+        let text = probes::source(&probes) + &kept_source(&kept);
+        let (ptx, code) = self.ptx_and_code(("probes.cu", &text), &Options::new())?;
         let read = compare(
             "ptx",
             findings,
@@ -95,8 +104,8 @@ impl Checker<'_> {
             |entry| scoped(&ptx, entry),
             |probe| Some(wanted(probe)),
         );
-        self.kept(findings)?;
-        let twice = self.machine_code(&text, &probes, findings)?;
+        findings.extend(lost(&kept, &ptx).map(|what| Finding::new("ptx", what)));
+        let twice = self.machine_code(&code, &probes, findings)?;
         for (name, text) in &self.source.kernels {
             let mut all = vec![options(self.arch)];
             let kind = source::KERNELS.iter().find(|it| it.name == *name).map(|it| it.kind);
@@ -112,7 +121,7 @@ impl Checker<'_> {
                 // long as all other checks together.
                 let assembled = self.source.assembled && (index == 0 || name == &"matmul.cu");
                 let ptx = match assembled {
-                    true => self.ptx_and_code(name, text, &options)?,
+                    true => self.ptx_and_code((name, text), &options)?.0,
                     false => self.ptx(name, text, &options)?,
                 };
                 let wrong = wrong_in(name, &ptx).chain(out_of_turn(name, &ptx));
@@ -138,64 +147,21 @@ impl Checker<'_> {
         Ok((read, twice))
     }
 
-    /// Checks that the compiler moves nothing past an access and removes nothing: of two stores to
-    /// one location, one before and one after the access, both must be in the code.
-    fn kept(&self, findings: &mut Vec<Finding>) -> Result<(), Error> {
-        let mut between: Vec<(String, String, usize)> = ["u16", "u32", "u64", "Vec16"]
-            .iter()
-            .flat_map(|word| {
-                let read = format!("port::read<{word}>(at)");
-                let write = format!("port::write(at, {word}{{}})");
-                [(format!("read_{word}"), read, 2), (format!("write_{word}"), write, 3)]
-            })
-            .collect();
-        let access = "Order::Relaxed, Scope::System>(at";
-        for (name, what) in [
-            ("load", format!("port::load<{access}, static_cast<i32*>(nullptr), -1)")),
-            ("store", format!("port::store<{access}, 3, -1)")),
-            ("rmw", format!("port::rmw<Rmw::Add, {access}, 3, -1)")),
-            ("cas", format!("port::compare_exchange<{access}, 3, 4, -1)")),
-            ("add_system", "port::add_f32<Scope::System>(at, 1.0f)".into()),
-            ("add_device", "port::add_f32<Scope::Device>(at, 1.0f)".into()),
-            ("fence_system", "port::fence<Order::AcqRel, Scope::System>()".into()),
-            ("fence_device", "port::fence<Order::AcqRel, Scope::Device>()".into()),
-            ("pause", "port::pause(64)".into()),
-            ("sleep", "port::sleep(64)".into()),
-        ] {
-            between.push((name.into(), what, 2));
-        }
-        let mut text = probes::FRAME.to_string();
-        for (name, what, _) in &between {
-            text += &format!("PROBE(kept_{name}, *out = 1; {what}; *out = 2)\n");
-        }
-        let ptx = self.ptx("kept.cu", &text, &Options::new())?;
-        for (name, _, stores) in between {
-            let plain = |line: &&str| line.starts_with("st.global");
-            let entry = entry(&ptx, &format!("kept_{name}")).unwrap_or_default();
-            let found = entry.lines().map(str::trim).filter(plain).count();
-            if found != stores {
-                let what = format!("{found} plain stores around {name}, expected {stores}");
-                findings.push(Finding::new("ptx", what));
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares the machine code of the probes with that of NVIDIA's own atomic functions. The only
+    /// Compares the machine code of the probes, `code`, with that of NVIDIA's own atomic functions. The only
     /// difference allowed is in the bits that mark an address as global, because NVIDIA's functions
     /// take any address.
     fn machine_code(
         &self,
-        text: &str,
+        code: &[u8],
         probes: &[Probe],
         findings: &mut Vec<Finding>,
     ) -> Result<usize, Error> {
         if self.compiler.version() < HAS_ATOMICS {
             return Ok(0);
         }
-        let code = |name, text: &str| self.compile((name, text), &Options::new(), self.arch);
-        let (own, theirs) = (code("probes.cu", text)?, code("atomics.cu", &reference(probes))?);
-        let (own, theirs) = (sections(&own), sections(&theirs));
+        let source = ("atomics.cu", &*reference(probes));
+        let theirs = self.compile(source, &Options::new(), self.arch)?;
+        let (own, theirs) = (sections(code), sections(&theirs));
         let differ = |a: Option<&Vec<u8>>, b: Option<&Vec<u8>>| difference(a?, b?);
         let mut compared = 0;
         for probe in probes.iter().filter(|probe| function(probe).is_some()) {
@@ -212,6 +178,53 @@ impl Checker<'_> {
         }
         Ok(compared)
     }
+}
+
+/// Accesses between two stores to one location, both of which must be in the code, since the
+/// compiler may move nothing past an access and remove nothing: name, statement, plain stores.
+fn kept() -> Vec<(String, String, usize)> {
+    let mut between: Vec<(String, String, usize)> = ["u16", "u32", "u64", "Vec16"]
+        .iter()
+        .flat_map(|word| {
+            let read = format!("port::read<{word}>(at)");
+            let write = format!("port::write(at, {word}{{}})");
+            [(format!("read_{word}"), read, 2), (format!("write_{word}"), write, 3)]
+        })
+        .collect();
+    let access = "Order::Relaxed, Scope::System>(at";
+    for (name, what) in [
+        ("load", format!("port::load<{access}, static_cast<i32*>(nullptr), -1)")),
+        ("store", format!("port::store<{access}, 3, -1)")),
+        ("rmw", format!("port::rmw<Rmw::Add, {access}, 3, -1)")),
+        ("cas", format!("port::compare_exchange<{access}, 3, 4, -1)")),
+        ("add_system", "port::add_f32<Scope::System>(at, 1.0f)".into()),
+        ("add_device", "port::add_f32<Scope::Device>(at, 1.0f)".into()),
+        ("fence_system", "port::fence<Order::AcqRel, Scope::System>()".into()),
+        ("fence_device", "port::fence<Order::AcqRel, Scope::Device>()".into()),
+        ("pause", "port::pause(64)".into()),
+        ("sleep", "port::sleep(64)".into()),
+    ] {
+        between.push((name.into(), what, 2));
+    }
+    between
+}
+
+/// Source of the kernels of these accesses, to follow that of the probes.
+fn kept_source(kept: &[(String, String, usize)]) -> String {
+    kept.iter()
+        .map(|(name, what, _)| format!("PROBE(kept_{name}, *out = 1; {what}; *out = 2)\n"))
+        .collect()
+}
+
+/// Accesses around which a plain store is missing, or one is too many.
+fn lost(kept: &[(String, String, usize)], ptx: &str) -> impl Iterator<Item = String> {
+    kept.iter().filter_map(|(name, _, stores)| {
+        let plain = |line: &&str| line.starts_with("st.global");
+        let entry = entry(ptx, &format!("kept_{name}")).unwrap_or_default();
+        let found = entry.lines().map(str::trim).filter(plain).count();
+        let wrong = found != *stores;
+        wrong.then(|| format!("{found} plain stores around {name}, expected {stores}"))
+    })
 }
 
 /// Text of the kernel entry `name` in PTX; `None` if there is no such entry.
