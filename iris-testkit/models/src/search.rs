@@ -81,8 +81,8 @@ fn explore<E: Explorer>(
     let mut path =
         vec![Frame { choices: machine.choices(&first).collect(), state: first, taken: 0, saved }];
     let mut trace = Vec::new();
-    // States that are no longer needed; later states reuse their allocations.
-    let mut spare: Vec<State> = Vec::new();
+    // States and choices that are no longer needed; later ones reuse their allocations.
+    let mut spare: Vec<(State, Vec<usize>)> = Vec::new();
     while let Some(frame) = path.last_mut() {
         if frame.taken == 0 {
             failure = machine.failure(&frame.state, &frame.choices);
@@ -102,7 +102,7 @@ fn explore<E: Explorer>(
             }
         }
         let Some(&thread) = frame.choices.get(frame.taken) else {
-            spare.extend(path.pop().map(|frame| frame.state));
+            spare.extend(path.pop().map(|frame| (frame.state, frame.choices)));
             continue;
         };
         if let (Some(explorer), Some(saved)) = (explorer.as_deref_mut(), &frame.saved)
@@ -111,7 +111,7 @@ fn explore<E: Explorer>(
             explorer.restore(saved);
         }
         frame.taken += 1;
-        let mut state = spare.pop().unwrap_or_default();
+        let (mut state, mut choices) = spare.pop().unwrap_or_default();
         state.copy_from(&frame.state);
         machine.step(&mut state, thread, None);
         if let Some(explorer) = explorer.as_deref_mut()
@@ -127,9 +127,11 @@ fn explore<E: Explorer>(
                 break;
             }
             let saved = explorer.as_deref().map(Explorer::save);
-            path.push(Frame { choices: machine.choices(&state).collect(), state, taken: 0, saved });
+            choices.clear();
+            choices.extend(machine.choices(&state));
+            path.push(Frame { choices, state, taken: 0, saved });
         } else {
-            spare.push(state);
+            spare.push((state, choices));
         }
     }
     let report = Report {
