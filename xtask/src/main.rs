@@ -29,10 +29,12 @@ mod test_programs;
 mod tidy;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
+use program::Program::{self, Iris, Models, Test};
 // Only its features are needed: see Cargo.toml.
 use serde as _;
 
@@ -55,52 +57,12 @@ enum Task {
     Lines(lines::Options),
     /// Checks to run before pushing to the repository: tidy, fmt, clippy, the quick tests.
     Prepush,
-    /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four
-    /// ranks.
-    #[command(disable_help_flag = true)]
-    Run(Passed),
-    /// Builds `iris` and starts `iris bench ...`.
-    #[command(disable_help_flag = true)]
-    Bench(Passed),
-    /// Builds `iris` and starts `iris secret FILE`: a secret for the ranks of a job on several hosts.
-    #[command(disable_help_flag = true)]
-    Secret(Passed),
-    /// Builds `iris` and starts `iris record ...`: measurements as a table, as charts, or in
-    /// comparison.
-    #[command(disable_help_flag = true)]
-    Record(Passed),
-    /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs with injected delays.
-    #[command(disable_help_flag = true)]
-    Stress(Passed),
-    /// Strikes ranks of many jobs at every stage of their program, and counts hangs, signals, wrong
-    /// results and wrong names. `--seed S`, `--cases N`, `--case NAME`; `--help` has the others.
-    #[command(disable_help_flag = true)]
-    Attack(Passed),
-    /// Builds `iris` and starts `iris plan ...`: variants chosen for calls of an operator, and
-    /// their predicted times.
-    #[command(disable_help_flag = true)]
-    Plan(Passed),
-    /// Builds `iris` and starts `iris tune ...`: measures this machine's parameters, or the fastest
-    /// variants for given shapes.
-    #[command(disable_help_flag = true)]
-    Tune(Passed),
-    /// Checks the protocols in models, in Rust and in the device source, and the compiled device
-    /// code, without a GPU. Options: `--json`, `--full`, `--allow-skips`.
-    #[command(disable_help_flag = true)]
-    CheckProtocols(Passed),
-    /// Proves six rules of iris-sync/PROTOCOL.md by z3, in seconds. `--weaken` switches off each
-    /// clause of the rules, too; `--allow-skips` lets z3 be missing.
-    #[command(disable_help_flag = true)]
-    Prove(Passed),
     /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
     /// versions.
     Beside,
     /// The operators' suite with steps between nodes over MPI, started by mpirun. Needs
     /// libopenmpi-dev, openmpi-bin and libclang.
     Mpi,
-    /// Worlds under every launcher that is installed, and under each launcher inside each other one;
-    /// arguments select cases by name. Prints how to install the launchers that are missing.
-    Launchers(Passed),
     /// Packs the library crates as files for a registry, and runs a program outside of the
     /// workspace that depends on these files alone.
     Package(package::Options),
@@ -109,39 +71,54 @@ enum Task {
     Dist(dist::Options),
 }
 
-/// Arguments that are passed on to the started program unchanged, including `--help` if the task
-/// does not have it.
-#[derive(clap::Args)]
-struct Passed {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
-    arguments: Vec<OsString>,
+/// Tasks that build a program and become it, with arguments that are passed on unchanged, including
+/// `--help`: name, program, description.
+const PASSED: [(&str, Program, &str); 11] = [
+    ("run", Iris, "`iris run`: without arguments, the transformer layer on four ranks"),
+    ("bench", Iris, "`iris bench`: benchmarks"),
+    ("secret", Iris, "`iris secret FILE`: a secret for the ranks of a job on several hosts"),
+    ("record", Iris, "`iris record`: measurements as a table, as charts, or in comparison"),
+    ("stress", Iris, "`iris stress`: thousands of calls on GPUs with injected delays"),
+    ("plan", Iris, "`iris plan`: variants chosen for calls, and their predicted times"),
+    ("tune", Iris, "`iris tune`: measures this machine, or the fastest variants for shapes"),
+    (
+        "attack",
+        Test("attack"),
+        "Strikes ranks at every stage of their program, and judges the ends",
+    ),
+    ("launchers", Test("--all"), "Worlds under every installed launcher; arguments select cases"),
+    ("check-protocols", Models, "Checks the protocols in models, and the compiled device code"),
+    ("prove", Models, "Proves six rules of iris-sync/PROTOCOL.md by z3, in seconds"),
+];
+
+/// Command line of xtask, with the tasks of [`PASSED`].
+fn command() -> clap::Command {
+    let task = |(name, _, about): (&'static str, Program, &'static str)| {
+        let arguments = Arg::new(ARGUMENTS).num_args(0..).value_parser(value_parser!(OsString));
+        let arguments = arguments.trailing_var_arg(true).allow_hyphen_values(true);
+        // The test program of the launchers has no help of its own.
+        clap::Command::new(name).about(about).disable_help_flag(name != "launchers").arg(arguments)
+    };
+    Arguments::command().subcommands(PASSED.map(task))
+}
+
+/// Name of the arguments that are passed on.
+const ARGUMENTS: &str = "arguments";
+
+/// Task of [`PASSED`] in a command line, with its program and arguments; `None` for another task.
+fn passed(matches: &ArgMatches) -> Option<(&'static str, Program, Vec<OsString>)> {
+    let (task, matches) = matches.subcommand()?;
+    let (name, program, _) = PASSED.into_iter().find(|(name, ..)| *name == task)?;
+    let arguments = matches.get_many(ARGUMENTS).into_iter().flatten().cloned();
+    Some((name, program, arguments.collect()))
 }
 
 fn main() -> ExitCode {
-    let task = Arguments::parse().task;
+    let matches = command().get_matches();
     let root = root();
-    let done = match task {
-        Task::Test(options) => test::run(&root, &options),
-        Task::Tidy(options) => options.main(&root),
-        Task::Lines(options) => lines::run(&root, &options),
-        Task::Prepush => prepush::run(&root),
-        Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
-        Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
-        Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
-        Task::Secret(passed) => program::become_iris(&root, "secret", &passed.arguments),
-        Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
-        Task::Attack(passed) => program::become_test(&root, "attack", "attack", &passed.arguments),
-        Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
-        Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
-        Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
-        Task::Prove(passed) => check_protocols::prove(&root, &passed.arguments),
-        Task::Beside => beside::run(&root),
-        Task::Mpi => mpi::run(&root),
-        Task::Launchers(passed) => {
-            program::become_test(&root, "launchers", "--all", &passed.arguments)
-        }
-        Task::Package(options) => package::run(&root, &options),
-        Task::Dist(options) => dist::run(&root, &options),
+    let done = match passed(&matches) {
+        Some((name, program, arguments)) => program.start(&root, name, &arguments),
+        None => run(&root, &matches),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -149,6 +126,20 @@ fn main() -> ExitCode {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs a task that is no program.
+fn run(root: &Path, matches: &ArgMatches) -> Result<()> {
+    match Arguments::from_arg_matches(matches)?.task {
+        Task::Test(options) => test::run(root, &options),
+        Task::Tidy(options) => options.main(root),
+        Task::Lines(options) => lines::run(root, &options),
+        Task::Prepush => prepush::run(root),
+        Task::Beside => beside::run(root),
+        Task::Mpi => mpi::run(root),
+        Task::Package(options) => package::run(root, &options),
+        Task::Dist(options) => dist::run(root, &options),
     }
 }
 
@@ -164,41 +155,21 @@ fn root() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Arguments::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in [
-            "run",
-            "bench",
-            "record",
-            "stress",
-            "attack",
-            "plan",
-            "tune",
-            "check-protocols",
-            "prove",
-        ] {
-            let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
-            let (task, passed) = match Arguments::parse_from(line).task {
-                Task::Run(passed) => ("run", passed),
-                Task::Bench(passed) => ("bench", passed),
-                Task::Record(passed) => ("record", passed),
-                Task::Stress(passed) => ("stress", passed),
-                Task::Attack(passed) => ("attack", passed),
-                Task::Plan(passed) => ("plan", passed),
-                Task::Tune(passed) => ("tune", passed),
-                Task::CheckProtocols(passed) => ("check-protocols", passed),
-                Task::Prove(passed) => ("prove", passed),
-                _ => panic!("`{name}` was read as another task"),
-            };
-            assert_eq!(passed.arguments, line[2..]);
+        for (name, ..) in PASSED {
+            let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--json"];
+            let help = (name != "launchers").then_some("--help");
+            let matches = command().get_matches_from(line.into_iter().chain(help));
+            let (task, _, arguments) = passed(&matches).expect("a task that is passed on");
             assert_eq!(task, name);
+            assert!(arguments.into_iter().eq(line[2..].iter().copied().chain(help)));
         }
     }
 }

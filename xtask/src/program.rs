@@ -1,6 +1,6 @@
 //! Functions that start cargo and the workspace's programs.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -45,28 +45,45 @@ pub(crate) fn built(name: &str) -> Result<PathBuf> {
     Ok(own.with_file_name(name))
 }
 
-/// Builds `iris` and replaces this process by it: output, signals and exit code are those of
-/// `iris`.
-///
-/// The program keeps the caller's working folder, so that relative paths in its arguments stay
-/// valid.
-pub(crate) fn become_iris(root: &Path, task: &str, arguments: &[impl AsRef<OsStr>]) -> Result<()> {
-    // Only this option needs the feature, which takes a minute longer to build.
-    let mpi = arguments.iter().any(|argument| argument.as_ref() == "--mpi");
-    let features: &[&str] = if mpi { &["mpi"] } else { &[] };
-    let iris = build(root, "iris-cli", "iris", features)?;
-    let error = Command::new(&iris).arg(task).args(arguments).exec();
-    Err(error).with_context(|| format!("{} did not start", iris.display()))
+/// Program of the workspace that xtask becomes: output, signals and exit code are the program's.
+#[derive(Clone, Copy)]
+pub(crate) enum Program {
+    /// Command of `iris` with the name of the task. The program keeps the caller's working folder,
+    /// so that relative paths in its arguments stay valid.
+    Iris,
+    /// Program of iris-models with the name of the task.
+    Models,
+    /// Test program of iris-testkit with the name of the task; its first argument.
+    Test(&'static str),
 }
 
-/// Builds the test program `name` of iris-testkit and replaces this process by it, with the arguments
-/// `first` and `arguments`.
-pub(crate) fn become_test(
-    root: &Path,
-    name: &str,
-    first: &str,
-    arguments: &[OsString],
-) -> Result<()> {
-    let test = ["test", "--release", "--quiet", "--package", "iris-testkit", "--test", name, "--"];
-    Err(cargo(root, &test).arg(first).args(arguments).exec()).context("cargo did not start")
+impl Program {
+    /// Builds the program of the task `task` and replaces this process by it; returns only if it could
+    /// not be started.
+    pub(crate) fn start(
+        self,
+        root: &Path,
+        task: &str,
+        arguments: &[impl AsRef<OsStr>],
+    ) -> Result<()> {
+        let mut command = match self {
+            Program::Iris => {
+                // Only this option needs the feature, which takes a minute longer to build.
+                let mpi = arguments.iter().any(|argument| argument.as_ref() == "--mpi");
+                let features: &[&str] = if mpi { &["mpi"] } else { &[] };
+                let mut iris = Command::new(build(root, "iris-cli", "iris", features)?);
+                iris.arg(task);
+                iris
+            }
+            Program::Models => Command::new(build(root, "iris-models", task, &[])?),
+            Program::Test(first) => {
+                let test = ["test", "--release", "--quiet", "--package", "iris-testkit", "--test"];
+                let mut test = cargo(root, &test);
+                test.args([task, "--", first]);
+                test
+            }
+        };
+        let error = command.args(arguments).exec();
+        Err(error).with_context(|| format!("{} did not start", command.get_program().display()))
+    }
 }

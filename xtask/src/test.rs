@@ -10,7 +10,7 @@ use crate::features::with_features;
 use crate::hip;
 use crate::level::Level;
 use crate::package;
-use crate::program::{become_iris, cargo};
+use crate::program::{Program, cargo};
 use crate::steps::{self, Step};
 use crate::test_programs;
 use crate::tidy;
@@ -42,7 +42,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     };
     if options.backend.is_some() || level == Level::Smoke {
         let backend = options.backend.as_deref().unwrap_or("cpu");
-        return become_iris(root, "test", &["--backend", backend, "--level", level.name()]);
+        return Program::Iris.start(root, "test", &["--backend", backend, "--level", level.name()]);
     }
     let mut steps = lint_steps(root);
     steps.push(build_step(root));
