@@ -182,29 +182,6 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -
     all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
 }
 
-/// Time of the slowest rank in each iteration; `ranks` holds the times of each rank by iteration.
-pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
-    let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
-    let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
-    (0..count).map(slowest).collect()
-}
-
-/// Median over the iterations of the time of the slowest rank.
-pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
-    median(slowest(ranks))
-}
-
-/// Median of `values`; the mean of the two middle ones if their number is even, 0 if there are
-/// none.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        len if len % 2 == 1 => values[len / 2],
-        len => (values[len / 2 - 1] + values[len / 2]) / 2.0,
-    }
-}
-
 /// Serialises f64 as its bits, because JSON has no NaN.
 pub(crate) mod bits {
     use serde::{Deserialize, Deserializer, Serializer};
@@ -244,18 +221,5 @@ pub(crate) mod text {
         D: Deserializer<'d>,
     {
         String::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_slowest_rank_counts() {
-        let times = [vec![1.0, 2.0, 9.0], vec![4.0, 1.0, 1.0]];
-        assert_eq!(median_of_slowest(&times), 4.0);
-        assert_eq!(median(vec![3.0, 1.0]), 2.0);
-        assert_eq!(median(Vec::new()), 0.0);
     }
 }

@@ -25,6 +25,7 @@ mod secret;
 mod smoke;
 mod stress;
 mod suite;
+mod timing;
 mod trace;
 mod tune;
 mod watch;

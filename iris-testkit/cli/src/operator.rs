@@ -18,11 +18,12 @@ use serde_json::json;
 use crate::check::{Found, check};
 use crate::device::{Device, Devices};
 use crate::errors::{unread, usage};
-use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::job::{Job, Place, gather};
 use crate::layer;
 use crate::memory;
 use crate::problem::{Problem, known_variant};
 use crate::progress::Progress;
+use crate::timing::{chained, in_turns, median};
 use crate::trace::{self, RankTrace, TraceFile};
 
 /// Options of all runs, and the shape of one op.
@@ -357,18 +358,17 @@ impl Job for OperatorJob {
             }
             Ok(time)
         };
-        call(false)?;
         let progress = Progress::new("calls", ranks.rank, self.iterations);
-        let (mut times, mut before) = (Vec::new(), Vec::new());
-        for left in (0..self.iterations).rev() {
+        let (mut before, mut left) = (Vec::new(), self.iterations);
+        let times = in_turns((world, &progress), self.iterations, (1, chained), |_| {
             // The chart shows the last call, because first calls are slower: they touch memory for
             // the first time.
             if self.chart && left == 0 {
                 before = made.trace()?;
             }
-            times.push(call(false)?);
-            progress.step();
-        }
+            left = left.saturating_sub(1);
+            call(false)
+        })?;
         let drawn = if self.chart { Some(trace::since(&before, made.trace()?)) } else { None };
         drop(progress);
         // The checked call gets input of another seed, so that results left by the timed calls
@@ -381,20 +381,15 @@ impl Job for OperatorJob {
         found.refused = found.refused.or(wrong);
         let spans = drawn.map_or_else(|| made.trace(), Ok)?;
         let spans = RankTrace::new(&problem.op, ranks.rank, &spans);
-        let all = gather(world, &(times, found, spans))?;
+        let all: Vec<(Found, RankTrace)> = gather(world, &(found, spans))?;
         made.free()?;
         heap.close()?;
         let promised = Meaning::of(op).replicates() && !plan.variant().order_varies();
-        let (mut times, mut found, mut traces) = (Vec::new(), Vec::new(), Vec::new());
-        for (time, one, spans) in all {
-            times.push(time);
-            found.push(one);
-            traces.push(spans);
-        }
+        let (found, traces): (Vec<_>, Vec<_>) = all.into_iter().unzip();
         let found = Found::merged(found);
         Ok((ranks.rank == 0).then(|| Report {
             variant: plan.variant().to_string(),
-            median_us: median_of_slowest(&times),
+            median_us: times.into_iter().map(median).sum(),
             wrong: found.wrong(promised),
             traces: if problem.trace { traces } else { Vec::new() },
             found,

@@ -25,6 +25,11 @@ impl Progress {
         Progress::on(shown.then(ProgressDrawTarget::stderr), PATIENCE, what, total)
     }
 
+    /// Makes a bar that never shows.
+    pub(crate) fn hidden() -> Progress {
+        Progress::on(None, PATIENCE, "", 0)
+    }
+
     /// Makes a bar that appears on `target` after `patience`; without a target it never appears.
     fn on(
         target: Option<ProgressDrawTarget>,

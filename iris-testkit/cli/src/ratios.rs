@@ -12,8 +12,10 @@ use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
-use crate::job::{Job, gather, median, slowest};
+use crate::job::Job;
 use crate::problem::known_variant;
+use crate::progress::Progress;
+use crate::timing::{balanced, in_turns, median};
 use iris_heap::DType::F32;
 
 /// Pair of sides whose times a ratio compares: the measured one and its baseline.
@@ -136,25 +138,6 @@ fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
 
-/// Runs one repetition of a side and returns its time in microseconds.
-type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
-
-/// Runs the two sides in turns, and begins every other repetition with the second side. The first
-/// repetition warms up and is not counted.
-fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
-    let mut times = [Vec::new(), Vec::new()];
-    for repetition in 0..=ratio.repetitions {
-        for turn in 0..2 {
-            let side = (repetition + turn) % 2;
-            let time = sides[side]()?;
-            if repetition > 0 {
-                times[side].push(time);
-            }
-        }
-    }
-    Ok(times)
-}
-
 /// Measured ratio and times: medians over the repetitions of the slowest rank's times.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Times {
@@ -178,11 +161,16 @@ impl Job for RatioJob {
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
         let op = AnyOp::new(&bed.rig.heap, &fused(ratio, ranks)?)?;
-        let mut fused_side = || bed.time(&[(&op, operands)]);
+        let progress = Progress::hidden();
+        // The two sides take turns; `base` is the second one.
+        let turns = |base: &mut dyn FnMut() -> Result<f64>| {
+            let time = |side: usize| if side == 0 { bed.time(&[(&op, operands)]) } else { base() };
+            in_turns((world, &progress), ratio.repetitions, (2, balanced), time)
+        };
         let times = match ratio.kind {
             Kind::Gemm => {
                 let mut base = DirectGemm::new(ratio, &bed)?;
-                turns(ratio, [&mut fused_side, &mut || Ok(base.time())])?
+                turns(&mut || Ok(base.time()))?
             }
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
@@ -196,16 +184,8 @@ impl Job for RatioJob {
                 let message = Options::new(ratio.m, ratio.n, 0);
                 let reduce = make(Op::AllReduce, &ratio.variant, &message)?;
                 let in_place = Operands::new(operands.c, operands.b, operands.c);
-                turns(
-                    ratio,
-                    [&mut fused_side, &mut || {
-                        bed.time(&[
-                            (&multiply, operands),
-                            (&barrier, operands),
-                            (&reduce, in_place),
-                        ])
-                    }],
-                )?
+                let apart = [(&multiply, operands), (&barrier, operands), (&reduce, in_place)];
+                turns(&mut || bed.time(&apart))?
             }
             Kind::Ranks => {
                 // The first `base_ranks` ranks have a world and a heap of their own. While these
@@ -228,7 +208,7 @@ impl Job for RatioJob {
                     world.barrier()?;
                     Ok(time)
                 };
-                let times = turns(ratio, [&mut fused_side, &mut few_side])?;
+                let times = turns(&mut few_side)?;
                 drop(made);
                 if let Some(bed) = small {
                     bed.rig.heap.close()?;
@@ -239,12 +219,9 @@ impl Job for RatioJob {
                 times
             }
         };
-        let all: Vec<[Vec<f64>; 2]> = gather(world, &times)?;
         drop(op);
         bed.rig.heap.close()?;
-        let side =
-            |side: usize| slowest(&all.iter().map(|rank| rank[side].clone()).collect::<Vec<_>>());
-        let (time, base) = (side(0), side(1));
+        let [time, base] = times.try_into().expect("two sides");
         let ratios = time.iter().zip(&base).map(|(time, base)| time / base).collect();
         Ok((ranks.rank == 0).then(|| Times {
             ratio: median(ratios),

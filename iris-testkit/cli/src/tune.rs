@@ -19,10 +19,11 @@ use crate::bench::origin::provenance;
 use crate::device::Device;
 use crate::errors::{unread, usage};
 use crate::gpu_bench::{self, tune};
-use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::job::{Job, Place};
 use crate::operator::MOST_CALLS;
 use crate::problem::Problem;
 use crate::progress::Progress;
+use crate::timing::{balanced, in_turns, median};
 use machine::Case;
 use options::Options;
 
@@ -246,29 +247,16 @@ impl Job for TuneJob {
         for choice in &self.choices {
             ops.push(AnyOp::new(&rig.heap, &self.problem(choice).plan(ranks)?)?);
         }
-        let mut times = vec![Vec::new(); ops.len()];
         let progress = Progress::new("turns", ranks.rank, self.iterations);
-        // The first turn warms up and is not counted.
-        for turn in 0..=self.iterations {
-            for (op, times) in ops.iter_mut().zip(&mut times) {
-                let time = rig.time(|stream| Ok(op.run(&operands, stream)?))?;
-                if turn > 0 {
-                    times.push(time);
-                }
-            }
-            progress.step();
-        }
+        let time = |at: usize| rig.time(|stream| Ok(ops[at].run(&operands, stream)?));
+        let turns = (world, &progress);
+        let times = in_turns(turns, self.iterations, (ops.len(), balanced), time)?;
         drop(progress);
-        let all = gather(world, &times)?;
         for op in ops {
             op.free()?;
         }
         rig.heap.close()?;
-        let of_choice = |at: usize| {
-            let ranks: Vec<Vec<f64>> = all.iter().map(|times| times[at].clone()).collect();
-            median_of_slowest(&ranks)
-        };
-        Ok((ranks.rank == 0).then(|| (0..self.choices.len()).map(of_choice).collect()))
+        Ok((ranks.rank == 0).then(|| times.into_iter().map(median).collect()))
     }
 }
 

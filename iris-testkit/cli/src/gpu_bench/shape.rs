@@ -21,7 +21,8 @@ use super::sides::{Clock, Side, Times};
 use super::step::{Between, Step, Steps, Sum};
 use super::vendor::{self, Multiplier};
 use super::{Beside, Choice, Rank, Shape};
-use crate::job::{gather, median, slowest};
+use crate::job::gather;
+use crate::timing::{median, slowest};
 
 impl Shape {
     /// Makes the plan for the variant and tile of `choice`.
@@ -364,8 +365,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     heap.close()?;
 
     let samples = |side: usize, of: fn(&Times) -> &Vec<f64>| {
-        let times: Vec<Vec<f64>> = all.iter().map(|seen| of(&seen.times[side]).clone()).collect();
-        slowest(&times)
+        slowest(all.iter().map(|seen| &of(&seen.times[side])[..]))
     };
     let calls: fn(&Times) -> &Vec<f64> = |times| &times.calls;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;

@@ -19,6 +19,7 @@ use super::home::Events;
 use super::norm::Apart;
 use super::step::Step;
 use crate::job::gather;
+use crate::timing::balanced;
 use crate::watch::give_up;
 
 /// Number of samples of each side, for graph replays (`SAMPLES`) and for calls without a graph
@@ -142,18 +143,6 @@ impl<'a> Side<'a> {
         }
         Ok(())
     }
-}
-
-/// Order in which `sides` sides are timed for sample number `sample`. Over `2 * sides` samples each
-/// side comes directly after each other one equally often (a Williams design).
-fn in_turn(sample: usize, sides: usize) -> Vec<usize> {
-    // 0, the last, 1, the last but one, and so on: all differences of neighbours differ.
-    let zigzag = (0..sides).map(|at| if at % 2 == 0 { at / 2 } else { sides - 1 - at / 2 });
-    let mut order: Vec<usize> = zigzag.map(|side| (side + sample) % sides).collect();
-    if sample / sides % 2 == 1 {
-        order.reverse();
-    }
-    order
 }
 
 /// Clock of a rank. If it has device events, it times graph replays by these events; otherwise it
@@ -303,13 +292,11 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Takes all samples. The sides take turns in an order that differs between samples, so that all
-    /// run under the same conditions: a long product is several percent slower or faster behind other
-    /// work, which leaves the GPU with another temperature and clock.
+    /// Takes all samples; the sides take turns.
     pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
         sides.iter_mut().try_for_each(|side| self.queue(side))?;
         for sample in 0..SAMPLES {
-            for at in in_turn(sample, sides.len()) {
+            for at in balanced(sample, sides.len()) {
                 let side = &mut sides[at];
                 let spent = (2 * side.calls * sample) as f64 * side.estimate;
                 if sample < LEAST || spent < SIDE_US {
@@ -325,35 +312,12 @@ impl<'a> Clock<'a> {
             return Ok(());
         }
         for sample in 0..EAGER_SAMPLES {
-            for at in in_turn(sample, sides.len()) {
+            for at in balanced(sample, sides.len()) {
                 let side = &mut sides[at];
                 let time = self.eager(side, side.calls)?;
                 side.times.eager.push(time);
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::in_turn;
-
-    #[test]
-    fn sides_follow_each_other_equally_often() {
-        for sides in 1..10 {
-            let mut after = vec![vec![0; sides]; sides];
-            for sample in 0..2 * sides {
-                let order = in_turn(sample, sides);
-                let mut sorted = order.clone();
-                sorted.sort_unstable();
-                assert!(sorted.into_iter().eq(0..sides), "{order:?}");
-                order.windows(2).for_each(|pair| after[pair[0]][pair[1]] += 1);
-            }
-            for (side, followers) in after.iter().enumerate() {
-                let others = followers.iter().enumerate().filter(|&(other, _)| other != side);
-                assert!(others.map(|(_, times)| times).all(|&times| times == 2), "{after:?}");
-            }
-        }
     }
 }

@@ -24,9 +24,10 @@ use serde_json::json;
 
 use crate::device::Device;
 use crate::errors::usage;
-use crate::job::{Job, Place, bits, gather, median_of_slowest};
+use crate::job::{Job, Place, bits, gather};
 use crate::memory;
 use crate::progress::Progress;
+use crate::timing::{chained, in_turns, median};
 use crate::trace::{self, RankTrace, TraceFile};
 use weights::Block;
 
@@ -170,10 +171,11 @@ pub(crate) struct Report {
     traces: Vec<RankTrace>,
 }
 
-/// Times and errors of one product of the layer on one rank.
+/// Errors of one product of the layer on one rank, and its time.
 #[derive(Serialize, Deserialize)]
 struct Step {
-    times: Vec<f64>,
+    /// Median time of the slowest rank.
+    median_us: f64,
     /// Sum of the squared errors of one call; of all calls, the one with the largest sum.
     #[serde(with = "bits")]
     errors: f64,
@@ -259,7 +261,7 @@ impl Job for LayerJob {
         let room = self.room(&block, ranks.size, ranks.nodes())?;
         let rig = Rig::open(world, options, room)?;
         let dtypes = Self::dtypes(&block);
-        let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
+        let calls = dtypes.len() * WAYS.len() * self.iterations;
         let progress = Progress::new("calls", ranks.rank, calls);
         let (mut rows, mut traces) = (Vec::new(), Vec::new());
         for dtype in dtypes {
@@ -321,7 +323,7 @@ impl LayerJob {
         for ((step, op), (_, wanted)) in ops.into_iter().enumerate().zip(results) {
             let plan = self.plan(block, op, step, ranks, dtype)?;
             steps.push(Step {
-                times: Vec::new(),
+                median_us: 0.0,
                 errors: 0.0,
                 wanted: wanted.data.iter().map(|x| x * x).sum(),
                 hashes: Vec::new(),
@@ -330,27 +332,22 @@ impl LayerJob {
             });
             made.push(AnyOp::new(heap, &plan)?);
         }
-        for call in 0..=self.iterations {
-            h.poison(heap)?;
-            y.poison(heap)?;
-            for ((op, operands), ((result, wanted), step)) in
-                made.iter().zip(&operands).zip(results.into_iter().zip(&mut steps))
-            {
-                let time = rig.time(|stream| Ok(op.run(operands, stream)?))?;
-                if call > 0 {
-                    step.times.push(time);
-                }
-                let values = result.read(heap)?;
-                let pairs = values.iter().zip(&wanted.data);
-                let errors: f64 = pairs.map(|(seen, wanted)| (seen - wanted).powi(2)).sum();
-                // A NaN counts as larger than all errors and is kept.
-                if errors.is_nan() || errors > step.errors {
-                    step.errors = errors;
-                }
-                step.hashes.push(hash(&values));
+        let turns = (rig.heap.whole_world(), progress);
+        let times = in_turns(turns, self.iterations, (2, chained), |at| {
+            let ((result, wanted), step) = (results[at], &mut steps[at]);
+            result.poison(heap)?;
+            let time = rig.time(|stream| Ok(made[at].run(&operands[at], stream)?))?;
+            let values = result.read(heap)?;
+            let pairs = values.iter().zip(&wanted.data);
+            let errors: f64 = pairs.map(|(seen, wanted)| (seen - wanted).powi(2)).sum();
+            // A NaN counts as larger than all errors and is kept.
+            if errors.is_nan() || errors > step.errors {
+                step.errors = errors;
             }
-            progress.step();
-        }
+            step.hashes.push(hash(&values));
+            Ok(time)
+        })?;
+        steps.iter_mut().zip(times).for_each(|(step, times)| step.median_us = median(times));
         for (op, step) in made.into_iter().zip(&mut steps) {
             step.trace = RankTrace::new(&step.trace.op, ranks.rank, &op.trace()?);
             op.free()?;
@@ -410,7 +407,6 @@ fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Ro
     if op == Op::MatmulAllReduce && all.iter().any(|step| step.hashes != all[0].hashes) {
         wrong = wrong.or(Some("ranks have other bits".into()));
     }
-    let times: Vec<_> = all.iter().map(|step| step.times.clone()).collect();
     Row {
         way: way.into(),
         step: ["up", "down"][which].into(),
@@ -422,7 +418,7 @@ fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Ro
         },
         dtype,
         ranks: size,
-        median_us: median_of_slowest(&times),
+        median_us: all[0].median_us,
         rel_error: error,
         bound: limit,
         wrong,

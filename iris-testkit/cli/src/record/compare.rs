@@ -5,7 +5,7 @@ use comfy_table::Table;
 use iris_testkit::say;
 
 use super::{Line, Subject};
-use crate::job::median;
+use crate::timing::median;
 
 /// Measured call that both records have, with the same variant.
 #[derive(Debug)]
