@@ -133,101 +133,100 @@ impl Effects {
     }
 }
 
+/// Row of the table of kernels: the properties of a kernel that no launch changes.
+struct Row {
+    /// Name of the kernel in traces and errors.
+    name: &'static str,
+    /// Whether the kernel multiplies tiles if the operator has a product.
+    multiplies: bool,
+    effects: Effects,
+    /// Name of the form for messages that consist of packs, and the collective of the message; `None`
+    /// for a kernel without the LL protocol.
+    ll: Option<(&'static str, Collective)>,
+}
+
 impl Kernel {
-    /// Whether the kernel multiplies tiles if the operator has a product, and so needs shared
-    /// memory for slabs of A and B. The match is exhaustive: this function compiles only if every
-    /// kernel is in one of its two lists.
-    pub fn multiplies(self) -> bool {
+    /// Row of the kernel. Collectives with a root have root 0 here.
+    fn row(self) -> Row {
         use Kernel::*;
+        const NONE: Effects = Effects::NONE;
+        const ALL: Effects = Effects::ALL;
+        const PEERS: Effects = Effects { peers: true, ..NONE };
+        const OPENS: Effects = Effects { opens: true, ..NONE };
+        const ENDS: Effects = Effects { ends: true, ..NONE };
+        const ENTERS: Effects = Effects { opens: true, ..PEERS };
+        const LEAVES: Effects = Effects { ends: true, ..PEERS };
+        let row = |name, multiplies, effects| Row { name, multiplies, effects, ll: None };
+        let ll = |name, packs, collective| Row {
+            ll: Some((packs, collective)),
+            ..row(name, false, ALL)
+        };
         match self {
-            Local | OneShot | TwoShot | ReduceScatter | AddLocked | AddAtomic | Gathered | Pull
-            | Staged | AllGather => true,
-            Norm
-            | Zero
-            | Convert
-            | Gather
-            | AllToAll
-            | Broadcast
-            | Relay
-            | Open
-            | Copies
-            | Blocks
-            | Results
-            | Sums
-            | Gate { .. }
-            | Close
-            | Stamp { .. }
-            | Barrier { .. }
-            | OneShotLl
-            | ReduceScatterLl
-            | AllGatherLl
-            | AllToAllLl
-            | BroadcastLl
-            | TwoShotLl
-            | RelayLl => false,
+            Local => row("local", true, NONE),
+            OneShot => row("one_shot", true, ALL),
+            TwoShot => row("two_shot", true, ALL),
+            ReduceScatter => row("reduce_scatter", true, ALL),
+            Zero => row("zero", false, ENTERS),
+            AddLocked => row("add_locked", true, PEERS),
+            AddAtomic => row("add_atomic", true, PEERS),
+            Convert => row("convert", false, LEAVES),
+            Norm => row("norm", false, NONE),
+            Gather => row("gather", false, ENTERS),
+            Gathered => row("gathered", true, LEAVES),
+            Pull => row("pull", true, ALL),
+            Staged => row("staged", true, ALL),
+            AllGather => row("all_gather", true, ALL),
+            AllToAll => row("all_to_all", false, ALL),
+            Broadcast => row("broadcast", false, ALL),
+            Relay => row("relay", false, ALL),
+            Open => row("open", false, OPENS),
+            Copies => row("copies", false, PEERS),
+            Blocks => row("blocks", false, PEERS),
+            Results => row("results", false, PEERS),
+            Sums => row("sums", false, NONE),
+            Gate { .. } => row("gate", false, NONE),
+            Close => row("close", false, ENDS),
+            Stamp { .. } => row("stamp", false, NONE),
+            Barrier { last: true, .. } => row("barrier", false, ALL),
+            Barrier { last: false, .. } => row("barrier", false, PEERS),
+            OneShotLl => ll("one_shot_ll", "one_shot_ll_packs", Collective::AllReduce),
+            ReduceScatterLl => {
+                ll("reduce_scatter_ll", "reduce_scatter_ll_packs", Collective::ReduceScatter)
+            }
+            AllGatherLl => ll("all_gather_ll", "all_gather_ll_packs", Collective::AllGather),
+            AllToAllLl => ll("all_to_all_ll", "all_to_all_ll_packs", Collective::AllToAll),
+            BroadcastLl => {
+                ll("broadcast_ll", "broadcast_ll_packs", Collective::Broadcast { root: 0 })
+            }
+            TwoShotLl => ll("two_shot_ll", "two_shot_ll_packs", Collective::TwoShot { root: None }),
+            RelayLl => ll("relay_ll", "relay_ll_packs", Collective::TwoShot { root: Some(0) }),
         }
+    }
+
+    /// Whether the kernel multiplies tiles if the operator has a product, and so needs shared
+    /// memory for slabs of A and B.
+    pub fn multiplies(self) -> bool {
+        self.row().multiplies
     }
 
     /// Effects of a launch of the kernel on other ranks.
     pub fn effects(self) -> Effects {
-        use Kernel::*;
-        let peers = Effects { peers: true, ..Effects::NONE };
-        match self {
-            Local | Norm | Sums | Gate { .. } | Stamp { .. } => Effects::NONE,
-            Open => Effects { opens: true, ..Effects::NONE },
-            Close => Effects { ends: true, ..Effects::NONE },
-            Zero | Gather => Effects { opens: true, ..peers },
-            Convert | Gathered => Effects { ends: true, ..peers },
-            AddLocked | AddAtomic | Copies | Blocks | Results | Barrier { last: false, .. } => {
-                peers
-            }
-            OneShot
-            | TwoShot
-            | ReduceScatter
-            | Pull
-            | Staged
-            | AllGather
-            | AllToAll
-            | Broadcast
-            | Relay
-            | OneShotLl
-            | ReduceScatterLl
-            | AllGatherLl
-            | AllToAllLl
-            | BroadcastLl
-            | TwoShotLl
-            | RelayLl
-            | Barrier { last: true, .. } => Effects::ALL,
-        }
+        self.row().effects
     }
 
     /// Name of the kernel for messages that consist of packs (48 bytes in four words of 128 bits);
     /// `None` if the kernel has no such form.
     pub fn name_of_packs(self) -> Option<&'static str> {
-        match self {
-            Kernel::OneShotLl => Some("one_shot_ll_packs"),
-            Kernel::ReduceScatterLl => Some("reduce_scatter_ll_packs"),
-            Kernel::AllGatherLl => Some("all_gather_ll_packs"),
-            Kernel::AllToAllLl => Some("all_to_all_ll_packs"),
-            Kernel::BroadcastLl => Some("broadcast_ll_packs"),
-            Kernel::TwoShotLl => Some("two_shot_ll_packs"),
-            Kernel::RelayLl => Some("relay_ll_packs"),
-            _ => None,
-        }
+        self.row().ll.map(|(packs, _)| packs)
     }
 
     /// Division of the kernel's message into items of the LL protocol; `None` for kernels that do
     /// not use this protocol.
     pub(crate) fn items(self, args: &OpArgs) -> Option<Items> {
-        let collective = match self {
-            Kernel::OneShotLl => Collective::AllReduce,
-            Kernel::ReduceScatterLl => Collective::ReduceScatter,
-            Kernel::AllGatherLl => Collective::AllGather,
-            Kernel::AllToAllLl => Collective::AllToAll,
-            Kernel::BroadcastLl => Collective::Broadcast { root: args.root },
-            Kernel::TwoShotLl => Collective::TwoShot { root: None },
-            Kernel::RelayLl => Collective::TwoShot { root: Some(args.root) },
-            _ => return None,
+        let collective = match self.row().ll?.1 {
+            Collective::Broadcast { .. } => Collective::Broadcast { root: args.root },
+            Collective::TwoShot { root: Some(_) } => Collective::TwoShot { root: Some(args.root) },
+            collective => collective,
         };
         let dtype = if collective.reduces() { args.wire } else { args.c.dtype };
         let per_item = 8 / element_bytes(dtype) as u32;
@@ -236,40 +235,6 @@ impl Kernel {
 
     /// Name of the kernel in traces and errors.
     pub fn name(self) -> &'static str {
-        match self {
-            Kernel::Local => "local",
-            Kernel::Norm => "norm",
-            Kernel::OneShot => "one_shot",
-            Kernel::TwoShot => "two_shot",
-            Kernel::ReduceScatter => "reduce_scatter",
-            Kernel::Zero => "zero",
-            Kernel::AddLocked => "add_locked",
-            Kernel::AddAtomic => "add_atomic",
-            Kernel::Convert => "convert",
-            Kernel::Gather => "gather",
-            Kernel::Gathered => "gathered",
-            Kernel::Pull => "pull",
-            Kernel::Staged => "staged",
-            Kernel::AllGather => "all_gather",
-            Kernel::AllToAll => "all_to_all",
-            Kernel::Broadcast => "broadcast",
-            Kernel::Relay => "relay",
-            Kernel::Open => "open",
-            Kernel::Copies => "copies",
-            Kernel::Blocks => "blocks",
-            Kernel::Results => "results",
-            Kernel::Sums => "sums",
-            Kernel::Gate { .. } => "gate",
-            Kernel::Close => "close",
-            Kernel::Stamp { .. } => "stamp",
-            Kernel::OneShotLl => "one_shot_ll",
-            Kernel::ReduceScatterLl => "reduce_scatter_ll",
-            Kernel::AllGatherLl => "all_gather_ll",
-            Kernel::AllToAllLl => "all_to_all_ll",
-            Kernel::BroadcastLl => "broadcast_ll",
-            Kernel::TwoShotLl => "two_shot_ll",
-            Kernel::RelayLl => "relay_ll",
-            Kernel::Barrier { .. } => "barrier",
-        }
+        self.row().name
     }
 }
