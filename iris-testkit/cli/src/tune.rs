@@ -27,8 +27,11 @@ use crate::timing::{balanced, in_turns, median};
 use machine::Case;
 use options::Options;
 
+mod fit;
 mod machine;
+mod measured;
 pub(crate) mod options;
+pub(crate) mod regret;
 
 /// Maximum ratio for a tuning row: a choice gets a row if its median time is at most this part of
 /// the median time of the predicted choice.

@@ -9,14 +9,12 @@ use iris_testkit::say;
 use serde::Deserialize;
 
 use crate::errors::usage;
+use crate::tune::regret;
 
 pub(crate) use compare::print as compare;
 
 pub(crate) mod chart;
 mod compare;
-pub(crate) mod fit;
-pub(crate) mod measured;
-pub(crate) mod regret;
 
 /// Name of the record that docs/performance.md shows.
 const SHOWN: &str = "h200.jsonl";

@@ -7,12 +7,12 @@ use iris_ops::{Machine, Ranks, TuningFile, Variant};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{note, say};
 
+use super::fit::fitted;
+use super::measured::of_line;
 use super::options::Options;
+use super::regret::{errors, quantile};
 use super::timed_on_host;
 use crate::gpu_bench;
-use crate::record::fit::fitted;
-use crate::record::measured::of_line;
-use crate::record::regret::{errors, quantile};
 
 /// Case to time: an operator, its options, and names of variants.
 pub(crate) type Case = (Op, OpOptions, Vec<String>);

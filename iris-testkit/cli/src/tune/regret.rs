@@ -154,7 +154,7 @@ pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
 
 /// Prints prediction errors and regret for each group of rows. The machine is the built-in one, or
 /// is fitted to the groups whose names begin with `fit`.
-pub(super) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
+pub(crate) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
     let all = records(path)?;
     let h200 = Machine::of(Device::named("h200")?);
     let machine = match fit {
