@@ -80,10 +80,6 @@ fn verdict(verdicts: &[Verdict]) -> String {
 
 /// All sections, findings and verdicts as one JSON object.
 pub(super) fn json(sections: &[Section], verdicts: &[Verdict]) -> anyhow::Result<String> {
-    let sections: Vec<_> = sections
-        .iter()
-        .map(|section| json!({"title": section.title, "findings": section.findings}))
-        .collect();
     let verdicts: Vec<_> = verdicts
         .iter()
         .map(|it| json!({"backend": it.backend, "works": it.works(), "why": it.obstacle}))
