@@ -172,7 +172,9 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
 /// Makes the tuning row that follows from the median times of the choices, in microseconds; the
 /// first choice is the predicted one.
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
-    let Problem { op, m, n, dtype, .. } = &job.problem;
+    let Problem { op, dtype, .. } = &job.problem;
+    // Plans look for rows by the shape of one rank's part.
+    let OpOptions { m, n, .. } = job.problem.options(job.problem.op()?, Ranks::new(0, ranks));
     let timed = || job.choices.iter().zip(medians);
     let (rule, own) = timed().next().context("the predicted choice was not timed")?;
     let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));
@@ -280,6 +282,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Tests that a row has the N of each rank's plan, by which plans look for it.
+    #[test]
+    fn a_row_of_an_op_that_splits_n_has_the_columns_of_a_rank() {
+        let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
+        let options = OpOptions::new(107, 96, 64);
+        let problem = whole(Op::AllGatherMatmul, &options, 4);
+        let job = TuneJob::new(problem, &choices(Op::AllGatherMatmul), 4, 1, cpu).unwrap();
+        let row = row(&job, 4, &vec![1.0; job.choices.len()], None).unwrap();
+        let table: toml::Table = row.parse().unwrap();
+        assert_eq!(table["row"][0]["n"].as_integer(), Some(96));
     }
 
     #[test]
