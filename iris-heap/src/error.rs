@@ -129,16 +129,16 @@ pub enum Error {
         message: String,
     },
     /// A rank ended its part in the world because its own program failed
-    /// ([`World::abort_with`](crate::World::abort_with)).
+    /// ([`World::abort_with`](crate::World::abort_with)), or unclosed after an error about another rank.
     #[error(
-        "rank {rank}{} gave up: {reason}; mend that on rank {rank}, then start all ranks anew", place(.host)
+        "rank {rank}{} gave up: {reason}; mend that, then start all ranks anew", place(.host)
     )]
     PeerAborted {
         /// Number of the rank that gave up, in the whole world.
         rank: usize,
         /// Name of that rank's host; `None` if the world has one node.
         host: Option<String>,
-        /// Reason that the rank gave.
+        /// Reason that the rank gave, or the error that it got.
         reason: String,
     },
     /// A rank of the launched world, whose process carries messages of this split world, has ended.
@@ -343,12 +343,13 @@ pub enum Error {
     },
     /// Another rank gave up; the error on that rank has the reason.
     #[error(
-        "rank {rank}{} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
-         open them anew",
+        "rank {rank}{} gave up, or another rank gave up on it, expected to finish its calls: the error of rank {rank} says \
+         why, or that of the other rank; close the heap and its world, and open them anew",
         place(.host)
     )]
     GaveUp {
-        /// Number of the rank that gave up, in the whole world.
+        /// Number of the rank that gave up, or for which the rank that gave up had waited in vain,
+        /// in the whole world.
         rank: usize,
         /// Name of that rank's host; `None` if the world has one node.
         host: Option<String>,

@@ -16,7 +16,7 @@ pub enum FaultKind {
     NoProgress = 2,
     /// A peer entered the call with other arguments; `field` names the argument.
     Mismatch = 3,
-    /// A peer gave up; the fault record of that peer has the reason.
+    /// A peer gave up. `rank` is that peer, or the rank for which it had waited in vain.
     PeerGaveUp = 4,
     /// A peer is lost: its process or thread has ended, or it has dropped its world without close.
     PeerLost = 5,
@@ -209,8 +209,8 @@ impl fmt::Display for Fault {
             }
             FaultKind::PeerGaveUp => write!(
                 f,
-                "rank {rank} gave up, and so did this rank in call {call} of operator {op}: the error of rank \
-                 {rank} says why"
+                "rank {rank} gave up, or another rank gave up on it, and so did this rank in call {call} \
+                 of operator {op}: the error of rank {rank} says why, or that of the other rank"
             ),
             FaultKind::PeerLost => {
                 write!(f, "rank {rank} is lost: call {call} of operator {op} cannot end")

@@ -58,7 +58,8 @@ pub use workgroup::{End, Workgroup};
 pub const RESERVED_WORDS: u32 = 1024;
 
 /// Index of the abort word in every rank's signal segment. The word holds 0, or 1 + the rank that
-/// gave up, or [`PEER_LOST`] + the rank that was lost. Once set, it is never reset.
+/// gave up or was waited for in vain, or [`PEER_LOST`] + the rank that was lost. Once set, it is
+/// never reset.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value
@@ -67,4 +68,4 @@ pub const PEER_LOST: i32 = 1000;
 
 /// Version of the ranks' handshake and of the meaning of shared words. Ranks compare versions when
 /// they open a heap together; opening fails if the versions differ.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;

@@ -36,8 +36,8 @@ impl Awaited {
 
 /// Whether this rank's host has aborted its kernels, or a peer has given up.
 ///
-/// If so, this function tells all peers to give up, and records a fault that names the rank. An
-/// earlier fault of this rank is kept.
+/// If so, this function tells all peers to give up, and records a fault that names the rank of the
+/// abort word or of the host's code. An earlier fault of this rank is kept.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
@@ -77,11 +77,16 @@ fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
-/// included.
+/// included. The word names the rank for which this one has waited in vain, so that all ranks name
+/// it, or else this rank, whose fault says more.
 pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Fault) {
     m.record(fault);
+    let named = match fault.kind {
+        FaultKind::NotEntered | FaultKind::NoProgress => fault.rank,
+        _ => channel.rank as i32,
+    };
     for rank in 0..channel.size {
-        m.store(abort_word(rank), channel.rank as i32 + 1, Access::AbortStore);
+        m.store(abort_word(rank), named + 1, Access::AbortStore);
     }
 }
 
@@ -223,17 +228,21 @@ mod tests {
     use crate::{DevWord, LlQuad, LlWord, Shape, SymPair};
 
     /// Memory stub: all words of the rank hold `word`, and its host has set the abort code `host`.
+    #[derive(Default)]
     struct Broken {
         word: i32,
         host: i32,
         kept: Cell<Option<Fault>>,
+        stored: Cell<Option<i32>>,
     }
 
     impl Memory for Broken {
         fn load(&self, _: SymWord, _: Access) -> i32 {
             self.word
         }
-        fn store(&self, _: SymWord, _: i32, _: Access) {}
+        fn store(&self, _: SymWord, value: i32, _: Access) {
+            self.stored.set(Some(value));
+        }
         fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
             self.word
         }
@@ -268,6 +277,22 @@ mod tests {
         }
     }
 
+    /// Tests that the abort word names a rank that was waited for in vain, and this rank, whose fault
+    /// has the values, for a difference.
+    #[test]
+    fn an_abort_word_names_the_rank_that_stands_still() {
+        let shape = Shape { op: 0, size: 3, tiles: 1, ..Shape::default() };
+        let (channel, _) = Channel::lay_out(shape, 0, 1024, 0);
+        let call = Call::new(1);
+        let awaited = Awaited { call, want: call, rank: 2, tile: -1, limit: Limit::Entry };
+        use FaultKind::{Mismatch, NoProgress, NotEntered};
+        for (kind, named) in [(NotEntered, 2), (NoProgress, 2), (Mismatch, 0)] {
+            let m = Broken::default();
+            give_up(&m, &channel, &awaited.fault(kind, &channel, 2, 0));
+            assert_eq!(m.stored.get(), Some(named + 1), "{kind:?}");
+        }
+    }
+
     /// Tests that an abort word whose value names no valid rank still ends the wait, and that the
     /// fault record shows the value.
     #[test]
@@ -278,7 +303,7 @@ mod tests {
         let awaited = Awaited { call, want: call, rank: 1, tile: -1, limit: Limit::Entry };
         for value in [i32::MIN, -1, 1, 2, 3, PEER_LOST, i32::MAX] {
             for (word, host) in [(value, 0), (0, value), (value, value)] {
-                let m = Broken { word, host, kept: Cell::new(None) };
+                let m = Broken { word, host, ..Broken::default() };
                 assert!(stopped(&m, &channel, &awaited));
                 assert_eq!(m.kept.get().map(|fault| fault.seen), Some(value));
             }

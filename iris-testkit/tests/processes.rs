@@ -101,7 +101,7 @@ fn skip(world: &World) -> anyhow::Result<()> {
         let text = error.to_string();
         let kind = if text.contains("gave up") { ErrorKind::Fault } else { ErrorKind::Timeout };
         assert_eq!(error.kind(), kind, "{error}");
-        let named = text.contains("rank 1 has not entered") || text.contains("gave up");
+        let named = text.contains("rank 1 has not entered") || text.contains("rank 1 gave up");
         assert!(named && text.contains("matmul_all_reduce") && text.contains("call 2"), "{text}");
         println!("named: {text}");
     }

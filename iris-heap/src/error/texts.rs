@@ -115,7 +115,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             [
                 "rank 3 on host b gave up: vocab.txt has 7 lines",
                 "expected 8",
-                "mend that on rank 3",
+                "mend that, then start all ranks anew",
             ],
         ),
         (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),

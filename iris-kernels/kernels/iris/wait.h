@@ -37,7 +37,7 @@ IRIS_COLD void pass_on(Words m, i32 code) {
 }
 
 /// Whether this rank's host or a peer has given up. If so, this function records a fault that names
-/// the rank that gave up, and tells all peers.
+/// the rank of the abort word or of the host's code, and tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
@@ -73,11 +73,14 @@ IRIS_DEVICE bool has_given_up(const Words& m) {
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
-/// included.
+/// included. The word names the rank for which this one has waited in vain, so that all ranks name
+/// it, or else this rank, whose fault says more.
 IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
+    const bool waited = fault.kind == FaultKind::NotEntered || fault.kind == FaultKind::NoProgress;
+    const i32 named = waited ? fault.rank : static_cast<i32>(m.channel.rank);
     for (u32 rank = 0; rank < m.channel.size; ++rank) {
-        m.store<Access::AbortStore>(m.abort(rank), static_cast<i32>(m.channel.rank) + 1);
+        m.store<Access::AbortStore>(m.abort(rank), named + 1);
     }
 }
 

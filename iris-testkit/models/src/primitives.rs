@@ -204,7 +204,8 @@ pub fn abort() -> Scenario {
         let kept = thread.fault().map(|fault| (fault.kind, fault.rank));
         let expected = match thread.rank() {
             0 => (FaultKind::NoProgress, 1),
-            _ => (FaultKind::PeerGaveUp, 0),
+            // The word names the rank that was waited for in vain: this one.
+            _ => (FaultKind::PeerGaveUp, 1),
         };
         if kept != Some(expected) {
             Failure::Other(format!("{:?} keeps {kept:?}", thread.id())).raise();
