@@ -222,21 +222,27 @@ impl Control {
         }
     }
 
-    /// Rank of this node whose loss is the reason for which the heap has failed; `None` for another
-    /// reason.
-    pub(crate) fn lost_peer(&self) -> Option<usize> {
-        let fault = self.fault().filter(|words| words[0] == FaultKind::PeerLost as i32);
-        let by_fault = fault.and_then(|words| usize::try_from(words[4]).ok());
-        let lost = lost_rank(self.host_abort()).or(by_fault.filter(|&rank| rank < MAX_RANKS));
-        lost.filter(|_| self.reason() != abort::USER)
+    /// Error that tells peers the abort word `word` of this rank; `number` converts numbers of ranks of
+    /// this node. `None` if the word names no rank of this node.
+    pub(crate) fn error_of_word(
+        &self,
+        word: i32,
+        number: impl Fn(usize) -> usize,
+    ) -> Option<Error> {
+        let of_node = |rank: &usize| *rank < self.boards().map_or(1, Boards::ranks);
+        let lost = lost_rank(word).filter(|&rank| self.own_rank() != Some(rank));
+        if let Some(rank) = lost.filter(of_node) {
+            return Some(Error::PeerLost { rank: number(rank) });
+        }
+        let named = usize::try_from(i64::from(word) - 1).ok().filter(of_node)?;
+        Some(Error::GaveUp { rank: number(named), host: None })
     }
 
     /// Error for the value `word` of this rank's abort word, which a peer has set.
     pub(crate) fn told_by_peer(&self, word: i32) -> Error {
-        let ranks = self.boards().map_or(1, Boards::ranks);
-        match (usize::try_from(i64::from(word) - 1), lost_rank(word)) {
-            (Ok(rank), _) if rank < ranks => self.gave_up(rank),
-            (_, Some(rank)) if rank < ranks && self.own_rank() != Some(rank) => self.loss(rank),
+        match self.error_of_word(word, |rank| rank) {
+            Some(Error::GaveUp { rank, .. }) => self.gave_up(rank),
+            Some(Error::PeerLost { rank }) => self.loss(rank),
             _ if word == abort::WORLD_LOST => self.world_loss(),
             _ => {
                 let reason = "the abort word names no rank of this world".into();
@@ -491,6 +497,9 @@ impl Control {
     /// # Errors
     /// Errors of [`Control::check`].
     pub fn outcome(&self) -> Result<()> {
+        if self.fault().is_some_and(|words| words[0] == FaultKind::PeerLost as i32) {
+            self.await_own_world();
+        }
         let code = self.reason();
         let disorder = || if code == 0 { None } else { self.disorder() };
         let found = self.fault_error().or_else(disorder);

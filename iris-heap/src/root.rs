@@ -68,9 +68,11 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
         {
             true
         }
-        (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
-            fault.rank == *rank as i32
-        }
+        (
+            Error::PeerLost { rank } | Error::PeerAborted { rank, .. },
+            Error::Fault { fault, .. },
+            Distance::Silence,
+        ) => fault.rank == *rank as i32,
         (
             Error::PeerLost { .. }
             | Error::RankLost { .. }
@@ -85,15 +87,18 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     }
 }
 
-/// Smallest distance among the errors that the library has returned to the program of one rank.
+/// Nearest to the root cause, and first of its distance, among the errors that the library has
+/// returned to the program of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct ReturnedErrors(Mutex<Option<Distance>>);
+pub(crate) struct ReturnedErrors(Mutex<Option<Error>>);
 
 impl ReturnedErrors {
     /// Records an error that is returned to the program.
     pub(crate) fn note(&self, error: &Error) {
-        let (mut least, new) = (lock(&self.0), Distance::of(error));
-        *least = Some(least.map_or(new, |least| least.min(new)));
+        let mut nearest = lock(&self.0);
+        if nearest.as_ref().is_none_or(|old| Distance::of(error) < Distance::of(old)) {
+            *nearest = Some(error.clone());
+        }
     }
 
     /// Whether the library has returned an error.
@@ -104,7 +109,12 @@ impl ReturnedErrors {
     /// Smallest distance recorded. If the library has returned no error, a failure of the rank is
     /// the program's own, so the distance is [`Distance::Root`].
     pub(crate) fn distance(&self) -> Distance {
-        lock(&self.0).unwrap_or(Distance::Root)
+        lock(&self.0).as_ref().map_or(Distance::Root, Distance::of)
+    }
+
+    /// Nearest error recorded, if other ranks are its cause.
+    pub(crate) fn about_others(&self) -> Option<Error> {
+        lock(&self.0).clone().filter(|error| Distance::of(error) > Distance::Root)
     }
 }
 

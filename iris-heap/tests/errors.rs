@@ -4,8 +4,8 @@
 
 mod small;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use iris_heap::abi::{FAULT_WORDS, abort};
@@ -273,4 +273,86 @@ fn each_kind_of_wait_has_its_own_deadline() {
     let mut worlds = World::threads_with(2, &settings.work(short).step(short)).unwrap();
     let (_late, waits) = (worlds.pop().unwrap(), worlds.pop().unwrap());
     absent(waits.barrier().map(|()| waits));
+}
+
+/// Records that `rank` has not come, and tells all ranks, as a kernel does.
+fn record_silence(heap: &SymmetricHeap, rank: i32) {
+    let mut words = [0; FAULT_WORDS];
+    (words[0], words[4]) = (iris_sync::FaultKind::NotEntered as i32, rank);
+    assert!(heap.control().record_fault(&words));
+    for signal in &heap.memory().signal {
+        // SAFETY: `signal` is mapped while the heap is open, and begins with the abort word.
+        let word = unsafe { AtomicI32::from_ptr(signal.address() as *mut i32) };
+        word.store(rank + 1, Ordering::Relaxed);
+    }
+}
+
+/// Tests that a rank which has waited in vain for another one, and leaves, tells the others that one's
+/// name.
+#[test]
+fn a_rank_that_leaves_for_a_silent_rank_names_it() {
+    let end = Barrier::new(3);
+    let run = |world: World| {
+        let heap = SymmetricHeap::open(&world, options()).unwrap();
+        let told = match world.rank() {
+            1 => {
+                record_silence(&heap, 0);
+                let own = heap.check();
+                drop((heap, world));
+                own
+            }
+            2 => world.barrier(),
+            _ => Ok(()),
+        };
+        end.wait();
+        told
+    };
+    let told: Vec<_> = std::thread::scope(|scope| {
+        let worlds = World::threads(3).unwrap();
+        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| run(world))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for rank in [1, 2] {
+        let text = told[rank].as_ref().unwrap_err().to_string();
+        assert!(text.contains("rank 0 has not entered"), "rank {rank}: {text}");
+    }
+}
+
+/// Tests that a rank which has waited in vain for another one, and closes its heap, tells the others
+/// that one's name.
+#[test]
+fn a_heap_that_is_closed_for_a_silent_rank_names_it() {
+    World::run_threads(3, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        if world.rank() == 1 {
+            record_silence(&heap, 0);
+            assert!(matches!(heap.check(), Err(Error::Fault { .. })));
+            heap.close()?;
+        } else {
+            let told = world.barrier().unwrap_err();
+            assert!(matches!(told, Error::GaveUp { rank: 0, .. }), "{told}");
+            drop(heap.close());
+        }
+        world.close()
+    })
+    .unwrap();
+}
+
+/// Tests that a heap which another rank's failure has ended is not closed well on a rank that has got no
+/// error before.
+#[test]
+fn a_close_tells_the_failure_of_another_rank() {
+    World::run_threads(2, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        if world.rank() == 1 {
+            heap.poison(abort::INCOMPLETE)?;
+        }
+        world.barrier()?;
+        let closed = heap.close();
+        if world.rank() == 0 {
+            assert!(matches!(closed, Err(Error::GaveUp { rank: 1, .. })), "{closed:?}");
+        }
+        world.close()
+    })
+    .unwrap();
 }

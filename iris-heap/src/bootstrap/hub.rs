@@ -12,10 +12,10 @@ use super::frames::{Frame, Packet, Part, check_exchanged};
 use super::gather::Gathering;
 use super::held::Held;
 use super::link::Link;
-use super::loss_of_carrier;
 use super::mailbox::AGAIN;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
+use super::{is_loss, loss_of_carrier};
 use crate::error::Error;
 
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
@@ -338,11 +338,12 @@ impl Hub {
         self.send_to_group(id, Frame::Broken { group: id, error });
     }
 
-    /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`.
+    /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`. Also
+    /// a group that is broken is told of a loss, which ends the calls of its kernels.
     fn give_up(&mut self, rank: usize, id: u64, error: Error) {
         if let Some(group) = self.groups.get_mut(&id)
             && group.members.contains(&rank)
-            && !std::mem::replace(&mut group.broken, true)
+            && (!std::mem::replace(&mut group.broken, true) || is_loss(&error))
         {
             self.send_to_group(id, Frame::Broken { group: id, error });
         }
@@ -469,6 +470,28 @@ mod tests {
             }
         }
         drop((other, own));
+        hub.join().unwrap();
+    }
+
+    /// Tests that the ranks of a group which an absence has broken are told why a rank leaves it, before
+    /// that rank is lost to them.
+    #[test]
+    fn a_rank_that_leaves_a_broken_group_may_say_why() {
+        let (own, link_of_0) = Relay::new(&[0]);
+        let (relay, link_of_1) = Relay::new(&[1]);
+        let (mut other, link_of_2) = Relay::new(&[2]);
+        let links = vec![link_of_0, link_of_1, link_of_2];
+        let hub = std::thread::spawn(move || Hub::carry(links));
+        let absent = Error::Absent { ranks: vec![0], what: "a".into(), waited: Duration::ZERO };
+        relay.send(1, Frame::GaveUp { group: 0, error: absent });
+        let told = other.broken(0);
+        assert!(matches!(told, Error::Absent { .. }), "{told}");
+        let reason = Error::PeerAborted { rank: 1, host: None, reason: "no rank 0".into() };
+        relay.send(1, Frame::GaveUp { group: 0, error: reason });
+        relay.send(1, Frame::Leave { group: 0, clean: false });
+        let told = other.broken(0);
+        assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{told}");
+        drop((own, relay, other));
         hub.join().unwrap();
     }
 }

@@ -194,10 +194,6 @@ impl Bootstrap for Nodes {
     }
 
     fn leave(&self, clean: bool) {
-        if !clean && let Some(lost @ Error::PeerLost { .. }) = self.local.lost() {
-            // This rank may leave because of that loss, of which its node may have learned first.
-            self.all.give_up(in_world(lost, &self.hosts.ranks(self.hosts.node(self.rank()))));
-        }
         // The reason is told on the connection of all ranks, so it precedes the loss on that of the
         // node.
         self.all.leave(clean);

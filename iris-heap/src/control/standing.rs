@@ -66,10 +66,17 @@ impl Control {
     /// because of the first loss, so this function waits for the other connection.
     pub(super) fn loss(&self, rank: usize) -> Error {
         let (number, Some(host)) = self.in_whole_world(rank) else {
+            self.await_own_world();
             return self.cut_off.get().cloned().unwrap_or(Error::PeerLost { rank });
         };
         await_reason(|| self.elsewhere.get().is_some());
         self.elsewhere.get_or_init(|| Error::RankLost { rank: number, host }).clone()
+    }
+
+    /// Waits until this rank's own world has told of the loss that a peer's kernel has told of: it may
+    /// know why that rank has left.
+    pub(super) fn await_own_world(&self) {
+        await_reason(|| self.host_abort() != 0);
     }
 
     /// Error for the loss of a rank that is not of this node. A peer's kernel may tell of it a little
@@ -338,6 +345,30 @@ mod tests {
         });
         assert!(found.is_none(), "{found:?}");
         assert!(matches!(c.check(), Err(Error::PeerAborted { rank: 1, .. })), "{:?}", c.check());
+    }
+
+    /// Tests that the error is the reason that a rank gives for leaving, although a peer's kernel has told
+    /// of its loss before.
+    #[test]
+    fn a_loss_that_a_kernel_tells_has_the_reason_that_the_world_tells() {
+        let reason = || Error::PeerAborted { rank: 1, host: None, reason: "no rank 2".into() };
+        for is_fault in [false, true] {
+            let [c, _late] = waits_for_rank_1();
+            let find = || match is_fault {
+                false => c.told_by_peer(abort::PEER_LOST + 1),
+                true => {
+                    record(&c, FaultKind::PeerLost);
+                    c.check().unwrap_err()
+                }
+            };
+            let found = thread::scope(|scope| {
+                let watcher = scope.spawn(find);
+                thread::sleep(Duration::from_millis(100));
+                c.lose(Some(1), reason());
+                watcher.join().unwrap()
+            });
+            assert!(matches!(found, Error::PeerAborted { rank: 1, .. }), "{found:?}");
+        }
     }
 
     /// Texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in the

@@ -549,8 +549,8 @@ impl SymmetricHeap {
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
-        let failed = self.has_failed();
-        if failed {
+        let failure = self.failure();
+        if failure.is_some() {
             capture.clone()?;
             self.give_up();
         }
@@ -603,7 +603,13 @@ impl SymmetricHeap {
         let settled = settled.and(self.leave_nodes());
         let unreported = match settled {
             Err(error) if error.is_surrender() => {
-                self.take_unreported().or_else(|| (!failed).then_some(error))
+                // A heap that another rank's failure has ended is not closed well, unless the
+                // program knows of that failure.
+                self.take_unreported().or_else(|| match failure {
+                    Some(Error::Aborted { .. }) => None,
+                    Some(failure) => (!self.memory.control.has_told()).then_some(failure),
+                    None => Some(error),
+                })
             }
             settled => {
                 self.world.note(settled.map_err(|e| self.after_fault(e)))?;
@@ -613,9 +619,9 @@ impl SymmetricHeap {
         self.world.note_returned(unreported.map_or(Ok(()), Err))
     }
 
-    /// Whether [`SymmetricHeap::check`] returns an error; does not count as returning it.
-    fn has_failed(&self) -> bool {
-        self.memory.control.outcome().and_then(|()| self.check_peers()).is_err()
+    /// Error that [`SymmetricHeap::check`] returns, if any; does not count as returning it.
+    fn failure(&self) -> Option<Error> {
+        self.memory.control.outcome().and_then(|()| self.check_peers()).err()
     }
 
     /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds, for all
@@ -629,15 +635,15 @@ impl SymmetricHeap {
 
     /// Ends the exchanges of the heap's worlds, for all ranks.
     fn end_exchanges(&self) {
-        // A loss is told as the loss, whoever tells it first.
-        let lost = self.memory.control.lost_peer();
+        // Peers learn the same from this rank's word and from their world, whichever is first.
+        let (control, word) = (&self.memory.control, self.word_for_peers().unwrap_or(0));
         if self.local_size() > 1 {
-            self.world.give_up(lost);
+            self.world.give_up(control.error_of_word(word, |rank| rank));
         }
         if let Some(across) = self.across() {
             across.give_up(None);
-            let number = |rank| self.memory.control.in_whole_world(rank).0;
-            self.whole_world().give_up(lost.map(number));
+            let number = |rank| control.in_whole_world(rank).0;
+            self.whole_world().give_up(control.error_of_word(word, number));
         }
     }
 
@@ -730,11 +736,11 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         let own = self.memory.control.check();
         match (own, self.world.note_returned(self.check_peers())) {
-            // A rank that gave up may have left since, and then counts as lost. Its own error says why.
+            // The rank that gave up may have left since, and then counts as lost.
             (
-                Err(Error::PeerLost { rank: lost } | Error::RankLost { rank: lost, .. }),
-                Err(Error::GaveUp { rank, host }),
-            ) if lost == rank => Err(Error::GaveUp { rank, host }),
+                Err(Error::PeerLost { .. } | Error::RankLost { .. }),
+                Err(told @ Error::GaveUp { .. }),
+            ) => Err(told),
             (Err(error), _) => Err(error),
             (Ok(()), told) => told,
         }
@@ -759,6 +765,15 @@ impl SymmetricHeap {
         Ok(i32::from_ne_bytes(word))
     }
 
+    /// Abort word by which this rank tells peers that it takes part in no further call: what it was told, or
+    /// else its own reason.
+    fn word_for_peers(&self) -> Result<i32> {
+        Ok(match self.abort_word(&*self.memory.signal[self.local_rank()])? {
+            0 => self.memory.control.word_for_peers(self.local_rank()),
+            told => told,
+        })
+    }
+
     /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
     /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
     /// everywhere. Later calls replace neither the first reason nor the first rank that gave up; what
@@ -770,10 +785,7 @@ impl SymmetricHeap {
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.world.check_process("poisoning a heap")?;
         self.memory.control.set_host_abort(reason);
-        let word = match self.abort_word(&*self.memory.signal[self.local_rank()])? {
-            0 => self.memory.control.word_for_peers(self.local_rank()),
-            told => told,
-        };
+        let word = self.word_for_peers()?;
         let tell = |signal: &Arc<dyn Mapping>| match self.abort_word(&**signal)? {
             0 => self.backend.write(&**signal, 4 * ABORT_WORD as u64, &word.to_ne_bytes()),
             _ => Ok(()),

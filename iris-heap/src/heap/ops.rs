@@ -51,7 +51,7 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         // A world that has lost a rank ends the step at once, with the first reason. If the rank is of
         // another node, the ranks of this node complete the step, and each learns of the loss itself.
-        if self.world.has_lost() || self.whole_world().has_lost() || !self.has_failed() {
+        if self.world.has_lost() || self.whole_world().has_lost() || self.failure().is_none() {
             return Ok(());
         }
         self.end_exchanges();

@@ -12,7 +12,7 @@ mod split;
 mod threads;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, ProcessId, Step, lost_rank, rendezvous};
 use crate::control::{Control, await_reason};
 use crate::env::Settings;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::root::ReturnedErrors;
 use crate::wire::{Reader, Writer};
 use hosts::Hosts;
@@ -42,7 +42,8 @@ pub(crate) use groups::PeerAccess;
 /// error names the ranks that did not arrive. After an absence or a loss the world is broken, and
 /// every further call returns that error: close it and open a new one.
 ///
-/// A world dropped without [`World::close`] counts as a lost rank on its peers.
+/// A world dropped without [`World::close`] counts as a lost rank on its peers. If this rank got an error
+/// about another rank before, its peers get the text of that error ([`Error::PeerAborted`]).
 ///
 /// After a fork the parent process stays the rank. In the child, which may exit or call `exec`,
 /// every function that waits, copies, issues a call or involves other ranks fails with
@@ -87,8 +88,6 @@ struct Inner {
     children: AtomicUsize,
     /// Worlds that were split off this world, closed ones among them.
     split: Mutex<Vec<Weak<Inner>>>,
-    /// Whether a world that was split off this world had lost a rank when this rank left it.
-    has_lost_in_part: AtomicBool,
     /// Errors that the library has returned to this rank's program. Worlds that were split off this
     /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
@@ -316,7 +315,6 @@ impl World {
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
             split: Mutex::default(),
-            has_lost_in_part: AtomicBool::new(false),
             returned_errors,
             parent,
             process: Maker::this(),
@@ -462,10 +460,10 @@ impl World {
     }
 
     /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank,
-    /// by the loss of the rank `lost` or for another reason.
-    pub(crate) fn give_up(&self, lost: Option<usize>) {
-        let gave_up = Error::GaveUp { rank: self.rank(), host: None };
-        self.inner.bootstrap.give_up(lost.map_or(gave_up, |rank| Error::PeerLost { rank }));
+    /// for the reason `told`, or else one of this rank's own.
+    pub(crate) fn give_up(&self, told: Option<Error>) {
+        let own = || Error::GaveUp { rank: self.rank(), host: None };
+        self.inner.bootstrap.give_up(told.unwrap_or_else(own));
     }
 
     /// Adds names of hosts and of this rank to an error.
@@ -511,17 +509,20 @@ impl Inner {
         split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort(reason));
     }
 
-    /// Waits until this world, too, knows of the loss that a world split off it was told. This rank may leave
-    /// because of that loss, which its peers then learn first.
-    fn await_loss_of_part(&self) {
-        let has_lost = |inner: &Inner| inner.bootstrap.lost().is_some();
-        if let (Some(parent), true) = (&self.parent, has_lost(self)) {
-            parent.inner.has_lost_in_part.store(true, Ordering::Relaxed);
+    /// Error because of which this rank leaves the world unclosed, to be told to peers, if it is about
+    /// another rank: peers must name that one. A loss is not told to the launched world, which learns of it by
+    /// itself. A world split off, or the connection of one node, may learn of it first, so this function
+    /// waits for that.
+    fn cause(&self) -> Option<Error> {
+        let cause = self.returned_errors.about_others()?;
+        if cause.kind() != ErrorKind::PeerLost || self.parent.is_some() {
+            return Some(cause);
         }
-        let open = lock(&self.split).iter().filter_map(Weak::upgrade).any(|part| has_lost(&part));
-        if open || self.has_lost_in_part.load(Ordering::Relaxed) {
-            await_reason(|| has_lost(self));
+        // The loss of the process that carries messages is no news of a part.
+        if !matches!(cause, Error::HubLost { .. }) {
+            await_reason(|| self.bootstrap.lost().is_some());
         }
+        None
     }
 
     /// Ends this rank's part in the world, unless it has ended; `clean` is true after a collective
@@ -538,10 +539,10 @@ impl Inner {
             for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
                 control.leave();
             }
-            self.await_loss_of_part();
         }
-        if let Some(reason) = reason {
-            let (rank, reason) = (self.bootstrap.rank(), reason.into());
+        let cause = if clean { None } else { self.cause() };
+        if let Some(reason) = reason.map(str::to_string).or(cause.map(|error| error.to_string())) {
+            let rank = self.bootstrap.rank();
             self.bootstrap.give_up(Error::PeerAborted { rank, host: None, reason });
         }
         self.bootstrap.leave(clean);
