@@ -14,7 +14,7 @@ use super::peer::is_readable;
 use super::process::ProcessId;
 use super::socket::Socket;
 use super::starter::{self, Starter, cause};
-use super::{Watcher, is_loss};
+use super::{Watcher, is_loss, loss_of_carrier};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -24,6 +24,8 @@ pub(super) const REASON: Duration = Duration::from_secs(2);
 /// Messages that the hub has sent to this process for one group (a world or split world).
 #[derive(Default)]
 pub(super) struct Letters {
+    /// Members of a group, as ranks of the launched world; `None` for that world.
+    pub(super) members: Option<Vec<usize>>,
     /// Number of exchanges that this rank has begun.
     pub(super) number: u64,
     pub(super) arrived: Option<(u64, Vec<Part>)>,
@@ -49,6 +51,8 @@ pub(super) struct Mail {
     /// Whether the relay has forwarded this process's hello, or its last question to the hub. If
     /// not, the relay may be stopped.
     pub(super) forwarded: bool,
+    /// Whether a rank has parted without an answer of the hub, so that later partings await none.
+    pub(super) silent: bool,
     /// Whether the hub has said goodbye or this process is closing; the end of the stream is then
     /// no loss.
     pub(super) over: bool,
@@ -308,10 +312,10 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
         tracing::error!(%error, relay, "the connection to the hub is given up");
     }
     let outcome = outcome.and(reason.or_else(starter::lost).map_or(Ok(()), Err));
-    let told = state.fail(|group| match (&outcome, group) {
+    let told = state.fail(|members| match (&outcome, members) {
         (Err(error), _) => error.clone(),
-        (Ok(()), 0) => Error::PeerLost { rank: lost },
-        (Ok(()), _) => Error::HubLost { rank: lost },
+        (Ok(()), None) => Error::PeerLost { rank: lost },
+        (Ok(()), Some(members)) => loss_of_carrier(members, lost),
     });
     let lost = outcome.err().unwrap_or(Error::PeerLost { rank: lost });
     state.welcome.get_or_insert(Err(lost));
@@ -324,12 +328,12 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
 }
 
 impl Mail {
-    /// Fails each group with the error that `of` returns for its number, unless the connection is
+    /// Fails each group with the error that `of` returns for its members, unless the connection is
     /// over. Returns the watchers to call, with their errors.
-    fn fail(&mut self, of: impl Fn(u64) -> Error) -> Vec<(Watcher, Error)> {
+    fn fail(&mut self, of: impl Fn(Option<&[usize]>) -> Error) -> Vec<(Watcher, Error)> {
         let (over, mut told) = (self.over, Vec::new());
-        for (&id, group) in self.groups.iter_mut().filter(|_| !over) {
-            let error = of(id);
+        for group in self.groups.values_mut().filter(|_| !over) {
+            let error = of(group.members.as_deref());
             told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
         }
         told
@@ -372,6 +376,28 @@ mod tests {
         let connection = Connection::start(&UnixStream::from(OwnedFd::from(file)).into(), 0);
         let told = connection.unwrap().welcome(soon, Instant::now(), String::new).unwrap_err();
         assert_eq!(told.to_string(), format!("recvmsg: {code}"));
+    }
+
+    /// Tests that the end of the process at the other end is the loss of the member that it is, if the
+    /// group has it.
+    #[test]
+    fn the_end_of_a_carrier_is_the_loss_of_a_member() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let connection = Connection::start(&ours.into(), 2).unwrap();
+        let groups = [(5, vec![0, 2]), (6, vec![0, 1])];
+        for (group, members) in groups {
+            let letters = Letters { members: Some(members), ..Letters::default() };
+            lock(&connection.mail.0).groups.insert(group, letters);
+        }
+        drop(theirs);
+        connection.wait_until(Instant::now() + Duration::from_secs(60), |mail| mail.over);
+        let mail = lock(&connection.mail.0);
+        let lost = [0, 5, 6].map(|group| mail.groups[&group].lost.clone().expect("a loss"));
+        let [Error::PeerLost { rank: 2 }, Error::PeerLost { rank: 1 }, Error::HubLost { rank: 2 }] =
+            lost
+        else {
+            panic!("{lost:?}");
+        };
     }
 
     /// Tests that a frame does not wait beyond its own time for a frame of another thread.

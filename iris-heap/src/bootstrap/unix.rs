@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, LastChance, REASON};
+use super::connection::{Connection, LastChance, Mail, REASON};
 use super::frames::{Frame, Part, check_exchanged};
 use super::held::pair;
 use super::hub::Hub;
@@ -20,7 +20,7 @@ use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_own};
 use super::starter::cause;
-use super::{Bootstrap, Step, Watcher, loss_of_carrier};
+use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -311,9 +311,12 @@ impl Processes {
         let until = Instant::now() + PARTING;
         // An error is ignored, because sending fails only if the hub or relay is gone.
         if self.connection.send(frame, until).is_ok() && self.connection.has_carriers() {
-            self.connection.wait_until(until, |mail| {
+            let told = |mail: &Mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
-            });
+            };
+            self.connection.wait_until(until, |mail| mail.silent || told(mail));
+            let mut mail = lock(&self.connection.mail.0);
+            mail.silent |= !told(&mail);
         }
     }
 }
@@ -395,7 +398,8 @@ impl Bootstrap for Processes {
         let name = [self.group.to_le_bytes(), group.to_le_bytes()].concat();
         let group = (crate::wire::hash(&[&name]) as u64).max(1);
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
-        lock(&self.connection.mail.0).groups.entry(group).or_default();
+        let of_group = members.clone();
+        lock(&self.connection.mail.0).groups.entry(group).or_default().members = Some(of_group);
         let launched = members.iter().map(|&m| m as u64).collect();
         self.connection.send(Frame::Group { group, members: launched }, step.deadline)?;
         let connection = self.connection.clone();
@@ -411,11 +415,7 @@ impl Bootstrap for Processes {
     }
 
     fn lost(&self) -> Option<Error> {
-        let mail = lock(&self.connection.mail.0);
-        match mail.groups.get(&self.group)?.lost.clone()? {
-            Error::HubLost { rank } => Some(loss_of_carrier(&self.members, rank)),
-            error => Some(error),
-        }
+        lock(&self.connection.mail.0).groups.get(&self.group)?.lost.clone()
     }
 
     fn give_up(&self, error: Error) {

@@ -466,8 +466,14 @@ impl World {
         self.inner.bootstrap.give_up(told.unwrap_or_else(own));
     }
 
-    /// Adds names of hosts and of this rank to an error.
+    /// Adds names of hosts and of this rank to an error. The loss of a process that carries messages is
+    /// what the launched world knows of it.
     fn describe(&self, error: Error) -> Error {
+        if let (Error::HubLost { .. }, Some(parent)) = (&error, &self.inner.parent)
+            && let Some(known) = parent.inner.bootstrap.lost()
+        {
+            return parent.describe(known);
+        }
         self.hosts().describe(error).on_rank(self.hosts().number(self.rank()))
     }
 
