@@ -16,7 +16,8 @@ impl Gpu {
     /// is current.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; errors of `enqueue`.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another heap;
+    /// [`Error::Closed`](crate::Error::Closed); errors of `enqueue`.
     pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         stream.check_of(Arc::as_ptr(&self.shared.control), "work of a library")?;
         let queue = GpuStream::of(stream.backend())?;
@@ -41,7 +42,8 @@ impl Gpu {
     /// too.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
+    /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another heap;
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Device`](crate::Error::Device).
     ///
     /// # Safety
     /// The device has the memory mapped. The memory lives until the copies have ended, and until
