@@ -159,9 +159,11 @@ fn naming(case: &Case, rank: usize, all: &[RankOutcome]) -> Naming {
             Naming::Right
         }
         Blow::Set(_) => other,
-        // A panic in the standard library, on a thread that runs enqueued work.
+        // A panic in the standard library, on a thread that runs enqueued work or carries messages.
         Blow::Refuse(refusal)
-            if rank == case.victim && refusal.ends_the_process() && error.contains("panicked") =>
+            if rank == case.victim
+                && refusal.ends_the_process()
+                && it.stderr.contains("panicked") =>
         {
             Naming::Right
         }
