@@ -4,7 +4,7 @@
 use super::ancestors::Ancestor;
 use super::launchers::{Get, LAUNCHERS, Launcher, PMIX, SLURM, SLURM_STEP, first};
 use crate::env::wrong;
-use crate::error::{Result, shortened};
+use crate::error::Result;
 
 /// Environment of this process, and its ancestors with theirs.
 pub(super) struct Surroundings<'a> {
@@ -107,8 +107,7 @@ impl Surroundings<'_> {
             let rank = (self.get)(it.rank)?.unwrap_or_else(|| "(not set)".into());
             let (name, size) =
                 first(self.get, it.size)?.unwrap_or((it.size[0], "(not set)".into()));
-            let shown = |value: &str| shortened(value.trim()).into_owned();
-            Ok((shown(&rank), name, shown(&size)))
+            Ok((rank.trim().to_owned(), name, size.trim().to_owned()))
         };
         let (ours, theirs) = (words(chosen)?, words(other)?);
         if (&ours.0, &ours.2) == (&theirs.0, &theirs.2) {
