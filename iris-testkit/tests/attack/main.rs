@@ -391,17 +391,24 @@ fn measure(program: &Path, ranks: Ranks) -> Result<Vec<u64>> {
     Ok(times)
 }
 
-/// Refusals of each system call that a rank makes: its first and its last use, with each error, on
-/// each of up to three ranks, else on rank 0 and another one.
+/// Refusals of each system call that ranks make, its first and its last use, with each error, on
+/// each of up to three ranks, else on rank 0 and another one. A call that one rank makes is refused to
+/// each of them, because which rank of a node makes it may differ from run to run.
 fn refusals(program: &Path, ranks: Ranks, random: &mut Random) -> Result<Vec<Case>> {
     let count = Case { ranks, blow: Blow::Count, victim: ranks.number(), ..Case::default() };
     let counted = run(program, &count, 0)?;
     ensure!(counted.ok(), "with a filter that refuses nothing ranks fail:\n{}", counted.report());
+    let mut most = BTreeMap::new();
+    for rank in &counted.ranks {
+        let calls = line(&rank.stdout, CALLS).context("no calls were counted")?;
+        for (call, uses) in calls.split(' ').filter_map(|word| word.split_once('=')) {
+            let last = most.entry(call).or_insert(0);
+            *last = uses.parse::<u32>()?.max(*last);
+        }
+    }
     let mut cases = Vec::new();
     for victim in case::victims(ranks, random) {
-        let calls = line(&counted.ranks[victim].stdout, CALLS).context("no calls were counted")?;
-        for (call, uses) in calls.split(' ').filter_map(|word| word.split_once('=')) {
-            let last: u32 = uses.parse()?;
+        for (&call, &last) in &most {
             for nth in [1, last].into_iter().take(last.min(2) as usize) {
                 for (_, error) in refuse::ERRORS {
                     let blow = Blow::Refuse(Refusal { call: call.into(), nth, error });
