@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -25,21 +26,21 @@ const CALLS: u64 = 1024;
 /// of calls. Word 1: whether a call was captured. Word 2: number of calls whose end the host has
 /// seen. Word 3: node that the rank waits for in a step between nodes ([`AwaitedNode`]). Word 4:
 /// number of the host's collective step, 0 outside a step. Word 5: number of such steps so far.
-/// Word 6: what the rank has ended ([`Ended`]).
+/// Word 6: what the rank has ended ([`Ended`]). Word 7: whether the rank has told a reason for giving up.
 const HEADER: u64 = 16;
 
 /// Number of 64-bit words of a call. Word 0: the call's number and the id of its operator, 32 bits
 /// each. Words 1 and 2: [`Pulled`].
 const CALL: u64 = 3;
 
-/// Number of 64-bit words after the calls, for the text of the host's collective step.
-const TEXT: u64 = 32;
+/// Words of a board, after the calls, that hold the text of the host's collective step.
+const STEP: Range<u64> = HEADER + CALL * CALLS..HEADER + CALL * CALLS + 32;
+
+/// Words of a board that hold the reason for giving up.
+const REASON: Range<u64> = STEP.end..STEP.end + 128;
 
 /// Size in bytes of one rank's board.
-pub(crate) const BYTES: u64 = 8 * (HEADER + CALL * CALLS + TEXT);
-
-/// Index of the first word of a board's text.
-const TEXT_START: u64 = HEADER + CALL * CALLS;
+pub(crate) const BYTES: u64 = 8 * REASON.end;
 
 /// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
 /// calls.
@@ -189,8 +190,8 @@ impl Boards {
     }
 
     /// Records the collective step of the hosts that this rank is in, by the step's kind and call
-    /// site; `None` at the end of the step. The text is cut to [`TEXT`] words of 8 bytes. Two
-    /// threads must not run this function at once.
+    /// site; `None` at the end of the step. The text is cut to the words [`STEP`]. Two threads must not
+    /// run this function at once.
     pub(crate) fn set_host_step(&self, step: Option<&str>) -> Result<()> {
         let number = self.word(self.rank, 4)?;
         number.store(0, Ordering::Relaxed);
@@ -198,13 +199,7 @@ impl Boards {
         // The fence stands between the number and the text: a reader that sees any new word of the
         // text also sees that the number has changed.
         fence(Ordering::Release);
-        let mut parts = step.as_bytes().chunks(8);
-        for index in 0..TEXT {
-            let part = parts.next().unwrap_or_default();
-            let bytes = std::array::from_fn(|at| part.get(at).copied().unwrap_or(0));
-            let word = self.word(self.rank, TEXT_START + index)?;
-            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
-        }
+        self.set_text(STEP, step)?;
         let steps = self.word(self.rank, 5)?.fetch_add(1, Ordering::Relaxed);
         number.store(steps + 1, Ordering::Release);
         Ok(())
@@ -218,14 +213,45 @@ impl Boards {
         if before == 0 {
             return Ok(None);
         }
-        let mut bytes = Vec::with_capacity(8 * TEXT as usize);
-        for index in 0..TEXT {
-            let word = self.word(rank, TEXT_START + index)?.load(Ordering::Relaxed);
-            bytes.extend(word.to_le_bytes().into_iter().filter(|&byte| byte != 0));
-        }
+        let text = self.text(rank, STEP)?;
         fence(Ordering::Acquire);
         let is_whole = number.load(Ordering::Relaxed) == before;
-        Ok(is_whole.then(|| String::from_utf8_lossy(&bytes).into_owned()))
+        Ok(is_whole.then_some(text))
+    }
+
+    /// Records the reason for which this rank gives up. Only one thread may run this function, once.
+    pub(crate) fn set_reason(&self, reason: &str) -> Result<()> {
+        self.set_text(REASON, reason)?;
+        self.word(self.rank, 7)?.store(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reason for which `rank` has given up; `None` if it has told none.
+    pub(crate) fn reason(&self, rank: usize) -> Result<Option<String>> {
+        let is_told = self.word(rank, 7)?.load(Ordering::Acquire) != 0;
+        is_told.then(|| self.text(rank, REASON)).transpose()
+    }
+
+    /// Stores `text` in `words` of this rank's board, cut to their size and filled with zeros.
+    fn set_text(&self, words: Range<u64>, text: &str) -> Result<()> {
+        let mut parts = text.as_bytes().chunks(8);
+        for index in words {
+            let part = parts.next().unwrap_or_default();
+            let bytes = std::array::from_fn(|at| part.get(at).copied().unwrap_or(0));
+            let word = self.word(self.rank, index)?;
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Text in `words` of the board of `rank`.
+    fn text(&self, rank: usize, words: Range<u64>) -> Result<String> {
+        let mut bytes = Vec::new();
+        for index in words {
+            let word = self.word(rank, index)?.load(Ordering::Relaxed);
+            bytes.extend(word.to_le_bytes().into_iter().filter(|&byte| byte != 0));
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Records that this rank issues no further call of `ended`; `None` withdraws that record.

@@ -168,10 +168,17 @@ impl Control {
     }
 
     /// Tells every waiting kernel of this rank to stop because another node failed. From then on
-    /// [`Control::check`] returns `error`; later calls do not replace the first error.
+    /// [`Control::check`] returns `error`; later calls do not replace the first error. Ranks of this
+    /// node to which this rank gives up return an error with the same text, unless it is a loss.
     pub fn fail_elsewhere(&self, error: Error) {
         let is_loss = error.kind() == ErrorKind::PeerLost;
-        let _ = self.elsewhere.set(error);
+        let text = error.to_string();
+        if self.elsewhere.set(error).is_ok()
+            && !is_loss
+            && let Some(Err(error)) = self.boards().map(|boards| boards.set_reason(&text))
+        {
+            tracing::debug!(%error, "the failure of another node is not told to other ranks");
+        }
         self.set_host_abort(if is_loss { abort::WORLD_LOST } else { abort::ELSEWHERE });
     }
 
@@ -235,7 +242,8 @@ impl Control {
             return Some(Error::PeerLost { rank: number(rank) });
         }
         let named = usize::try_from(i64::from(word) - 1).ok().filter(of_node)?;
-        Some(Error::GaveUp { rank: number(named), host: None })
+        let reason = self.reason_of(named);
+        Some(Error::GaveUp { rank: number(named), host: None, reason })
     }
 
     /// Error for the value `word` of this rank's abort word, which a peer has set.
@@ -461,6 +469,12 @@ impl Control {
             }
             _ => fault,
         };
+        if fault.kind == FaultKind::PeerGaveUp
+            && let Ok(rank) = usize::try_from(fault.rank)
+            && self.reason_of(rank).is_some()
+        {
+            return Some(self.gave_up(rank));
+        }
         if fault.kind == FaultKind::StepDiffers
             && let Some(error) = self.engine().and_then(|engine| engine.explain(&fault))
         {
@@ -474,7 +488,9 @@ impl Control {
         };
         let awaited = self.awaited_node.get_or_init(|| {
             let is_silent = matches!(fault.kind, FaultKind::NotEntered | FaultKind::NoProgress);
-            is_silent.then(|| self.node_awaited_by(usize::try_from(fault.rank).ok()?)).flatten()
+            let rank = usize::try_from(fault.rank).ok().filter(|_| is_silent)?;
+            // A rank that stands still in a step awaits nobody.
+            self.node_awaited_by(rank).filter(|_| self.stopped_process(rank).is_none())
         });
         let standing = self.standing(&fault);
         let fault = match &host {

@@ -337,15 +337,15 @@ pub enum Error {
         fault: iris_sync::Fault,
         /// Name of that rank's host.
         host: String,
-        /// Awaited node with the name of its host, `node 1 (host b)`, or `another node` if the node
+        /// Awaited node with the name of its host, `node 1 (rank 3 on host b)`, or `another node` if the node
         /// is unknown.
         node: String,
     },
-    /// Another rank gave up; the error on that rank has the reason.
+    /// Another rank gave up; if the reason is not known, the error on that rank has it.
     #[error(
-        "rank {rank}{} gave up, or another rank gave up on it, expected to finish its calls: the error of rank {rank} says \
-         why, or that of the other rank; close the heap and its world, and open them anew",
-        place(.host)
+        "rank {rank}{} gave up{}; close the heap and its world, and open them anew",
+        place(.host),
+        why(*rank, .reason)
     )]
     GaveUp {
         /// Number of the rank that gave up, or for which the rank that gave up had waited in vain,
@@ -353,6 +353,9 @@ pub enum Error {
         rank: usize,
         /// Name of that rank's host; `None` if the world has one node.
         host: Option<String>,
+        /// Error on that rank, if it is known: that of a step between nodes, or the one before which the
+        /// rank took no part in such a step.
+        reason: Option<String>,
     },
     /// A step of the host failed after a kernel of this rank had left a fault.
     #[error("{then}; before that a kernel of this rank failed: {fault}")]
@@ -506,6 +509,19 @@ fn list_standing(fault: &iris_sync::Fault, standing: &[(usize, String)]) -> Stri
 /// Text ` on host b` after the number of a rank; empty if the world has one node.
 fn place(host: &Option<String>) -> String {
     host.as_ref().map_or(String::new(), |host| format!(" on host {host}"))
+}
+
+/// Text that tells why `rank` gave up, as far as known.
+fn why(rank: usize, reason: &Option<String>) -> String {
+    reason.as_ref().map_or_else(
+        || {
+            format!(
+                ", or another rank gave up on it, expected to finish its calls: the error of rank {rank} says why, or \
+                 that of the other rank"
+            )
+        },
+        |reason| format!(": {reason}"),
+    )
 }
 
 /// Text that names the host of the rank that a fault is about; empty if the world has one node.

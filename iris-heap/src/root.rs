@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(told.distance(), Distance::Consequence);
         let absent = Error::Absent { ranks: vec![1], what: "a".into(), waited: Default::default() };
         told.note(&absent);
-        told.note(&Error::GaveUp { rank: 1, host: None });
+        told.note(&Error::GaveUp { rank: 1, host: None, reason: None });
         assert_eq!(told.distance(), Distance::Silence);
         let mut words = [0; 8];
         words[0] = FaultKind::Mismatch as i32;

@@ -128,11 +128,11 @@ fn closing_returns_what_nobody_was_told() {
         // returned.
         let heap = SymmetricHeap::open(&w, options())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
-        stream.call_cpu("first", || Err(Error::GaveUp { rank: 7, host: None }))?;
+        stream.call_cpu("first", || Err(Error::GaveUp { rank: 7, host: None, reason: None }))?;
         stream.sync().unwrap_err();
-        other.call_cpu("second", || Err(Error::GaveUp { rank: 8, host: None }))?;
+        other.call_cpu("second", || Err(Error::GaveUp { rank: 8, host: None, reason: None }))?;
         heap.finish()?;
-        stream.call_cpu("third", || Err(Error::GaveUp { rank: 9, host: None }))?;
+        stream.call_cpu("third", || Err(Error::GaveUp { rank: 9, host: None, reason: None }))?;
         drop(other);
         heap.finish()?;
         // The error of a dropped stream must remain when new streams are made.

@@ -246,7 +246,7 @@ fn the_first_error_comes_from_sync_once() {
         let stream = heap.stream()?;
         for word in [3, 4] {
             let fail = move |g: Group| match g.index {
-                1 => Err(Error::GaveUp { rank: word, host: None }),
+                1 => Err(Error::GaveUp { rank: word, host: None, reason: None }),
                 _ => Ok(()),
             };
             stream.launch_cpu("fail", 2, Arc::new(fail))?;

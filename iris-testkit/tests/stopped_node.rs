@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let [step, kernel] = [0, 1].map(|rank: usize| outcome.ranks[rank].stderr.clone());
     let report = outcome.report();
     assert!(kernel.contains("because rank 0 on host"), "{report}");
-    assert!(kernel.contains("waits for node 1 (host"), "{report}");
+    assert!(kernel.contains("waits for node 1 (rank 2 on host"), "{report}");
     assert!(!kernel.contains("rank 0 has not entered"), "{report}");
     assert!(step.contains("rank 2 is on host") && step.contains("(node 1)"), "{report}");
     println!("a stopped node is named ... ok");

@@ -55,10 +55,10 @@ fn a_step_between_nodes_is_told_until_it_ends() {
 #[test]
 fn a_step_of_the_host_is_told_until_it_ends() {
     let [one, other] = boards();
-    let long = "é".repeat(4 * TEXT as usize) + "cut";
+    let long = "é".repeat(4 * STEP.count()) + "cut";
     for (step, told) in [("close heap at a.rs:1:2", None), ("free at b.rs:3:4", None)]
         .into_iter()
-        .chain([(&*long, Some(&long[..8 * TEXT as usize]))])
+        .chain([(&*long, Some(&long[..8 * STEP.count()]))])
     {
         one.set_host_step(Some(step)).unwrap();
         assert_eq!(other.host_step(0).unwrap().as_deref(), Some(told.unwrap_or(step)));

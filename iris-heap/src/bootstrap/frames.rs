@@ -129,8 +129,8 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::PeerAborted { rank, reason, .. } => {
             w.u64(8).u64(*rank as u64).text(reason);
         }
-        Error::GaveUp { rank, .. } => {
-            w.u64(9).u64(*rank as u64);
+        Error::GaveUp { rank, reason, .. } => {
+            w.u64(9).u64(*rank as u64).text(reason.as_deref().unwrap_or_default());
         }
         other => {
             w.u64(0).text(&other.to_string());
@@ -158,7 +158,10 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
         6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
         7 => Error::Wire { what: r.text()?, problem: r.text()? },
         8 => Error::PeerAborted { rank: r.u64()? as usize, host: None, reason: r.text()? },
-        9 => Error::GaveUp { rank: r.u64()? as usize, host: None },
+        9 => {
+            let (rank, reason) = (r.u64()? as usize, r.text()?);
+            Error::GaveUp { rank, host: None, reason: Some(reason).filter(|it| !it.is_empty()) }
+        }
         10 => Error::LauncherLost { rank: r.u64()? as usize, launcher: r.text()? },
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })

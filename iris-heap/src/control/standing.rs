@@ -30,7 +30,7 @@ impl Control {
     }
 
     /// Process of the rank `rank` of this node, if the process is stopped.
-    fn stopped_process(&self, rank: usize) -> Option<ProcessId> {
+    pub(super) fn stopped_process(&self, rank: usize) -> Option<ProcessId> {
         self.process(rank).filter(ProcessId::is_stopped)
     }
 
@@ -54,10 +54,18 @@ impl Control {
         texts.into_iter().enumerate().map(number).collect()
     }
 
+    /// Error of the failed step between nodes for which the rank `rank` of this node has given up;
+    /// `None` if it had another reason.
+    pub(super) fn reason_of(&self, rank: usize) -> Option<String> {
+        let boards = self.boards().filter(|boards| rank < boards.ranks())?;
+        boards.reason(rank).ok()?
+    }
+
     /// Error for the rank `rank` of this node, which has given up.
     pub(crate) fn gave_up(&self, rank: usize) -> Error {
+        let reason = self.reason_of(rank);
         let (rank, host) = self.in_whole_world(rank);
-        Error::GaveUp { rank, host }
+        Error::GaveUp { rank, host, reason }
     }
 
     /// Error for the loss of the rank `rank` of this node. In a world of several nodes, the
@@ -181,15 +189,18 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// Name of the node that `rank` waits for in a step between nodes; `None` if `rank` is in no
+    /// Name of the node, and of its rank, that `rank` waits for in a step between nodes; `None` if `rank` is in no
     /// such step.
     pub(super) fn node_awaited_by(&self, rank: usize) -> Option<String> {
         let boards = self.boards().filter(|boards| rank < boards.ranks())?;
         Some(match boards.step(rank).ok()?? {
             AwaitedNode::Unknown => "another node".into(),
             AwaitedNode::Node(node) => {
+                // A step is made with the rank of the same local rank.
+                let number = node * boards.ranks() + rank;
                 let name = self.nodes.get().and_then(|(names, _)| names.get(node));
-                name.map_or(format!("node {node}"), |name| format!("node {node} (host {name})"))
+                let host = name.map_or(String::new(), |name| format!(" on host {name}"));
+                format!("node {node} (rank {number}{host})")
             }
         })
     }
@@ -314,7 +325,7 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
         assert!(!text.contains("on host"), "{text}");
-        assert!(matches!(c.gave_up(1), Error::GaveUp { rank: 1, host: None }));
+        assert!(matches!(c.gave_up(1), Error::GaveUp { rank: 1, host: None, reason: None }));
     }
 
     #[test]
@@ -328,6 +339,40 @@ mod tests {
         let expected =
             format!("rank 1 is in sum (operator 0), call 1 of the heap, in {}", sleeper.process());
         assert!(expected.contains("is stopped") && text.contains(&expected), "{text}");
+    }
+
+    /// Tests that a rank that stands still in a step between nodes is named, and not the node that it
+    /// waits for.
+    #[test]
+    fn a_rank_stopped_in_a_step_waits_for_no_node() {
+        let [c, late] = waits_for_rank_1();
+        let sleeper = Sleeper::spawn();
+        c.set_processes(vec![None, Some(sleeper.process())]);
+        late.publish_step(Some(AwaitedNode::Node(1)));
+        sleeper.set_stopped(true);
+        record(&c, FaultKind::NoProgress);
+        let error = c.fault_error().unwrap();
+        assert!(matches!(&error, Error::Fault { fault, .. } if fault.rank == 1), "{error:?}");
+    }
+
+    /// Tests that the error of a step between nodes reaches the ranks that wait for the rank that made
+    /// the step.
+    #[test]
+    fn a_rank_that_gives_up_for_a_failed_step_tells_why() {
+        let step = || Error::other(std::io::Error::other("rank 0 on host a has no ink"));
+        for is_fault in [false, true] {
+            let [c, late] = waits_for_rank_1();
+            late.fail_elsewhere(step());
+            let error = match is_fault {
+                false => c.told_by_peer(2),
+                true => {
+                    record(&c, FaultKind::PeerGaveUp);
+                    c.check().unwrap_err()
+                }
+            };
+            let text = error.to_string();
+            assert!(text.contains("rank 1 gave up: rank 0 on host a has no ink"), "{text}");
+        }
     }
 
     /// Tests that the error is the reason that a rank gives a moment after it has dropped its heap,
@@ -382,7 +427,8 @@ mod tests {
         };
         let check = |text: String, expected: &[&str]| {
             expected.iter().for_each(|part| assert!(text.contains(part), "no {part:?} in {text}"));
-            assert!(!text.contains("rank 0") && !text.contains("rank 1"), "{text}");
+            let of_node_0 = text.replace("(rank 1 on host a)", "");
+            assert!(!of_node_0.contains("rank 0") && !of_node_0.contains("rank 1"), "{text}");
         };
         let [c, late] = on_node_1();
         late.publish_host_step(Some("free at a.rs:1:2"));
@@ -404,10 +450,10 @@ mod tests {
 
         let [c, late] = on_node_1();
         late.publish_step(Some(AwaitedNode::Node(0)));
-        check(c.steps(), &["; rank 3 waits for node 0 (host a)"]);
+        check(c.steps(), &["; rank 3 waits for node 0 (rank 1 on host a)"]);
         record(&c, FaultKind::NoProgress);
         let silent = c.fault_error().unwrap().to_string();
-        check(silent, &["because rank 3 on host b waits for node 0 (host a)"]);
+        check(silent, &["because rank 3 on host b waits for node 0 (rank 1 on host a)"]);
 
         let [c, late] = on_node_1();
         assert_eq!(late.name_op("max"), 1);

@@ -235,13 +235,17 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ["code 100", "told it to leave call 5", "open the heap and its world anew"],
         ),
         (
-            Error::GaveUp { rank: 3, host: None },
+            Error::GaveUp { rank: 3, host: None, reason: None },
             ["rank 3 gave up", "expected to finish", "close the heap and its world"],
+        ),
+        (
+            Error::GaveUp { rank: 3, host: Some("b".into()), reason: Some("no ink".into()) },
+            ["rank 3 on host b gave up", ": no ink;", "close the heap and its world"],
         ),
         (
             Error::AfterFault {
                 fault: Box::new(faulty(FaultKind::NotEntered, -1, &[])),
-                then: Box::new(Error::GaveUp { rank: 3, host: Some("b".into()) }),
+                then: Box::new(Error::GaveUp { rank: 3, host: Some("b".into()), reason: None }),
             },
             [
                 "rank 3 on host b gave up",
@@ -297,10 +301,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
                 op: "layer3.down (all_reduce of 64 f32)".into(),
                 fault: fault(FaultKind::NotEntered, 0),
                 host: "a".into(),
-                node: "node 1 (host b)".into(),
+                node: "node 1 (rank 5 on host b)".into(),
             },
             [
-                "rank 2 on host a waits for node 1 (host b)",
+                "rank 2 on host a waits for node 1 (rank 5 on host b)",
                 "expected every node",
                 "see what the ranks",
             ],
@@ -320,7 +324,7 @@ fn a_cause_is_the_same_kind_of_error_for_a_kernel_and_for_the_host() {
     let mismatch = || Error::Mismatch { ranks: vec![2], calls: Vec::new() };
     for (fault, host) in [
         (FaultKind::PeerLost, Error::PeerLost { rank: 2 }),
-        (FaultKind::PeerGaveUp, Error::GaveUp { rank: 2, host: None }),
+        (FaultKind::PeerGaveUp, Error::GaveUp { rank: 2, host: None, reason: None }),
         (FaultKind::NotEntered, absent()),
         (FaultKind::NoProgress, absent()),
         (FaultKind::Mismatch, mismatch()),

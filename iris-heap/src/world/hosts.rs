@@ -181,8 +181,9 @@ impl Hosts {
                 let (rank, host) = (self.number(rank), Some(self.name(rank).into()));
                 Error::PeerAborted { rank, host, reason }
             }
-            Error::GaveUp { rank, host: None } if rank < self.node_of.len() => {
-                Error::GaveUp { rank: self.number(rank), host: Some(self.name(rank).into()) }
+            Error::GaveUp { rank, host: None, reason } if rank < self.node_of.len() => {
+                let (rank, host) = (self.number(rank), Some(self.name(rank).into()));
+                Error::GaveUp { rank, host, reason }
             }
             error => error,
         }

@@ -462,7 +462,7 @@ impl World {
     /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank,
     /// for the reason `told`, or else one of this rank's own.
     pub(crate) fn give_up(&self, told: Option<Error>) {
-        let own = || Error::GaveUp { rank: self.rank(), host: None };
+        let own = || Error::GaveUp { rank: self.rank(), host: None, reason: None };
         self.inner.bootstrap.give_up(told.unwrap_or_else(own));
     }
 

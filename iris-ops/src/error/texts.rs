@@ -21,7 +21,7 @@ variants! { Error:
 /// action.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     let op = || OpLabel::from(Op::AllReduce);
-    let cause = || Box::new(iris_heap::Error::GaveUp { rank: 3, host: None });
+    let cause = || Box::new(iris_heap::Error::GaveUp { rank: 3, host: None, reason: None });
     vec![
         (
             "fast".parse::<crate::Variant>().unwrap_err().into(),

@@ -175,14 +175,20 @@ pub(super) fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     }
 }
 
-/// Reason for which a step failed: another rank failed before it, or the ranks are in different
-/// calls.
+/// Error of a step for which `rank` on `host` sent the error `message` of its own in place of its data.
+pub(super) fn failed(
+    (op, call, step): (Op, u64, u64),
+    (rank, host): (usize, String),
+    message: &str,
+) -> iris_heap::Error {
+    let reason = format!("{op}, step {step} between nodes of call {call}: {message}");
+    iris_heap::Error::GaveUp { rank, host: Some(host), reason: Some(reason) }
+}
+
+/// Reason for which a step failed, other than the failure of another rank: the ranks are in different
+/// calls, or do not answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
-    #[error(
-        "{op}, step {step} between nodes of call {call}: rank {rank} on host {host} failed: {message}"
-    )]
-    Failed { op: Op, call: u64, step: u64, rank: usize, host: String, message: String },
     #[error(
         "step {step} between nodes of call {call}: {what} is {own} on rank {rank} (host {host}) and {theirs} on rank \
          {other} (host {other_host}); all ranks make the same calls in the same order"
@@ -309,8 +315,7 @@ fn exchange(
         let text = usize::try_from(word(6)).unwrap_or(usize::MAX).min(rest.len());
         if text > 0 {
             let message = String::from_utf8_lossy(&rest[..text]).into_owned();
-            let error = StepError::Failed { op, call, step, rank, host, message };
-            return Err(iris_heap::Error::other(error));
+            return Err(failed((op, call, step), (rank, host), &message));
         }
         for (at, (what, own)) in record.fields().into_iter().enumerate() {
             if word(at) != own {

@@ -38,7 +38,9 @@ use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCa
 use iris_sync::Fault;
 
 use super::exchange::{Exchange, Sent};
-use super::fabric::{CallRecord, Fabric, Step, StepError, awaited_first, counterparts, fail};
+use super::fabric::{
+    CallRecord, Fabric, Step, StepError, awaited_first, counterparts, fail, failed,
+};
 use crate::error::{InOp, Result};
 use crate::kind::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
@@ -458,15 +460,8 @@ impl NodeEngine for Link {
         let field = usize::try_from(fault.field).ok()?;
         let Some(&what) = CallRecord::NAMES.get(field) else {
             let op = usize::try_from(fault.op).ok().and_then(|op| Op::ALL.get(op))?;
-            let message = "its own error says why".into();
-            return Some(iris_heap::Error::other(StepError::Failed {
-                op: *op,
-                call,
-                step,
-                rank: other,
-                host: other_host,
-                message,
-            }));
+            let message = "its own error says why";
+            return Some(failed((*op, call, step), (other, other_host), message));
         };
         let show = |value| CallRecord::show(what, low(value));
         let (own, theirs) = (show(fault.wanted), show(fault.seen));
