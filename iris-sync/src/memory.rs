@@ -347,3 +347,93 @@ pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {
     m.reconverge();
     result
 }
+
+/// Memory of one rank, for the tests of this crate.
+#[cfg(test)]
+pub(crate) mod tests {
+    extern crate std;
+
+    use core::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+    use std::vec::Vec;
+
+    use crate::{
+        ABORT_WORD, Access, DevWord, Fault, Limit, LlQuad, LlWord, Memory, SymPair, SymWord,
+    };
+
+    /// Symmetric words of all ranks, as one rank accesses them, with a log of the stores.
+    #[derive(Default)]
+    pub(crate) struct Words {
+        pub(crate) host: i32,
+        /// Index of the thread that accesses the words, and number of other threads.
+        pub(crate) thread: u32,
+        pub(crate) others: u32,
+        pub(crate) words: RefCell<HashMap<SymWord, i32>>,
+        pub(crate) device: RefCell<HashMap<u32, i32>>,
+        pub(crate) stores: RefCell<Vec<Access>>,
+        pub(crate) fault: Cell<Option<Fault>>,
+    }
+
+    impl Words {
+        pub(crate) fn abort(&self, rank: u32) -> i32 {
+            self.get(SymWord { rank, index: ABORT_WORD })
+        }
+    }
+
+    impl Memory for Words {
+        fn thread(&self) -> u32 {
+            self.thread
+        }
+        fn threads(&self) -> u32 {
+            1 + self.others
+        }
+        fn load(&self, word: SymWord, _: Access) -> i32 {
+            self.get(word)
+        }
+        fn store(&self, word: SymWord, value: i32, access: Access) {
+            self.put(word, value);
+            self.stores.borrow_mut().push(access);
+        }
+        fn compare_exchange(&self, word: SymWord, _: i32, _: i32, _: Access) -> i32 {
+            self.get(word)
+        }
+        fn get(&self, word: SymWord) -> i32 {
+            self.words.borrow().get(&word).copied().unwrap_or(0)
+        }
+        fn put(&self, word: SymWord, value: i32) {
+            self.words.borrow_mut().insert(word, value);
+        }
+        fn load_pair(&self, _: SymPair, _: Access) -> [LlWord; 2] {
+            [LlWord { data: 0, call: 0 }; 2]
+        }
+        fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
+            self.store(SymWord { rank: pair.rank, index: pair.index }, words[0].call, access);
+        }
+        fn load_quad(&self, _: SymPair, _: Access) -> LlQuad {
+            LlQuad { data: [0; 3], call: 0 }
+        }
+        fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
+            self.store(SymWord { rank: place.rank, index: place.index }, word.call, access);
+        }
+        fn dev_load(&self, word: DevWord, _: Access) -> i32 {
+            self.device.borrow().get(&word.index).copied().unwrap_or(1)
+        }
+        fn dev_store(&self, word: DevWord, value: i32, access: Access) {
+            self.device.borrow_mut().insert(word.index, value);
+            self.stores.borrow_mut().push(access);
+        }
+        fn dev_add(&self, _: DevWord, _: i32, _: Access) -> i32 {
+            0
+        }
+        fn pause(&self, _: u32) {}
+        fn expired(&self, _: Limit, _: u32) -> bool {
+            false
+        }
+        fn host_abort(&self) -> i32 {
+            self.host
+        }
+        fn record(&self, fault: &Fault) {
+            self.fault.set(self.fault.get().or(Some(*fault)));
+        }
+    }
+}

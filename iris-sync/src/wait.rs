@@ -220,62 +220,9 @@ pub(crate) fn no_progress<M: Memory + ?Sized>(
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-
-    use core::cell::Cell;
-
     use super::*;
-    use crate::{DevWord, LlQuad, LlWord, Shape, SymPair};
-
-    /// Memory stub: all words of the rank hold `word`, and its host has set the abort code `host`.
-    #[derive(Default)]
-    struct Broken {
-        word: i32,
-        host: i32,
-        kept: Cell<Option<Fault>>,
-        stored: Cell<Option<i32>>,
-    }
-
-    impl Memory for Broken {
-        fn load(&self, _: SymWord, _: Access) -> i32 {
-            self.word
-        }
-        fn store(&self, _: SymWord, value: i32, _: Access) {
-            self.stored.set(Some(value));
-        }
-        fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
-            self.word
-        }
-        fn get(&self, _: SymWord) -> i32 {
-            self.word
-        }
-        fn put(&self, _: SymWord, _: i32) {}
-        fn load_pair(&self, _: SymPair, _: Access) -> [LlWord; 2] {
-            [LlWord { data: 0, call: self.word }; 2]
-        }
-        fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
-        fn load_quad(&self, _: SymPair, _: Access) -> LlQuad {
-            LlQuad { data: [0; 3], call: self.word }
-        }
-        fn store_quad(&self, _: SymPair, _: LlQuad, _: Access) {}
-        fn dev_load(&self, _: DevWord, _: Access) -> i32 {
-            self.word
-        }
-        fn dev_store(&self, _: DevWord, _: i32, _: Access) {}
-        fn dev_add(&self, _: DevWord, _: i32, _: Access) -> i32 {
-            self.word
-        }
-        fn pause(&self, _: u32) {}
-        fn expired(&self, _: Limit, _: u32) -> bool {
-            false
-        }
-        fn host_abort(&self) -> i32 {
-            self.host
-        }
-        fn record(&self, fault: &Fault) {
-            self.kept.set(Some(*fault));
-        }
-    }
+    use crate::Shape;
+    use crate::memory::tests::Words;
 
     /// Tests that the abort word names a rank that was waited for in vain, and this rank, whose fault
     /// has the values, for a difference.
@@ -287,9 +234,9 @@ mod tests {
         let awaited = Awaited { call, want: call, rank: 2, tile: -1, limit: Limit::Entry };
         use FaultKind::{Mismatch, NoProgress, NotEntered};
         for (kind, named) in [(NotEntered, 2), (NoProgress, 2), (Mismatch, 0)] {
-            let m = Broken::default();
+            let m = Words::default();
             give_up(&m, &channel, &awaited.fault(kind, &channel, 2, 0));
-            assert_eq!(m.stored.get(), Some(named + 1), "{kind:?}");
+            assert_eq!([0, 1, 2].map(|rank| m.abort(rank)), [named + 1; 3], "{kind:?}");
         }
     }
 
@@ -303,9 +250,10 @@ mod tests {
         let awaited = Awaited { call, want: call, rank: 1, tile: -1, limit: Limit::Entry };
         for value in [i32::MIN, -1, 1, 2, 3, PEER_LOST, i32::MAX] {
             for (word, host) in [(value, 0), (0, value), (value, value)] {
-                let m = Broken { word, host, ..Broken::default() };
+                let m = Words { host, ..Words::default() };
+                m.put(abort_word(0), word);
                 assert!(stopped(&m, &channel, &awaited));
-                assert_eq!(m.kept.get().map(|fault| fault.seen), Some(value));
+                assert_eq!(m.fault.get().map(|fault| fault.seen), Some(value));
             }
         }
     }
