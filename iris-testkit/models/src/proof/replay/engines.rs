@@ -6,12 +6,13 @@ use iris_sync::{ABORT_WORD, Access, Channel};
 use rustc_hash::FxHashMap as HashMap;
 
 use super::track::Track;
-use super::{NUMBER, RANKS, Word, is_spoken_of, meaning, owner, word};
-use crate::proof::concrete::{Machine, Universe};
+use super::{
+    Event, Follows, Log, NUMBER, RANKS, Replay, Word, is_spoken_of, loads, meaning, owner,
+    refreshes, universe, word,
+};
+use crate::proof::concrete::Universe;
 use crate::proof::engine::engines;
-use crate::proof::rule::Numbers;
 use crate::proof::term::Name;
-use crate::search::{Explorer, Observer};
 use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Clause about the number that an engine stores as a signal.
@@ -39,83 +40,16 @@ fn is_data(channel: &Channel, by: ThreadId, op: &Op, place: Place) -> bool {
         }
 }
 
-/// Observer that learns from one execution which parts engines copy. An engine is a workgroup that
-/// reads the number for its signals from flag 0.
-pub(super) struct Learner {
-    channel: Channel,
-    first: i64,
-    calls: BTreeMap<u32, i64>,
-    /// Workgroups, by rank and index, that have read flag 0 since they began or since their last
-    /// signal.
-    numbered: BTreeSet<(u32, u32)>,
-    /// Data that a workgroup has written since its last signal.
-    unsent: BTreeMap<(u32, u32), Vec<Place>>,
-    /// Part to which each place belongs. A part is identified by the key of its signal; see
-    /// [`meaning`].
-    parts: BTreeMap<(i64, Place), (u32, u32)>,
-    plan: BTreeSet<(i64, i64, i64, (u32, u32))>,
-}
-
-impl Learner {
-    pub(super) fn new(channel: Channel, first: i64) -> Self {
-        Self {
-            channel,
-            first,
-            calls: BTreeMap::new(),
-            numbered: BTreeSet::new(),
-            unsent: BTreeMap::new(),
-            parts: BTreeMap::new(),
-            plan: BTreeSet::new(),
-        }
-    }
-}
-
-impl Observer for Learner {
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
-        let (Some(place), channel) = (op.place(), self.channel) else { return Ok(()) };
-        let group = (thread.rank, thread.group);
-        match (*op, place) {
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
-                if index == channel.call {
-                    self.calls.insert(thread.rank, result - self.first);
-                    self.numbered.remove(&group);
-                } else if index == channel.flags {
-                    self.numbered.insert(group);
-                }
-            }
-            _ if is_data(&channel, thread, op, place) => {
-                self.unsent.entry(group).or_default().push(place);
-            }
-            _ => {}
-        }
-        if let Some((peer, index)) = signal(&channel, thread, op) {
-            let data = self.unsent.remove(&group).unwrap_or_default();
-            if self.numbered.remove(&group) {
-                let call = self.calls.get(&thread.rank).copied().unwrap_or_default();
-                let part = meaning(&channel, index);
-                self.plan.insert((call, thread.rank.into(), peer, part));
-                let me = i64::from(thread.rank);
-                self.parts.extend(data.into_iter().map(|place| ((me, place), part)));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Comparison of an execution with the transition system of [`engine`](crate::proof::engine), one
-/// operation after the other.
+/// Parts that copy engines of a scenario send. A part is identified by the key of its signal; see
+/// [`meaning`].
 pub(super) struct Engines {
-    channel: Channel,
-    first: i64,
-    pub(super) track: Track,
+    /// Part to which each place belongs that a rank writes.
     parts: HashMap<(i64, Place), i64>,
     words: BTreeMap<(u32, u32), i64>,
     plan: BTreeSet<(i64, i64, i64, (u32, u32))>,
-    seen: Seen,
 }
 
-/// Progress that is not part of the rule's state. It is small, because a search saves a copy of it
-/// for each state.
+/// Progress of an execution that is not part of the rule's state.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
     /// Workgroups of each rank that have read flag 0 since they began or since their last signal,
@@ -138,11 +72,33 @@ impl Seen {
     }
 }
 
-impl Engines {
-    /// Makes the replay of a scenario. Returns `None` if no copy engine works in the scenario.
-    pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
-        let channel = scenario.channel(0);
-        let Learner { parts, plan, .. } = learned;
+impl Replay<Engines, Seen> {
+    /// Makes the replay of a scenario. Returns `None` if no copy engine works in the scenario. An
+    /// engine is a workgroup that reads the number for its signals from flag 0.
+    pub(super) fn new(scenario: &Scenario, log: &Log) -> Option<Self> {
+        let channel = log.channel;
+        // Workgroups, by rank and index, that have read flag 0 since they began or since their last
+        // signal, and data that workgroups have written since their last signal.
+        let mut numbered = BTreeSet::new();
+        let mut unsent: BTreeMap<(u32, u32), Vec<Place>> = BTreeMap::new();
+        let (mut parts, mut plan) = (BTreeMap::new(), BTreeSet::new());
+        for &Event { by, op, place, call, .. } in &log.events {
+            let (group, me) = ((by.rank, by.group), i64::from(by.rank));
+            if loads(&op, channel.call) {
+                numbered.remove(&group);
+            } else if loads(&op, channel.flags) {
+                numbered.insert(group);
+            } else if is_data(&channel, by, &op, place) {
+                unsent.entry(group).or_default().push(place);
+            } else if let Some((peer, index)) = signal(&channel, by, &op) {
+                let data = unsent.remove(&group).unwrap_or_default();
+                if numbered.remove(&group) {
+                    let part = meaning(&channel, index);
+                    plan.insert((call.unwrap_or_default(), me, peer, part));
+                    parts.extend(data.into_iter().map(|place| ((me, place), part)));
+                }
+            }
+        }
         if plan.is_empty() {
             return None;
         }
@@ -150,51 +106,43 @@ impl Engines {
         let all: BTreeSet<_> = plan.iter().map(|&(_, _, _, part)| part).collect();
         let by_index: Vec<_> = all.iter().copied().collect();
         let words: BTreeMap<_, _> = all.into_iter().zip(0..).collect();
-        let first = i64::from(scenario.first.number());
-        let universe = Universe {
-            ranks: scenario.ranks.into(),
-            agents: 1,
-            words: words.len() as i64,
-            tiles: 1,
-            first,
-            calls: i64::from(scenario.calls) + 1,
-        };
+        let universe = Universe { words: words.len() as i64, ..universe(scenario) };
+        let first = universe.first;
         let fixed = |name: Name, values: &[i64]| match name {
-            "first" => first,
             "plan" => {
                 let part = by_index[values[3] as usize];
                 plan.contains(&(values[0] - first, values[1], values[2], part)).into()
             }
             _ => 0,
         };
-        let system = engines(Numbers::REAL, None);
-        let track = Track::new(&system, Machine::new(&system, universe, fixed));
+        let track = Track::new(engines, universe, fixed);
         let parts = parts.into_iter().map(|(place, part)| (place, words[&part])).collect();
-        Some(Self { channel, first, track, parts, words, plan, seen: Seen::default() })
+        let rule = Engines { parts, words, plan };
+        Some(Self { channel, first, track, rule, progress: Seen::default() })
     }
 
     fn call(&self, rank: i64) -> i64 {
-        self.track.get("call", &[rank])
+        self.get("call", &[rank])
     }
 
     /// Ends the rank's call if its number was advanced: after the last launch or, if the rank has one
     /// thread, when the next launch reads the number.
     fn close(&mut self, me: i64) -> Result<(), Forbidden> {
-        let advanced = self.seen.advanced & 1 << me != 0;
-        self.seen.advanced &= !(1 << me);
-        if advanced { self.track.step("next", &[me]) } else { Ok(()) }
+        let advanced = self.progress.advanced & 1 << me != 0;
+        self.progress.advanced &= !(1 << me);
+        if advanced { self.step("next", &[me]) } else { Ok(()) }
     }
 
     fn quits(&mut self, me: i64) -> Result<(), Forbidden> {
-        if self.track.is("quit", &[me]) { Ok(()) } else { self.track.step("quit", &[me]) }
+        if self.is("quit", &[me]) { Ok(()) } else { self.step("quit", &[me]) }
     }
 
     fn tells(&mut self, me: i64, peer: i64) -> Result<(), Forbidden> {
         self.quits(me)?;
-        let told = &mut self.seen.told[me as usize];
+        let told = &mut self.progress.told[me as usize];
         *told |= 1 << peer | 1 << me;
         let all = told.count_ones() == self.channel.size;
-        if all && !self.track.is("told", &[me]) { self.track.step("tell", &[me]) } else { Ok(()) }
+        if all && !self.is("told", &[me]) { self.step("tell", &[me]) } else { Ok(()) }
     }
 
     /// Replays a store to flag 0, which is made by the launch that opens the call or by the
@@ -202,25 +150,25 @@ impl Engines {
     /// is the refresh.
     fn flag(&mut self, me: i64, op: &Op, value: i64) -> Result<(), Forbidden> {
         let call = self.call(me);
-        if self.track.ghost(me, value) != call {
+        if self.ghost(me, value) != call {
             return Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}")));
         }
         let refreshes = match op.order() {
             Some(order) => order == Access::FlagStamp.order(),
-            None => self.track.get("begun", &[me]) == call,
+            None => self.get("begun", &[me]) == call,
         };
         self.track.row(if refreshes { Access::FlagStamp } else { Access::FlagStore }, op)?;
-        self.track.step(if refreshes { "stamp" } else { "open" }, &[me])
+        self.step(if refreshes { "stamp" } else { "open" }, &[me])
     }
 
     fn copy(&mut self, me: i64, place: Place) -> Result<(), Forbidden> {
-        let Some(&part) = self.parts.get(&(me, place)) else { return Ok(()) };
+        let Some(&part) = self.rule.parts.get(&(me, place)) else { return Ok(()) };
         // The copies of a call begin after the launch that opens the call, even if that launch
         // failed.
-        if self.track.is("quit", &[me]) && self.track.get("begun", &[me]) < self.call(me) {
-            self.track.step("fail", &[me])?;
+        if self.is("quit", &[me]) && self.get("begun", &[me]) < self.call(me) {
+            self.step("fail", &[me])?;
         }
-        self.track.step("copy", &[me, owner(place), part])
+        self.step("copy", &[me, owner(place), part])
     }
 
     fn signal(
@@ -232,34 +180,34 @@ impl Engines {
     ) -> Result<(), Forbidden> {
         let (me, part) = (i64::from(by.rank), meaning(&self.channel, index));
         let call = self.call(me);
-        let is_number = self.seen.number(by, false);
-        if !self.plan.contains(&(call - self.first, me, peer, part)) {
+        let is_number = self.progress.number(by, false);
+        if !self.rule.plan.contains(&(call - self.first, me, peer, part)) {
             return Ok(());
         }
-        let v = self.track.ghost(me, value);
+        let v = self.ghost(me, value);
         if !is_number {
             // A refresh of words comes after all copies of the call.
-            let due = call.rem_euclid(Numbers::REAL.period) == 0;
-            let refreshes = due && self.track.is("sent", &[me, peer, self.words[&part], call]);
+            let refreshes =
+                refreshes(call) && self.is("sent", &[me, peer, self.rule.words[&part], call]);
             let what = || Forbidden::new(COPIED, format!("{op:?}, not from flag 0"));
             return if refreshes { Ok(()) } else { Err(what()) };
         }
-        let flag = self.track.get("flag", &[me]);
+        let flag = self.get("flag", &[me]);
         if v != flag {
             return Err(Forbidden::new(COPIED, format!("{op:?}, but flag 0 holds {flag}")));
         }
-        self.track.step("signal", &[me, peer, self.words[&part]])
+        self.step("signal", &[me, peer, self.rule.words[&part]])
     }
 }
 
-impl Observer for Engines {
-    fn begin(&mut self) {
-        self.track.begin();
-        self.seen = Seen::default();
-    }
-
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
-        let Some(place) = op.place() else { return Ok(()) };
+impl Follows for Replay<Engines, Seen> {
+    fn performed(
+        &mut self,
+        thread: ThreadId,
+        op: &Op,
+        place: Place,
+        result: i64,
+    ) -> Result<(), Forbidden> {
         let me = i64::from(thread.rank);
         match (*op, place) {
             (Op::Load { .. }, Place::Sym { rank, index: ABORT_WORD })
@@ -276,20 +224,20 @@ impl Observer for Engines {
                 };
                 let call = self.call(me);
                 let of_call = odd == (call.rem_euclid(2) == 1);
-                let waits = source != me && of_call && !self.track.is("quit", &[me]);
-                let news = self.track.get("came", &[me, source]) < call;
-                if waits && news && self.track.ghost(me, result) >= call {
-                    return self.track.step("arrive", &[me, source]);
+                let waits = source != me && of_call && !self.is("quit", &[me]);
+                let news = self.get("came", &[me, source]) < call;
+                if waits && news && self.ghost(me, result) >= call {
+                    return self.step("arrive", &[me, source]);
                 }
                 Ok(())
             }
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
-                    self.seen.number(thread, false);
+                    self.progress.number(thread, false);
                     return self.close(me);
                 } else if index == self.channel.flags {
                     self.track.row(Access::FlagLoad, op)?;
-                    self.seen.number(thread, true);
+                    self.progress.number(thread, true);
                 }
                 Ok(())
             }
@@ -302,7 +250,7 @@ impl Observer for Engines {
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
-                self.seen.advanced |= 1 << me;
+                self.progress.advanced |= 1 << me;
                 Ok(())
             }
             _ if is_data(&self.channel, thread, op, place) => self.copy(me, place),
@@ -319,23 +267,5 @@ impl Observer for Engines {
             (Op::Boundary, Some(by)) => self.close(by.rank.into()),
             _ => Ok(()),
         }
-    }
-
-    fn end(&mut self) -> Result<(), Forbidden> {
-        self.track.holds()
-    }
-}
-
-impl Explorer for Engines {
-    /// Number of changes, and the progress that is not part of the rule's state.
-    type Saved = (usize, Seen);
-
-    fn save(&self) -> Self::Saved {
-        (self.track.changes(), self.seen)
-    }
-
-    fn restore(&mut self, (changes, seen): &Self::Saved) {
-        self.track.undo_to(*changes);
-        self.seen = *seen;
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use iris_sync::Access;
 use rustc_hash::FxHashSet as HashSet;
 
-use crate::proof::concrete::{Machine, Refusal, State};
+use crate::proof::concrete::{Machine, Refusal, State, Universe};
+use crate::proof::rule::Numbers;
 use crate::proof::system::System;
 use crate::proof::term::Name;
 use crate::{Forbidden, Op};
@@ -41,7 +42,7 @@ const COMPARED: u64 = 200;
 
 /// Rule over concrete values, and the state that an execution has reached.
 pub(super) struct Track {
-    system: Name,
+    pub(super) system: Name,
     machine: Machine,
     state: State,
     /// Values that the steps of this execution have overwritten, each with its index.
@@ -62,7 +63,14 @@ pub(super) struct Track {
 }
 
 impl Track {
-    pub(super) fn new(system: &System, machine: Machine) -> Self {
+    /// Rule that `make` builds over concrete values, before the first step; see [`Machine::new`].
+    pub(super) fn new(
+        make: fn(Numbers, Option<&str>) -> System,
+        universe: Universe,
+        fixed: impl Fn(Name, &[i64]) -> i64,
+    ) -> Self {
+        let system = &make(Numbers::REAL, None);
+        let machine = Machine::new(system, universe, fixed);
         Self {
             system: system.name,
             state: machine.initial(),
@@ -77,11 +85,6 @@ impl Track {
             accesses: vec![0; Access::ALL.len()],
             machine,
         }
-    }
-
-    /// Returns to the state before the first step.
-    pub(super) fn begin(&mut self) {
-        self.undo_to(0);
     }
 
     /// Number of changes so far, for a later [`Track::undo_to`].
@@ -116,10 +119,6 @@ impl Track {
 
     pub(super) fn get(&self, name: &str, arguments: &[i64]) -> i64 {
         self.machine.get(&self.state, name, arguments)
-    }
-
-    pub(super) fn is(&self, name: &str, arguments: &[i64]) -> bool {
-        self.get(name, arguments) != 0
     }
 
     /// Takes a step, if the rule allows it.
