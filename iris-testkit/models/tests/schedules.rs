@@ -5,23 +5,21 @@
 //! all ranks against each other: every awaited word must be set exactly once, and every wait must
 //! end.
 //!
-//! This file is long because the recording words and bodies are of no use elsewhere.
+//! This file is long because the bodies of all ops are of no use elsewhere.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
 use iris_kernels::schedule::{Grid, SplitGrid, Tile, Units, die_swizzle, owner, part_of, split};
+use iris_models::recorder::{Event, Recorder, Script};
 use iris_models::schedule::{Shape as Tuned, grids, units};
+use iris_models::{Op, Place, ThreadId};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
     self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlRows, LlTiles,
     Owners, ReduceTiles, StagedTiles, Staging, Turns,
 };
 use iris_sync::ll::Rows;
-use iris_sync::{
-    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlQuad, LlWord, Memory, Record, Shape,
-    Stop, SymPair, SymWord,
-};
+use iris_sync::{Access, Channel, End, Field, LINE_WORDS, Record, Shape, Stop};
 use iris_testkit::Level;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -216,9 +214,7 @@ proptest! {
 /// Word that one workgroup sets and other workgroups await.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Token {
-    Sym(SymWord),
-    Pair(SymPair),
-    Dev(u32, DevWord),
+    At(Place),
     /// End of a launch for a workgroup: rank, launch and workgroup.
     Out(u32, u32, u32),
 }
@@ -229,195 +225,140 @@ enum Step {
     Await(Token),
 }
 
-/// Memory whose waits never block, and which records the accesses to its words.
-struct Recorder<'a> {
-    channel: &'a Channel,
-    direct: bool,
-    launch: u32,
-    group: u32,
-    groups: u32,
-    finished: &'a Cell<i32>,
-    steps: RefCell<Vec<Step>>,
-    /// Calls of the body in order: name, tile and peer.
-    done: RefCell<Vec<(&'static str, u32, u32)>>,
-}
-
-impl Recorder<'_> {
-    fn step(&self, step: Step) {
-        self.steps.borrow_mut().push(step);
-    }
-
-    fn did(&self, what: &'static str, tile: u32, peer: u32) {
-        self.done.borrow_mut().push((what, tile, peer));
-    }
-}
-
+/// Number of the only call, which every word holds, so that no wait blocks.
 const CALL: i32 = 1;
 
-impl Memory for Recorder<'_> {
-    fn load(&self, word: SymWord, access: Access) -> i32 {
-        match access {
-            Access::AbortLoad | Access::AbortCheck => return 0,
+/// Answers to workgroup `group`, before which as many workgroups have finished. Entry records and
+/// received heads equal those that this rank sends, except that peers write C directly if `direct`.
+fn script(group: u32, direct: bool) -> Script {
+    let mut fields = vec![0; LINE_WORDS as usize];
+    fields[Field::Sequence as usize] = CALL;
+    fields[Field::Direct as usize] = direct.into();
+    Script { number: CALL, fields, finished: group as i32, ..Script::default() }
+}
+
+/// Steps of workgroup `id` of a launch with `groups` workgroups, by the requests that it made.
+fn steps(events: &[Event], id: ThreadId, launch: u32, groups: u32) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for event in events {
+        match *event {
+            Event::Record(fault) => panic!("{fault}"),
+            Event::Atomic(Access::FinishAdd, _) => {
+                steps.push(Step::Set(Token::Out(id.rank, launch, id.group)));
+                if id.group + 1 == groups {
+                    // The workgroup that ends the call must have seen all others finish.
+                    let all = (0..groups).map(|group| Token::Out(id.rank, launch, group));
+                    steps.extend(all.map(Step::Await));
+                }
+            }
             // No step waits for a credit here, because every rank has entered the previous call
             // before the first call begins.
-            Access::CreditLoad => {}
-            _ => self.step(Step::Await(Token::Sym(word))),
-        }
-        CALL
-    }
-
-    fn store(&self, word: SymWord, _: i32, access: Access) {
-        if access != Access::LockGive {
-            self.step(Step::Set(Token::Sym(word)));
-        }
-    }
-
-    fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
-        iris_sync::lock::FREE
-    }
-
-    fn load_pair(&self, pair: SymPair, _: Access) -> [LlWord; 2] {
-        self.step(Step::Await(Token::Pair(pair)));
-        // Received heads equal the head that this rank sends: all of its fields, op and sequence
-        // too, are zero here.
-        [LlWord { data: 0, call: CALL }; 2]
-    }
-
-    fn store_pair(&self, pair: SymPair, _: [LlWord; 2], _: Access) {
-        self.step(Step::Set(Token::Pair(pair)));
-    }
-
-    fn load_quad(&self, place: SymPair, _: Access) -> LlQuad {
-        self.step(Step::Await(Token::Pair(place)));
-        LlQuad { data: [0; 3], call: CALL }
-    }
-
-    fn store_quad(&self, place: SymPair, _: LlQuad, _: Access) {
-        self.step(Step::Set(Token::Pair(place)));
-    }
-
-    fn get(&self, word: SymWord) -> i32 {
-        // Entry records are all zero, except that the word after their fields, the leading
-        // dimension of C, says whether peers write C directly.
-        let at = (word.index - self.channel.entries) % LINE_WORDS;
-        i32::from(self.direct && at == 8)
-    }
-
-    fn put(&self, _: SymWord, _: i32) {}
-
-    fn dev_load(&self, word: DevWord, access: Access) -> i32 {
-        if access == Access::FlagLoad {
-            self.step(Step::Await(Token::Dev(self.channel.rank, word)));
-        }
-        if word.index == self.channel.sequence { 0 } else { CALL }
-    }
-
-    fn dev_store(&self, word: DevWord, _: i32, access: Access) {
-        if access == Access::FlagStore {
-            self.step(Step::Set(Token::Dev(self.channel.rank, word)));
-        }
-    }
-
-    fn dev_add(&self, _: DevWord, value: i32, _: Access) -> i32 {
-        self.step(Step::Set(Token::Out(self.channel.rank, self.launch, self.group)));
-        let before = self.finished.get();
-        self.finished.set(before + value);
-        if before + 1 == self.groups as i32 {
-            // The workgroup that ends the call must have seen all others finish.
-            for group in 0..self.groups {
-                self.step(Step::Await(Token::Out(self.channel.rank, self.launch, group)));
+            Event::Atomic(
+                Access::AbortLoad | Access::AbortCheck | Access::CreditLoad | Access::LockGive,
+                _,
+            ) => {}
+            Event::Atomic(access, op) => {
+                let is_flag = matches!(access, Access::FlagLoad | Access::FlagStore);
+                match (op, op.place()) {
+                    (_, Some(Place::Dev { .. })) if !is_flag => {}
+                    (Op::Load { .. }, Some(place)) => steps.push(Step::Await(Token::At(place))),
+                    (Op::Store { .. }, Some(place)) => steps.push(Step::Set(Token::At(place))),
+                    _ => {}
+                }
             }
+            _ => {}
         }
-        before
     }
+    steps
+}
 
-    fn pause(&self, _: u32) {}
+/// Calls of the body of an op by one workgroup, in order: name, tile and peer.
+struct Body {
+    rank: u32,
+    direct: bool,
+    done: Vec<(&'static str, u32, u32)>,
+}
 
-    fn expired(&self, _: Limit, _: u32) -> bool {
-        true
-    }
-
-    fn record(&self, fault: &Fault) {
-        panic!("{fault}");
+impl Body {
+    fn did(&mut self, what: &'static str, tile: u32, peer: u32) {
+        self.done.push((what, tile, peer));
     }
 }
 
-struct Body<'a>(&'a Recorder<'a>);
-
-impl ReduceTiles for Body<'_> {
+impl ReduceTiles for Body {
     /// Whether partial results are added as they arrive. Both answers occur in the tests, as in the
     /// ops: collectives add at once, GEMMs only for some numbers of ranks.
     fn at_once(&self) -> bool {
-        self.0.direct || self.0.channel.rank.is_multiple_of(2)
+        self.direct || self.rank.is_multiple_of(2)
     }
     fn produce(&mut self, tile: u32) {
-        self.0.did("produce", tile, 0);
+        self.did("produce", tile, 0);
     }
     fn push(&mut self, peer: u32, tile: u32, _: u32) {
-        self.0.did("push", tile, peer);
+        self.did("push", tile, peer);
     }
     fn keep(&mut self, tile: u32, _: u32) {
-        self.0.did("keep", tile, 0);
+        self.did("keep", tile, 0);
     }
     fn reduce(&mut self, tile: u32, _: u32) {
-        self.0.did("result", tile, 0);
+        self.did("result", tile, 0);
     }
     fn push_result(&mut self, peer: u32, tile: u32, _: u32, _: bool) {
-        self.0.did("push_result", tile, peer);
+        self.did("push_result", tile, peer);
     }
     fn take_result(&mut self, tile: u32, _: u32) {
-        self.0.did("result", tile, 0);
+        self.did("result", tile, 0);
     }
 }
 
-impl AccumulateTiles for Body<'_> {
+impl AccumulateTiles for Body {
     fn zero(&mut self, tile: u32) {
-        self.0.did("zero", tile, 0);
+        self.did("zero", tile, 0);
     }
     fn produce(&mut self, tile: u32) {
-        self.0.did("produce", tile, 0);
+        self.did("produce", tile, 0);
     }
     fn add(&mut self, owner: u32, tile: u32) {
-        self.0.did("add", tile, owner);
+        self.did("add", tile, owner);
     }
     fn convert(&mut self, _: u32, tile: u32) {
-        self.0.did("result", tile, 0);
+        self.did("result", tile, 0);
     }
 }
 
-impl DeliverTiles for Body<'_> {
+impl DeliverTiles for Body {
     fn produce(&mut self, tile: u32) {
-        self.0.did("produce", tile, 0);
+        self.did("produce", tile, 0);
     }
     fn push(&mut self, peer: u32, tile: u32, _: u32, _: bool) {
-        self.0.did("push", tile, peer);
+        self.did("push", tile, peer);
     }
     fn take(&mut self, source: u32, tile: u32, _: u32) {
-        self.0.did("take", tile, source);
+        self.did("take", tile, source);
     }
 }
 
-impl GatherTiles for Body<'_> {
+impl GatherTiles for Body {
     fn push_part(&mut self, peer: u32, part: u32, _: u32) {
-        self.0.did("push", part, peer);
+        self.did("push", part, peer);
     }
     fn multiply(&mut self, tile: u32, source: u32, _: u32) {
-        self.0.did("multiply", tile, source);
+        self.did("multiply", tile, source);
     }
     fn store(&mut self, tile: u32) {
-        self.0.did("result", tile, 0);
+        self.did("result", tile, 0);
     }
 }
 
-impl StagedTiles for Body<'_> {
+impl StagedTiles for Body {
     fn fetch(&mut self, unit: u32) {
-        self.0.did("fetch", unit, 0);
+        self.did("fetch", unit, 0);
     }
     fn multiply_unit(&mut self, tile: u32, unit: u32) {
-        self.0.did("multiply", tile, unit);
+        self.did("multiply", tile, unit);
     }
     fn store(&mut self, tile: u32) {
-        self.0.did("result", tile, 0);
+        self.did("result", tile, 0);
     }
 }
 
@@ -471,7 +412,7 @@ impl Owners for Parts {
     }
 }
 
-impl LlTiles for Body<'_> {
+impl LlTiles for Body {
     fn give(&mut self, _: u32, _: u32) -> [u32; 2] {
         [0; 2]
     }
@@ -480,7 +421,7 @@ impl LlTiles for Body<'_> {
     fn end(&mut self, _: u32) {}
 }
 
-impl LlRows for Body<'_> {
+impl LlRows for Body {
     fn row(&mut self, _: u32) {}
 }
 
@@ -504,13 +445,12 @@ const SKELETONS: [&str; 12] = [
 fn launch_of(
     name: &str,
     launch: u32,
-    at: &Launch<'_, Recorder<'_>>,
+    at: &Launch<'_, Recorder>,
+    body: &mut Body,
     units: Units,
     split: SplitGrid,
     fetchers: u32,
 ) -> Option<Result<(), Stop>> {
-    let mut body = Body(at.m);
-    let body = &mut body;
     let (size, me) = (at.channel.size, at.channel.rank);
     let tiles = split.grid.tiles();
     let across = split.grid.across();
@@ -554,7 +494,7 @@ fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     }
 }
 
-/// Calls of the body, as in `Recorder::done`, that `rank` must make to get the tiles of all ranks.
+/// Calls of the body, as in `Body::done`, that `rank` must make to get the tiles of all ranks.
 fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
     let tiles = |of| 0..split.part(of).tiles();
     let peers = || (0..split.size).filter(|&peer| peer != rank);
@@ -641,33 +581,25 @@ fn play(
             let is_barrier =
                 matches!((name, launch), ("locked" | "atomic", 1 | 3) | ("baseline", 1));
             let count = if is_barrier { 1 } else { count };
-            let finished = Cell::new(0);
             let mut ended = false;
             for group in 0..count {
-                let m = Recorder {
-                    channel: &channel,
-                    direct,
-                    launch,
-                    group,
-                    groups: count,
-                    finished: &finished,
-                    steps: RefCell::default(),
-                    done: RefCell::default(),
-                };
-                for group in 0..before {
-                    m.step(Step::Await(Token::Out(rank, launch - 1, group)));
-                }
+                let id = ThreadId { rank, group, thread: 0 };
+                let m = Recorder::new(id, (1, count), script(group, direct));
+                let mut body = Body { rank, direct, done: Vec::new() };
                 let at = Launch { m: &m, channel: &channel, record: &record, index: group, count };
-                match launch_of(name, launch, &at, units, split, fetchers) {
+                match launch_of(name, launch, &at, &mut body, units, split, fetchers) {
                     Some(result) => prop_assert!(result.is_ok()),
                     None => ended = true,
                 }
+                let waits = (0..before).map(|group| Token::Out(rank, launch - 1, group));
+                let mut list: Vec<_> = waits.map(Step::Await).collect();
+                list.extend(steps(&m.into_events(), id, launch, count));
                 // A single workgroup counts itself as finished when it ends the call.
                 if count == 1 {
-                    m.step(Step::Set(Token::Out(rank, launch, group)));
+                    list.push(Step::Set(Token::Out(rank, launch, group)));
                 }
-                done.extend(m.done.into_inner());
-                lists.push(m.steps.into_inner());
+                done.extend(body.done);
+                lists.push(list);
             }
             if ended {
                 break;
