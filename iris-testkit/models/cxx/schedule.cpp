@@ -24,34 +24,23 @@ struct Out {
     }
 };
 
-} // namespace
-
-extern "C" {
-
 /// Ranges into which `total` items are split for `parts` parts, and the part of each item.
-u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
-    Out out{values, room, 0};
+void put_split(Out& out, u32 total, u32 parts) {
     for (u32 part = 0; part < parts; ++part) {
         const Range range = split(total, parts, part);
         out.put(range.start);
         out.put(range.end);
     }
     for (u32 at = 0; at < total; ++at) out.put(part_of(total, parts, at));
-    return out.count;
 }
 
 /// New numbers of `count` workgroups that are spread over `dies` dies.
-u32 iris_schedule_dies(u32 count, u32 dies, u32* values, u32 room) {
-    Out out{values, room, 0};
+void put_dies(Out& out, u32 count, u32 dies) {
     for (u32 at = 0; at < count; ++at) out.put(die_swizzle(at, count, dies));
-    return out.count;
 }
 
-/// Items of a collective, in the order of schedule::Shape::Items.
-u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
-    Out out{values, room, 0};
-    const Items items(static_cast<Collective>(shape[0]), shape[1], shape[2], shape[3], shape[4],
-                      shape[5]);
+/// Items of a collective.
+void put_items(Out& out, const Items& items) {
     for (u32 from = 0; from < items.size; ++from) {
         for (u32 to = 0; to < items.size; ++to) {
             out.put(items.rows_sent(from, to));
@@ -60,12 +49,10 @@ u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
             out.put(items.target_row(from, to));
         }
     }
-    return out.count;
 }
 
 /// Tiles of a matrix, whole and split over `size` ranks, with their owners.
-u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
-    Out out{values, room, 0};
+void put_grid(Out& out, const Grid& grid, u32 size) {
     for (u32 tile = 0; tile < grid.tiles(); ++tile) {
         out.put(grid.tile(tile));
         out.put(owner_of(tile, size));
@@ -76,33 +63,25 @@ u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
         out.put(all.owner(tile));
         out.put(all.tile(tile));
     }
-    return out.count;
 }
 
-/// Tiles of a GEMM whose rows are owned by ranks; parameters: tiles, span, ranks.
-u32 iris_schedule_rounds(const u32 (&shape)[3], u32* values, u32 room) {
-    Out out{values, room, 0};
-    const Rounds rounds{shape[0], shape[1], shape[2]};
+/// Tiles of a GEMM whose rows are owned by ranks.
+void put_rounds(Out& out, const Rounds& rounds) {
     for (u32 position = 0; position < rounds.tiles * rounds.ranks; ++position) {
         const Rounds::Turn turn = rounds.at(position);
         out.put(turn.rank);
         out.put(turn.tile);
     }
-    return out.count;
 }
 
-/// Order in which a GEMM multiplies rows as they arrive; parameters: rows, part, size, rank.
-u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
-    Out out{values, room, 0};
-    const Arriving arriving{shape[0], shape[1], shape[2], shape[3]};
+/// Order in which a GEMM multiplies rows as they arrive.
+void put_arriving(Out& out, const Arriving& arriving) {
     for (u32 turn = 0; turn < arriving.rows * arriving.size; ++turn) out.put(arriving.row(turn));
-    return out.count;
 }
 
 /// Units of a staged gather, and for each rank the units that it fetches, works on and needs, in
 /// the rank's order.
-u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
-    Out out{values, room, 0};
+void put_units(Out& out, const Units& units) {
     for (u32 unit = 0; unit < units.units(); ++unit) {
         out.put(units.source(unit));
         out.put(units.area(unit));
@@ -124,7 +103,22 @@ u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
             for (u32 i = 0; i < needs; ++i) out.put(units.need(block, rank, i));
         }
     }
-    return out.count;
 }
 
+} // namespace
+
+/// Results of all functions for a shape. `kind` is the position of the shape in schedule::Shape, `s`
+/// has its numbers, as schedule::Shape::numbers lists them.
+extern "C" u32 iris_schedule(u32 kind, const u32* s, u32* values, u32 room) {
+    Out out{values, room, 0};
+    switch (kind) {
+    case 0: put_split(out, s[0], s[1]); break;
+    case 1: put_dies(out, s[0], s[1]); break;
+    case 2: put_grid(out, Grid{s[0], s[1], s[2], s[3]}, s[4]); break;
+    case 3: put_units(out, Units{static_cast<Shard>(s[0]), s[1], s[2], s[3], s[4], s[5], s[6] != 0}); break;
+    case 4: put_items(out, Items(static_cast<Collective>(s[0]), s[1], s[2], s[3], s[4], s[5])); break;
+    case 5: put_rounds(out, Rounds{s[0], s[1], s[2]}); break;
+    case 6: put_arriving(out, Arriving{s[0], s[1], s[2], s[3]}); break;
+    }
+    return out.count;
 }

@@ -100,25 +100,18 @@ impl Shape {
         out
     }
 
-    /// Concatenated results of the functions in schedule.h; `room` is the expected number of
-    /// values.
+    /// Position of the shape in the list of shapes, and its numbers.
     #[cfg(iris_cxx)]
-    pub fn in_cxx(&self, room: usize) -> Vec<u32> {
-        // The buffer is larger than needed, so that a program that writes too many values is
-        // noticed.
-        let mut out = vec![0; room + 16];
-        let (values, room) = (out.as_mut_ptr(), out.len() as u32);
-        let count = match *self {
-            // SAFETY: `values` has room for `room` values.
-            Shape::Split(total, parts) => unsafe {
-                iris_schedule_split(total, parts, values, room)
-            },
-            // SAFETY: `values` has room for `room` values.
-            Shape::Dies(count, dies) => unsafe { iris_schedule_dies(count, dies, values, room) },
-            Shape::Tiles(grid, size) => {
-                let grid = [grid.rows, grid.cols, grid.tile_m, grid.tile_n];
-                // SAFETY: `values` has room for `room` values.
-                unsafe { iris_schedule_grid(&grid, size, values, room) }
+    fn numbers(&self) -> (u32, Vec<u32>) {
+        match *self {
+            Shape::Split(total, parts) => (0, vec![total, parts]),
+            Shape::Dies(count, dies) => (1, vec![count, dies]),
+            Shape::Tiles(Grid { rows, cols, tile_m, tile_n }, size) => {
+                (2, vec![rows, cols, tile_m, tile_n, size])
+            }
+            Shape::Units(Units { shard, size, m, k, tile_m, k_group, m_contiguous }) => {
+                let by_columns = (shard == Shard::Columns).into();
+                (3, vec![by_columns, size, m, k, tile_m, k_group, m_contiguous.into()])
             }
             Shape::Items(Items { collective, size, rows, cols, per_item }) => {
                 let (number, root) = match collective {
@@ -130,59 +123,35 @@ impl Shape {
                     // On the device `flow::Parts` divides these messages; scenarios compare it.
                     Collective::TwoShot { .. } => unreachable!("not a shape of these tests"),
                 };
-                let shape = [number, size, rows, cols, per_item, root];
-                // SAFETY: `values` has room for `room` values.
-                unsafe { iris_schedule_items(&shape, values, room) }
+                (4, vec![number, size, rows, cols, per_item, root])
             }
-            Shape::Rounds(Rounds { tiles, span, ranks }) => {
-                // SAFETY: `values` has room for `room` values.
-                unsafe { iris_schedule_rounds(&[tiles, span, ranks], values, room) }
-            }
+            Shape::Rounds(Rounds { tiles, span, ranks }) => (5, vec![tiles, span, ranks]),
             Shape::Arriving(Arriving { rows, part, size, rank }) => {
-                // SAFETY: `values` has room for `room` values.
-                unsafe { iris_schedule_arriving(&[rows, part, size, rank], values, room) }
+                (6, vec![rows, part, size, rank])
             }
-            Shape::Units(units) => {
-                let units = CxxUnits {
-                    shard: u32::from(units.shard == Shard::Columns),
-                    size: units.size,
-                    m: units.m,
-                    k: units.k,
-                    tile_m: units.tile_m,
-                    k_group: units.k_group,
-                    m_contiguous: units.m_contiguous,
-                };
-                // SAFETY: `values` has room for `room` values.
-                unsafe { iris_schedule_units(&units, values, room) }
-            }
-        };
+        }
+    }
+
+    /// Concatenated results of the functions in schedule.h; `room` is the expected number of
+    /// values.
+    #[cfg(iris_cxx)]
+    pub fn in_cxx(&self, room: usize) -> Vec<u32> {
+        // The buffer is larger than needed, so that a program that writes too many values is
+        // noticed.
+        let mut out = vec![0; room + 16];
+        let (kind, numbers) = self.numbers();
+        let (values, room) = (out.as_mut_ptr(), out.len() as u32);
+        // SAFETY: `numbers` has all numbers of a shape of this kind, and `values` has room for
+        // `room` values.
+        let count = unsafe { iris_schedule(kind, numbers.as_ptr(), values, room) };
         out.truncate(count as usize);
         out
     }
 }
 
-/// Arguments of a staged gather, with the layout of the C++ `iris::Units`.
-#[cfg(iris_cxx)]
-#[repr(C)]
-struct CxxUnits {
-    shard: u32,
-    size: u32,
-    m: u32,
-    k: u32,
-    tile_m: u32,
-    k_group: u32,
-    m_contiguous: bool,
-}
-
 #[cfg(iris_cxx)]
 unsafe extern "C-unwind" {
-    fn iris_schedule_split(total: u32, parts: u32, values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_dies(count: u32, dies: u32, values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_grid(grid: &[u32; 4], size: u32, values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_items(shape: &[u32; 6], values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_rounds(shape: &[u32; 3], values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_arriving(shape: &[u32; 4], values: *mut u32, room: u32) -> u32;
-    fn iris_schedule_units(units: &CxxUnits, values: *mut u32, room: u32) -> u32;
+    fn iris_schedule(kind: u32, numbers: *const u32, values: *mut u32, room: u32) -> u32;
 }
 
 /// Random grids of tiles.
