@@ -3,7 +3,7 @@
 
 use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
 
-use super::mutant::{Engine, Mutant, mutant};
+use super::mutant::{Engine, Mutant, RUNS, mutant};
 use super::round::LAST;
 use crate::ll::{self, Pattern};
 use crate::{Change, Check, Compare, ops};
@@ -21,10 +21,8 @@ pub(super) fn all() -> Vec<Mutant> {
     let summed_packs = ll::exchange(Pattern::TwoShotPacks, 2, 1).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
-        Mutant { access: Some(access), ..mutant(name, scenario, change, Check::Scope) }
+        mutant(name, scenario, change, Check::Scope).of(access)
     };
-    let in_scenario = |mutant: Mutant| Mutant { in_scenario: true, ..mutant };
-    let searched = |mutant: Mutant| mutant.by(Engine::Search);
     let round = |name, change: Change, expected| {
         let scenario = ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, LAST).without_heads();
         mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange(Pattern::All))
@@ -49,9 +47,9 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         ),
         // Mutants that check only one of several items that are polled together.
-        mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
+        mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(RUNS),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
-            .by(Engine::Random(20_000)),
+            .by(RUNS),
         // Without the barrier, a thread of a workgroup reads items that the other thread has not
         // received yet.
         mutant(
@@ -60,9 +58,9 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::DropVote { rank: 0, group: 0, position: 1 },
             Check::Wrong,
         )
-        .by(Engine::Random(20_000)),
+        .by(RUNS),
         mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
-            .by(Engine::Random(20_000)),
+            .by(RUNS),
         // Without the barrier, a thread of a workgroup pushes items that the other thread has not
         // multiplied yet.
         mutant(
@@ -71,64 +69,50 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::DropVote { rank: 0, group: 0, position: 1 },
             Check::Wrong,
         )
-        .by(Engine::Random(20_000)),
-        searched(mutant(
+        .by(RUNS),
+        mutant(
             "ll-less",
             one(2).calls(2, i32::MAX),
             Change::Compare(LlLoad, Compare::Less),
             Check::Wrong,
-        )),
-        searched(mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost)),
+        )
+        .by(Engine::Search),
+        mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost).by(Engine::Search),
         mutant("ll-no-credit-ahead", root(3).threads(2), Change::Skip(CreditLoad), Check::Lost)
-            .by(Engine::Random(20_000)),
-        searched(mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost)),
-        searched(mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost)),
-        in_scenario(searched(mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost))),
-        in_scenario(searched(mutant(
-            "ll-different-m",
-            ll::different_m(),
-            [],
-            Check::Fault(FaultKind::Mismatch),
-        ))),
-        in_scenario(
-            mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
-                .by(Engine::Random(20_000)),
-        ),
+            .by(RUNS),
+        mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost).by(Engine::Search),
+        mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost).by(Engine::Search),
+        mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost)
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant("ll-different-m", ll::different_m(), [], Check::Fault(FaultKind::Mismatch))
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant("ll-counts-first", ll::counting_first(), [], Check::Race).by(RUNS).in_scenario(),
         // Launches that overlap: both write the cells of items that the first launch has received.
-        in_scenario(
-            mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
-        ),
-        in_scenario(searched(mutant(
-            "ll-two-kinds",
-            ll::two_kinds(),
-            [],
-            Check::Fault(FaultKind::Mismatch),
-        ))),
-        in_scenario(searched(mutant(
-            "ll-no-head-comparison",
-            ll::different_m(),
-            Change::BlindRecords,
-            Check::Wrong,
-        ))),
+        mutant("ll-launched-early", ll::early(), [], Check::Race).by(RUNS).in_scenario(),
+        mutant("ll-two-kinds", ll::two_kinds(), [], Check::Fault(FaultKind::Mismatch))
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant("ll-no-head-comparison", ll::different_m(), Change::BlindRecords, Check::Wrong)
+            .by(Engine::Search)
+            .in_scenario(),
         // With shared pushes, one workgroup overwrites an input item that another workgroup still
         // has to push.
-        in_scenario(
-            mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race)
-                .by(Engine::Random(20_000)),
-        ),
-        in_scenario(searched(mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong))),
-        in_scenario(searched(mutant(
-            "ll-recycled-other-slot",
-            one(2).recycled(1),
-            [],
-            Check::Wrong,
-        ))),
-        searched(mutant(
+        mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race).by(RUNS).in_scenario(),
+        mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong)
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant("ll-recycled-other-slot", one(2).recycled(1), [], Check::Wrong)
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant(
             "ll-stamps-used",
             ll::partial(Pattern::All, 2, RESTAMP_PERIOD, &[1]).without_heads(),
             Change::StampUsedPairs,
             Check::Lost,
-        )),
+        )
+        .by(Engine::Search),
         round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
         mutant(
             "ll-packs-no-stamps",
@@ -141,14 +125,15 @@ pub(super) fn all() -> Vec<Mutant> {
         round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
         // Without the check, rank 1 still polls words of the first call when the root, which is two
         // calls ahead and has given up, refreshes them.
-        searched(mutant(
+        mutant(
             "ll-no-check-refresh",
             ops::given_up(
                 ll::partial(Pattern::Root, 2, RESTAMP_PERIOD - 1, &[2, 1, 1]).without_heads(),
             ),
             Change::Skip(AbortCheck),
             Check::Wrong,
-        )),
+        )
+        .by(Engine::Search),
         // Without the barrier, one thread has received all of its items while the other thread
         // gives up. The next kernel then reads items that the other thread did not receive.
         mutant(
@@ -157,7 +142,7 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::DropVote { rank: 0, group: 0, position: 1 },
             Check::Wrong,
         )
-        .by(Engine::Random(20_000)),
+        .by(RUNS),
         // The mutant runs in calls that refresh words, because these count their workgroups at the
         // end of the call. In other calls, the fault would first show at the count.
         mutant(
@@ -169,6 +154,6 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::DropVote { rank: 0, group: 0, position: 6 },
             Check::Lost,
         )
-        .by(Engine::Random(20_000)),
+        .by(RUNS),
     ]
 }

@@ -11,7 +11,7 @@ use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
 use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate, Beside};
 use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
-use mutant::mutant;
+use mutant::{RUNS, mutant};
 
 mod headers;
 mod ll;
@@ -179,16 +179,7 @@ fn slot_rule() -> Vec<Mutant> {
             }
         }
     }
-    let mut different =
-        mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
-    different.in_scenario = true;
-    let takes_first = ops::relay_takes_first();
-    let mut takes_first =
-        mutant("relay-takes-first", takes_first, [], Check::Lost).by(Engine::Search);
-    takes_first.in_scenario = true;
     let different_m = ops::different_m().mutant_of(ops::one_shot(2, 1, 1));
-    let mut blind = mutant("no-record-comparison", different_m, BlindRecords, Check::Wrong);
-    blind.in_scenario = true;
     vec![
         mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
         mutant(
@@ -219,9 +210,12 @@ fn slot_rule() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Search),
-        takes_first,
-        different,
-        blind,
+        mutant("relay-takes-first", ops::relay_takes_first(), [], Check::Lost)
+            .by(Engine::Search)
+            .in_scenario(),
+        mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch))
+            .in_scenario(),
+        mutant("no-record-comparison", different_m, BlindRecords, Check::Wrong).in_scenario(),
     ]
 }
 
@@ -235,13 +229,9 @@ fn life_of_words() -> Vec<Mutant> {
     };
     let zero = ops::partial(2, 1, -5, &[1]).words(0);
     let unheard = [UncheckedRecords, BlindRecords];
-    let mut zero = mutant("words-zero", zero, unheard, Check::Wrong);
-    zero.in_scenario = true;
-    let mut late = mutant("late-memset", primitives::late_memset(), [], Check::Lost);
-    late.in_scenario = true;
     vec![
-        zero,
-        late,
+        mutant("words-zero", zero, unheard, Check::Wrong).in_scenario(),
+        mutant("late-memset", primitives::late_memset(), [], Check::Lost).in_scenario(),
         mutant(
             "owner-stamps",
             ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
@@ -278,19 +268,16 @@ fn given_up() -> Vec<Mutant> {
     };
     let stored = |how| ops::given_up(ops::stored(2, 1, 2, how));
     let unmuted = stored(ops::Stored::Unmuted).mutant_of(stored(ops::Stored::Right));
-    let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search);
-    unmuted.in_scenario = true;
     let untold = |name, scenario| {
         mutant(name, scenario, Change::LeaveUntold, Check::Wrong).by(Engine::Search)
     };
     vec![
-        unmuted,
+        mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search).in_scenario(),
         // Mutants in which a leaving rank does not tell all peers. Rank 1 is told before rank 2,
         // and leaves while rank 2 still reads the shard of rank 1.
         untold("leaves-untold", ops::pull_of_leavers(3, false)),
         untold("leaves-untold-by-host", ops::pull_of_leavers(2, true)),
-        untold("copies-of-leavers-untold", ops::copied_of_leavers(3, false))
-            .by(Engine::Random(20_000)),
+        untold("copies-of-leavers-untold", ops::copied_of_leavers(3, false)).by(RUNS),
         untold("copies-of-leavers-untold-by-host", ops::copied_of_leavers(2, true)),
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
         // Without the check, half of a call is delivered: one workgroup of the root gives up, and
@@ -320,9 +307,7 @@ fn given_up() -> Vec<Mutant> {
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
         let scenario = ops::beside(2, 1, 2, how).mutant_of(ops::beside(2, 1, 2, Beside::Right));
-        let mut mutant = mutant(name, scenario, [], expected).by(Engine::Random(2_000));
-        mutant.in_scenario = true;
-        mutant
+        mutant(name, scenario, [], expected).by(Engine::Random(2_000)).in_scenario()
     };
     vec![
         beside("beside-own-number", Beside::OwnNumber, Check::Race),
@@ -332,32 +317,23 @@ fn kernels_beside() -> Vec<Mutant> {
 
 /// Mutants of operators over several nodes.
 fn several_nodes() -> Vec<Mutant> {
-    let in_scenario = |name, scenario, expected, engine| {
-        let mut mutant = mutant(name, scenario, [], expected).by(engine);
-        mutant.in_scenario = true;
-        mutant
-    };
     let handover = |name, how| {
-        in_scenario(name, nodes::composition(2, 2, how), Check::Race, Engine::Random(2_000))
+        let scenario = nodes::composition(2, 2, how);
+        mutant(name, scenario, [], Check::Race).by(Engine::Random(2_000)).in_scenario()
     };
     vec![
         handover("step-before-block", Handover::Unfinished),
         handover("block-reused-in-step", Handover::Reused),
-        in_scenario(
-            "no-room-for-step",
-            nodes::residency(Room::Filled),
-            Check::Lost,
-            Engine::Search,
-        ),
+        mutant("no-room-for-step", nodes::residency(Room::Filled), [], Check::Lost)
+            .by(Engine::Search)
+            .in_scenario(),
     ]
 }
 
 /// Mutants of barriers between launches and between the threads of a workgroup.
 fn barriers() -> Vec<Mutant> {
     let in_scenario = |name, scenario: Scenario, sound, expected| {
-        let mut mutant = mutant(name, scenario.mutant_of(sound), [], expected);
-        mutant.in_scenario = true;
-        mutant
+        mutant(name, scenario.mutant_of(sound), [], expected).in_scenario()
     };
     let accumulate = |name, how: Accumulate, expected| {
         let sound = ops::accumulate(2, 1, 1, Accumulate { atomic: how.atomic, ..PLAIN });
@@ -378,8 +354,6 @@ fn barriers() -> Vec<Mutant> {
     let ended = in_scenario("open-ends-the-call", ended, ops::copied(2, 1, 1, true), Check::Lost)
         .by(Engine::Search);
     let lockstep = primitives::barrier_in_arms(3).threads(2).lockstep();
-    let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
-    in_arms.in_scenario = true;
     let vote = |name, scenario: Scenario, rank, group, position| {
         let drop = Change::DropVote { rank, group, position };
         mutant(name, scenario.threads(2), drop, Check::Race)
@@ -398,7 +372,7 @@ fn barriers() -> Vec<Mutant> {
     let refreshing = ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]);
     let no_done = |name, atomic, expected| {
         let sums = ops::accumulate(2, 1, 2, Accumulate { atomic, ..PLAIN });
-        mutant(name, sums, Change::Skip(Access::DoneLoad), expected).by(Engine::Random(20_000))
+        mutant(name, sums, Change::Skip(Access::DoneLoad), expected).by(RUNS)
     };
     vec![
         no_done("spinlock-no-done", false, Check::Race),
@@ -411,7 +385,7 @@ fn barriers() -> Vec<Mutant> {
         early,
         before,
         ended,
-        in_arms,
+        mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search).in_scenario(),
         mutant(
             "no-gate",
             ops::copied(2, 1, 1, true),

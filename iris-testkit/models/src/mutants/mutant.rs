@@ -80,6 +80,9 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
     }
 }
 
+/// Random schedules that find faults which few schedules show.
+pub(super) const RUNS: Engine = Engine::Random(20_000);
+
 pub(super) fn mutant(
     name: &'static str,
     scenario: Scenario,
@@ -101,6 +104,11 @@ pub(super) fn mutant(
 impl Mutant {
     pub(super) fn of(self, access: Access) -> Self {
         Self { access: Some(access), ..self }
+    }
+
+    /// Same mutant, whose scenario breaks the rule even without changes.
+    pub(super) fn in_scenario(self) -> Self {
+        Self { in_scenario: true, ..self }
     }
 
     pub(super) fn by(self, engine: Engine) -> Self {
