@@ -164,6 +164,9 @@ pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Repor
     report
 }
 
+/// Function that is called after each step of a schedule; it may forbid the step.
+type Stepped<'s, M> = dyn FnMut(&M, &State, &State, usize) -> Result<(), Forbidden> + 's;
+
 struct Frame<Saved> {
     state: State,
     choices: Vec<usize>,
@@ -393,25 +396,35 @@ impl<'a> Machine<'a> {
 
     /// Runs one random schedule. If it fails, runs it again to record the trace.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
-        let failure = self.run_to(seed, |_| {});
+        let failure = self.schedule(seed, true, None);
         let mut visited = Vec::new();
         if failure.is_some() {
-            self.run_to(seed, |state| visited.push(state.clone()));
+            visited.push(self.first());
+            let mut visit = |_: &Self, _: &State, after: &State, _| {
+                visited.push(after.clone());
+                Ok(())
+            };
+            self.schedule(seed, true, Some(&mut visit));
         }
         (failure, self.trace(visited.iter()))
     }
 
-    /// Runs one random schedule and calls `visit` with each of its states.
-    fn run_to(&mut self, seed: u64, mut visit: impl FnMut(&State)) -> Option<Failure> {
+    /// Runs one random schedule, and looks for races if `races`. Calls `stepped` after each step,
+    /// with the states before and after it and the thread that made it.
+    fn schedule(
+        &mut self,
+        seed: u64,
+        races: bool,
+        mut stepped: Option<&mut Stepped<'_, Self>>,
+    ) -> Option<Failure> {
         let mut random = Random(seed);
         let mut state = self.first();
-        let mut clocks = Clocks::new(state.at().len());
+        let mut clocks = races.then(|| Clocks::new(state.at().len()));
         // Some runs switch threads at every step, others let one thread run for long.
         let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
         let mut last = 0;
         let mut choices = Vec::new();
         loop {
-            visit(&state);
             choices.clear();
             choices.extend(self.choices(&state));
             let failure = self.failure(&state, &choices);
@@ -421,29 +434,11 @@ impl<'a> Machine<'a> {
             if !(choices.contains(&last) && random.next() % 100 < stickiness) {
                 last = choices[(random.next() % choices.len() as u64) as usize];
             }
-            self.step(&mut state, last, Some(&mut clocks));
-        }
-    }
-
-    /// Runs one random schedule, drawn as in [`Machine::run`], and reports each step to `observer`.
-    fn observed(&mut self, seed: u64, observer: &mut dyn Observer) -> Option<Failure> {
-        let mut random = Random(seed);
-        let mut state = self.first();
-        let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
-        let mut last = 0;
-        loop {
-            let choices: Vec<usize> = self.choices(&state).collect();
-            let failure = self.failure(&state, &choices);
-            if failure.is_some() || choices.is_empty() {
-                return failure;
-            }
-            if !(choices.contains(&last) && random.next() % 100 < stickiness) {
-                last = choices[(random.next() % choices.len() as u64) as usize];
-            }
-            let before = state.clone();
-            self.step(&mut state, last, None);
-            let told = self.tell(&before, &state, last, observer);
-            if let Err(why) = told {
+            let before = stepped.is_some().then(|| state.clone());
+            self.step(&mut state, last, clocks.as_mut());
+            if let (Some(stepped), Some(before)) = (&mut stepped, before)
+                && let Err(why) = stepped(self, &before, &state, last)
+            {
                 return Some(Failure::Rule(why));
             }
         }

@@ -59,7 +59,13 @@ pub fn observe(
     for seed in seed..seed + runs {
         report.executions += 1;
         observer.begin();
-        let mut failure = machine.observed(seed, observer);
+        let mut failure = machine.schedule(
+            seed,
+            false,
+            Some(&mut |machine, before, after, thread| {
+                machine.tell(before, after, thread, observer)
+            }),
+        );
         if failure.is_none() {
             failure = observer.end().err().map(Failure::Rule);
         }
