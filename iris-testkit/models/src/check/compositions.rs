@@ -5,13 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 
 use super::replayed::{Replayed, ReplayedMutant};
 use super::{Implementation, replayed};
 use crate::headers;
 use crate::proof::mutants::clauses;
-use crate::proof::report::SYSTEMS;
+use crate::proof::report::{self, SYSTEMS};
 use crate::proof::rule::Numbers;
 
 /// Protocol made of parts that are proved one by one.
@@ -179,13 +179,9 @@ pub fn unlinked(mutants: &[ReplayedMutant]) -> Vec<String> {
 /// Table of the compositions: number of executions replayed, and mutants with the clauses at which
 /// their replay stops.
 pub(super) fn table(replayed: &[Replayed], mutants: &[ReplayedMutant]) -> Table {
-    let mut rows = Table::new();
-    rows.load_preset(presets::NOTHING).set_header([
-        "composition",
-        "executions, rust",
-        "executions, c++",
-        "without a link it stops at",
-    ]);
+    let header =
+        ["composition", "executions, rust", "executions, c++", "without a link it stops at"];
+    let mut rows = report::table(&header);
     for it in COMPOSITIONS {
         let [rust, headers] = [Implementation::Rust, Implementation::Headers].map(|source| {
             let all = it.of(replayed, source);

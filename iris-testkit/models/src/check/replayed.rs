@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use iris_sync::Access;
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use super::catalogue::{self, Implementation, Model, catalogue};
 use super::protocol::Pointers;
 use crate::mutants::{Engine, Mutant};
 use crate::proof::replay::{self, Counts, Extent, is_replayed, replay};
-use crate::proof::report::Proof;
+use crate::proof::report::{self, Proof};
 use crate::{Change, Check, Failure, Report, Rules, Scenario, headers};
 
 /// Result of comparing the executions of one scenario with the proved rules.
@@ -231,8 +231,7 @@ fn shows(by: &str, clause: &str) -> bool {
 /// code that stop at the clause. The last rows have the mutants that no clause stops: those stopped
 /// by a property or by a row of the table of accesses, and those that keep to the rules.
 pub(super) fn table(proof: &Proof, pointers: &Pointers, mutants: &[ReplayedMutant]) -> Table {
-    let mut rows = Table::new();
-    rows.load_preset(presets::NOTHING).set_header([
+    let mut rows = report::table(&[
         "clause, or property",
         "section of PROTOCOL.md",
         "not proved without it",

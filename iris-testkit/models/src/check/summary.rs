@@ -1,7 +1,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use comfy_table::{Table, presets};
 use iris_sync::Access;
 use serde_json::json;
 
@@ -10,7 +9,7 @@ use super::replayed::{self, Replayed, ReplayedMutant};
 use super::{Compiled, Finding, Implementation, Model, Outcome, compositions};
 use crate::mutants::Mutant;
 use crate::proof::replay::is_replayed;
-use crate::proof::report::Proof;
+use crate::proof::report::{Proof, table};
 use crate::{Report, sequence::Compared};
 
 /// Results of all checks, printed as text or as JSON.
@@ -162,12 +161,6 @@ impl Summary {
             "optional_skipped": self.optional,
         })
     }
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
-    table
 }
 
 impl fmt::Display for Summary {

@@ -173,13 +173,15 @@ impl Proof {
     }
 }
 
+/// Table without lines and with this header.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header);
+    table
+}
+
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = |header: &[&str]| {
-            let mut table = Table::new();
-            table.load_preset(presets::NOTHING).set_header(header);
-            table
-        };
         if !self.weakened.is_empty() {
             let header =
                 ["clause switched off", "not proved any more", "violated", "world", "steps"];

@@ -313,7 +313,7 @@ pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
         fixed: FIXED,
         state: STATE,
         axioms: invariant::plans(),
-        initial: initial(),
+        initial: STATE.iter().map(invariant::start).collect(),
         actions,
         invariant: invariant::slot_rule(&numbers),
         clauses: clauses.names(),
@@ -851,11 +851,6 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         })
     };
     vec![count, stamp, finish, die]
-}
-
-/// Values of the state's functions before the first call.
-fn initial() -> Vec<Effect> {
-    STATE.iter().map(invariant::start).collect()
 }
 
 /// Application of a function to new variables of the right sorts, and these variables.

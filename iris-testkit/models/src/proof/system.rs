@@ -1,6 +1,7 @@
 //! Transition systems: functions that make up the state, their initial values, actions, and an
 //! invariant.
 
+pub use super::term::declared;
 use super::term::{Function, Name, Node, Term, Variable};
 
 /// Statement with a name, about all values of some variables.
@@ -99,14 +100,6 @@ impl Clause {
     /// Statement for these values of the variables.
     pub fn of(&self, values: &[Term]) -> Term {
         self.body.with(&self.over, values)
-    }
-}
-
-/// Name and sort of a term that is a variable.
-pub fn declared(term: &Term) -> Variable {
-    match term.node() {
-        Node::Variable(name, sort) => (*name, *sort),
-        _ => unreachable!("{term:?} is no variable"),
     }
 }
 
@@ -253,18 +246,8 @@ impl System {
 fn free(term: &Term, over: &[Variable]) -> Option<Name> {
     match term.node() {
         Node::Variable(name, _) => (!over.iter().any(|(known, _)| known == name)).then_some(name),
-        Node::Bool(_) | Node::Int(_) => None,
         Node::All(variables, body) => free(body, &[over, variables].concat()),
-        Node::Apply(_, all) | Node::And(all) | Node::Or(all) => {
-            all.iter().find_map(|term| free(term, over))
-        }
-        Node::Not(a) | Node::Mod(a, _) => free(a, over),
-        Node::Implies(a, b)
-        | Node::Equal(a, b)
-        | Node::AtMost(a, b)
-        | Node::Add(a, b)
-        | Node::Sub(a, b) => free(a, over).or_else(|| free(b, over)),
-        Node::If(a, b, c) => free(a, over).or_else(|| free(b, over)).or_else(|| free(c, over)),
+        _ => term.operands().into_iter().find_map(|term| free(term, over)),
     }
 }
 

@@ -151,6 +151,21 @@ impl Term {
         self.at_least(&other).choose(self, &other)
     }
 
+    /// Operands of the term's outermost operation, in order.
+    pub fn operands(&self) -> Vec<&Term> {
+        match self.node() {
+            Node::Bool(_) | Node::Int(_) | Node::Variable(..) => Vec::new(),
+            Node::Apply(_, all) | Node::And(all) | Node::Or(all) => all.iter().collect(),
+            Node::Not(a) | Node::Mod(a, _) | Node::All(_, a) => vec![a],
+            Node::Implies(a, b)
+            | Node::Equal(a, b)
+            | Node::AtMost(a, b)
+            | Node::Add(a, b)
+            | Node::Sub(a, b) => vec![a, b],
+            Node::If(a, b, c) => vec![a, b, c],
+        }
+    }
+
     /// Copy of this term with `replace` applied to every application and variable in it, innermost
     /// first.
     pub fn rebuild(&self, replace: &dyn Fn(&Node) -> Option<Term>) -> Term {
@@ -189,19 +204,7 @@ impl Term {
 
     /// Whether `test` holds for some operation in the term.
     pub fn any(&self, test: &dyn Fn(&Node) -> bool) -> bool {
-        let inside = |term: &Term| term.any(test);
-        test(self.node())
-            || match self.node() {
-                Node::Bool(_) | Node::Int(_) | Node::Variable(..) => false,
-                Node::Apply(_, all) | Node::And(all) | Node::Or(all) => all.iter().any(inside),
-                Node::Not(a) | Node::Mod(a, _) | Node::All(_, a) => inside(a),
-                Node::Implies(a, b)
-                | Node::Equal(a, b)
-                | Node::AtMost(a, b)
-                | Node::Add(a, b)
-                | Node::Sub(a, b) => inside(a) || inside(b),
-                Node::If(a, b, c) => inside(a) || inside(b) || inside(c),
-            }
+        test(self.node()) || self.operands().into_iter().any(|term| term.any(test))
     }
 }
 
@@ -225,13 +228,17 @@ pub fn any_of<const N: usize>(terms: [Term; N]) -> Term {
     Term::new(Node::Or(terms.into()))
 }
 
+/// Name and sort of a term that is a variable.
+pub fn declared(term: &Term) -> Variable {
+    match term.node() {
+        Node::Variable(name, sort) => (*name, *sort),
+        _ => unreachable!("{term:?} is no variable"),
+    }
+}
+
 /// Makes the quantified term: `body` holds for all values of these variables.
 pub fn for_all<const N: usize>(variables: [&Term; N], body: Term) -> Term {
-    let name = |term: &Term| match term.node() {
-        Node::Variable(name, sort) => (*name, *sort),
-        _ => unreachable!("quantifiers bind variables"),
-    };
-    Term::new(Node::All(variables.map(name).into(), body))
+    Term::new(Node::All(variables.map(declared).into(), body))
 }
 
 impl From<&Term> for Term {
