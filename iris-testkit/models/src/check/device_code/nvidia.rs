@@ -261,13 +261,7 @@ fn wanted(probe: &Probe) -> Vec<String> {
         Kind::StorePair => format!("st.{order}.{scope}.global.v2.b64"),
         Kind::LoadQuad => format!("ld.{order}.{scope}.global.b128"),
         Kind::StoreQuad => format!("st.{order}.{scope}.global.b128"),
-        Kind::Rmw(Rmw::Add) => atom("add.u"),
-        Kind::Rmw(Rmw::Exchange) => atom("exch.b"),
-        Kind::Rmw(Rmw::And) => atom("and.b"),
-        Kind::Rmw(Rmw::Or) => atom("or.b"),
-        Kind::Rmw(Rmw::Xor) => atom("xor.b"),
-        Kind::Rmw(Rmw::Min) => atom("min.s"),
-        Kind::Rmw(Rmw::Max) => atom("max.s"),
+        Kind::Rmw(rmw) => atom(rmw.names()[0]),
         Kind::CompareExchange => atom("cas.b"),
         Kind::Fence => format!("fence.acq_rel.{scope}"),
         Kind::AddF32 => format!("red.{order}.{scope}.global.add.f32"),
@@ -371,7 +365,6 @@ fn function(probe: &Probe) -> Option<String> {
     };
     let (word, unsigned, out) =
         if probe.wide { ("i64", "u64", "out64") } else { ("i32", "u32", "out") };
-    let fetch = |what: &str| format!("*{out} = __nv_atomic_{what}(p, {word}(3), {order}, {scope})");
     Some(match probe.kind {
         Kind::Load => format!("*{out} = __nv_atomic_load_n(p, {order}, {scope})"),
         Kind::Store => format!("__nv_atomic_store_n(p, {word}(3), {order}, {scope})"),
@@ -379,12 +372,10 @@ fn function(probe: &Probe) -> Option<String> {
         Kind::Rmw(Rmw::Add) => format!(
             "*{out} = __nv_atomic_fetch_add(reinterpret_cast<{unsigned}*>(p), {unsigned}(3), {order}, {scope})"
         ),
-        Kind::Rmw(Rmw::Exchange) => fetch("exchange_n"),
-        Kind::Rmw(Rmw::And) => fetch("fetch_and"),
-        Kind::Rmw(Rmw::Or) => fetch("fetch_or"),
-        Kind::Rmw(Rmw::Xor) => fetch("fetch_xor"),
-        Kind::Rmw(Rmw::Min) => fetch("fetch_min"),
-        Kind::Rmw(Rmw::Max) => fetch("fetch_max"),
+        Kind::Rmw(rmw) => {
+            let [_, name, _] = rmw.names();
+            format!("*{out} = __nv_atomic_{name}(p, {word}(3), {order}, {scope})")
+        }
         Kind::CompareExchange => format!(
             "{word} old = 3; __nv_atomic_compare_exchange_n(p, &old, {word}(4), false, {order}, \
              __NV_ATOMIC_RELAXED, {scope}); *{out} = old"

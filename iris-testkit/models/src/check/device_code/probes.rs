@@ -38,6 +38,19 @@ pub(super) enum Rmw {
 impl Rmw {
     const ALL: [Self; 7] =
         [Self::Add, Self::Exchange, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
+
+    /// Names of the operation in PTX, among NVIDIA's functions, and in LLVM IR.
+    pub(super) fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::Add => ["add.u", "fetch_add", "add"],
+            Self::Exchange => ["exch.b", "exchange_n", "xchg"],
+            Self::And => ["and.b", "fetch_and", "and"],
+            Self::Or => ["or.b", "fetch_or", "or"],
+            Self::Xor => ["xor.b", "fetch_xor", "xor"],
+            Self::Min => ["min.s", "fetch_min", "min"],
+            Self::Max => ["max.s", "fetch_max", "max"],
+        }
+    }
 }
 
 /// Kernel that makes one access, whose compiled instructions are then checked.
