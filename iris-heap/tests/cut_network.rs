@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 use iris_heap::{Error, Network, Secret, Settings, UniqueId, World};
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{self, Namespaces, launch};
+use iris_testkit::worlds::on_threads;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Variable of a process of this program that is a rank.
@@ -65,16 +66,12 @@ impl Cable {
 /// Runs `f` on two ranks, one at each end of the cable.
 fn run<T: Send>(cable: &Cable, address: &str, f: impl Fn(World) -> T + Sync) -> Vec<T> {
     let network = Network::new(address, &UniqueId::new().unwrap()).secret(Secret::new().unwrap());
-    std::thread::scope(|scope| {
-        let rank_main = |rank: usize| {
-            cable.enter(rank);
-            // The two ranks count as two nodes, because the network namespace is a part of the
-            // host's identity.
-            let settings = Settings::default().deadline(0.1);
-            f(World::over_network_with(&network, rank, 2, settings).unwrap())
-        };
-        let ranks = [0, 1].map(|rank| scope.spawn(move || rank_main(rank)));
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    on_threads(0..2, |rank| {
+        cable.enter(rank);
+        // The two ranks count as two nodes, because the network namespace is a part of the host's
+        // identity.
+        let settings = Settings::default().deadline(0.1);
+        f(World::over_network_with(&network, rank, 2, settings).unwrap())
     })
 }
 
@@ -126,24 +123,15 @@ fn jobs_of_two_masters_stay_apart_on_a_host_that_they_share() {
     let (id, secret) = (UniqueId::new().unwrap(), Secret::new().unwrap());
     let network = |ip: &str| Network::new(format!("{ip}:4078"), &id).secret(secret.clone());
     let jobs = [(1, network("10.77.0.2")), (2, network("10.77.0.3"))];
-    std::thread::scope(|scope| {
-        let rank_main = |node: usize, network: &Network, rank: usize| {
-            nodes.enter(node);
-            let settings = Settings::default().deadline(0.1);
-            let world = World::over_network_with(network, rank, 3, settings)?;
-            let all = world.allgather(&[node as u8])?.concat();
-            world.close().map(|()| all)
-        };
-        let mut ranks = Vec::new();
-        for rank in [1, 2, 0] {
-            for (master, network) in &jobs {
-                let node = if rank == 0 { *master } else { 0 };
-                ranks.push((*master, scope.spawn(move || rank_main(node, network, rank))));
-            }
-        }
-        for (master, rank) in ranks {
-            assert_eq!(rank.join().unwrap().unwrap(), [master as u8, 0, 0]);
-        }
+    let ranks = [1, 2, 0].into_iter().flat_map(|rank| jobs.iter().map(move |job| (rank, job)));
+    on_threads(ranks, |(rank, (master, network)): (usize, &(usize, Network))| {
+        let node = if rank == 0 { *master } else { 0 };
+        nodes.enter(node);
+        let settings = Settings::default().deadline(0.1);
+        let world = World::over_network_with(network, rank, 3, settings).unwrap();
+        let all = world.allgather(&[node as u8]).unwrap().concat();
+        assert_eq!(all, [*master as u8, 0, 0]);
+        world.close().unwrap();
     });
 }
 

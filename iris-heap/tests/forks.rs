@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use iris_heap::abi::abort;
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use iris_testkit::port;
-use job::{CASE, Job, contains, env, files, no_vars, report, result, wait_for, wait_for_file};
+use job::{Job, contains, env, files, no_vars, result, wait_for, wait_for_file};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
@@ -27,14 +27,7 @@ unsafe extern "C" {
 #[test]
 #[ignore = "the program of one rank, which the other tests start"]
 fn rank_program() {
-    let case = std::env::var(CASE).expect("the other tests say what to do");
-    report(match case.as_str() {
-        "meeting" => meeting(),
-        "outlived" => outlived(),
-        "used" => used(),
-        "forked" => forked(),
-        other => panic!("no case {other}"),
-    });
+    job::run(&[("meeting", meeting), ("outlived", outlived), ("used", used), ("forked", forked)]);
 }
 
 fn open(world: &World) -> Result<Arc<SymmetricHeap>, Error> {

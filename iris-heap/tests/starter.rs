@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use iris_heap::{Error, World};
-use job::{CASE, Job, contains, env, files, report, wait_for, wait_for_file};
+use job::{CASE, Job, contains, env, files, wait_for, wait_for_file};
 
 /// Program of one rank, started by the tests below.
 #[test]
@@ -21,7 +21,6 @@ fn rank_program() {
     let part = format!("{}.part", env("OUT"));
     std::fs::write(&part, format!("{result:?}")).unwrap();
     std::fs::rename(part, env("OUT")).unwrap();
-    report(result);
 }
 
 /// Meets the others, and works until the job ends or the file STOP exists on rank 0. Ends with the

@@ -36,6 +36,19 @@ macro_rules! __named {
 }
 pub use __named as named;
 
+/// Makes a test for Rust's harness of each row, which is the test's name and body.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! __rows {
+    ($($name:ident: $body:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            $body
+        }
+    )*};
+}
+pub use __rows as rows;
+
 /// Tests with a common requirement, such as an installed program or a GPU.
 pub struct Group {
     missing: Option<String>,

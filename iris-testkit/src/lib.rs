@@ -18,6 +18,7 @@ pub mod port;
 pub mod rig;
 pub mod stress;
 pub mod suite;
+pub mod worlds;
 
 pub use level::Level;
 

@@ -1,7 +1,7 @@
 //! Harness for tests whose ranks are processes: the test program starts itself once per rank.
 //!
-//! A test program that uses this harness has an ignored test `rank_program`, which runs the case
-//! named in [`CASE`] and ends with [`report`].
+//! A test program that uses this harness has an ignored test `rank_program`, which calls [`run`] with
+//! its cases.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses only a part")]
 
@@ -16,9 +16,14 @@ use iris_heap::{Error, Group, Stream, SymmetricHeap};
 /// Name of the environment variable that selects the case that a rank runs.
 pub const CASE: &str = "HEAP_TEST_CASE";
 
-/// Prints the result of a rank's process for the test that started it.
-pub fn report(result: Result<String, Error>) {
-    match result {
+/// Name of a case, and the function that a rank runs.
+pub type Case = (&'static str, fn() -> Result<String, Error>);
+
+/// Runs the case that [`CASE`] selects, and prints its result for the test that started this process.
+pub fn run(cases: &[Case]) {
+    let name = std::env::var(CASE).expect("the other tests say what to do");
+    let case = cases.iter().find(|case| case.0 == name);
+    match case.unwrap_or_else(|| panic!("no case {name}")).1() {
         Ok(text) => println!("RESULT ok {text}"),
         Err(e) => println!("RESULT error {e}"),
     }

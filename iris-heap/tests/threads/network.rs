@@ -1,23 +1,8 @@
 //! Tests of worlds over several nodes: threads that simulate nodes, and ranks that meet over
 //! loopback.
 
-use iris_heap::{Error, HeapOptions, Network, Result, Secret, SymmetricHeap, UniqueId, World};
-use iris_testkit::port;
-
-/// Runs `f` on ranks that meet over loopback; `nodes` has the name of each rank's node.
-fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
-    let port = port::free("127.0.0.1").unwrap();
-    let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
-    let network = network.secret(Secret::new().unwrap());
-    std::thread::scope(|scope| {
-        let run = |rank: usize| {
-            let network = network.clone().node(nodes[rank]);
-            f(World::over_network(&network, rank, nodes.len())?)
-        };
-        let threads: Vec<_> = (0..nodes.len()).map(|rank| scope.spawn(move || run(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use iris_heap::{Error, HeapOptions, Result, SymmetricHeap, World};
+use iris_testkit::worlds::over_loopback;
 
 /// Checks sizes and names of a world of two nodes with two ranks each, and the memory of each node.
 fn two_by_two(world: World) -> Result<()> {

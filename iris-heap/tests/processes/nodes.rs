@@ -1,9 +1,7 @@
 //! Tests of ranks that are processes of several simulated nodes, and meet by the launcher's
 //! environment variables.
 //!
-//! This file is long because all of its cases run in one program, whose variables they share.
-
-mod job;
+//! This file is long because each test has a case, which its ranks run.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -12,27 +10,22 @@ use std::time::Duration;
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use iris_testkit::launch::open_mpi;
 use iris_testkit::port;
-use job::{
-    CASE, Job, contains, env, files, launch_until_abort, report, result, wait_for, wait_for_file,
-};
 use rustix::process::{Pid, Signal, kill_process};
 
-#[test]
-#[ignore = "the program of one rank, which the other tests start"]
-fn rank_program() {
-    let case = std::env::var(CASE).expect("the other tests say what to do");
-    report(match case.as_str() {
-        "heap" => heap(),
-        "groups" => groups(),
-        "killed" => killed(),
-        "gives up" => gives_up(),
-        "stopped" => stopped(),
-        "connections" => connections(),
-        "fails" => fails(),
-        "meets" => meets(),
-        other => panic!("no case {other}"),
-    });
-}
+use crate::job::{
+    CASE, Case, Job, contains, env, files, launch_until_abort, result, wait_for, wait_for_file,
+};
+
+pub(crate) const CASES: &[Case] = &[
+    ("heap on each node", heap),
+    ("groups", groups),
+    ("killed on a node", killed),
+    ("gives up", gives_up),
+    ("stopped for a while", stopped),
+    ("connections", connections),
+    ("fails", fails),
+    ("meets", meets),
+];
 
 /// Case that opens one heap per node, then does the same in a second world, which meets at the same
 /// port.
@@ -237,7 +230,7 @@ fn check_heap(results: Vec<String>) {
 
 #[test]
 fn torchrun_with_a_secret() {
-    let (job, port) = (Job::new("heap"), free_port());
+    let (job, port) = (Job::new("heap on each node"), free_port());
     let secret = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::remove_file(&secret).unwrap();
     iris_heap::Secret::new().unwrap().save(&secret).unwrap();
@@ -265,7 +258,7 @@ fn groups_over_nodes_have_heaps() {
 #[test]
 fn hosts_that_are_one_have_a_heap() {
     for (size, per_node) in [(1, 1), (2, 1), (4, 2)] {
-        let (job, port) = (Job::new("heap"), free_port());
+        let (job, port) = (Job::new("heap on each node"), free_port());
         let vars = |rank| {
             [torchrun_on(rank, per_node, port), vec![("IRIS_NODE", "same".to_string())]].concat()
         };
@@ -278,7 +271,7 @@ fn hosts_that_are_one_have_a_heap() {
 
 #[test]
 fn slurm_without_an_address() {
-    let (job, port) = (Job::new("heap"), free_port());
+    let (job, port) = (Job::new("heap on each node"), free_port());
     let ranks: Vec<_> = (0..4usize)
         .map(|rank| {
             let (task, node) = (rank.to_string(), (rank / 2).to_string());
@@ -312,7 +305,7 @@ fn mpirun_of_open_mpi() {
     let output = open_mpi()
         .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "4"])
         .args(["-x", "MASTER_ADDR=127.0.0.1", "-x", &format!("IRIS_PORT={}", free_port())])
-        .args(["-x", &format!("{CASE}=heap"), "/bin/sh", "-c", node])
+        .args(["-x", &format!("{CASE}=heap on each node"), "/bin/sh", "-c", node])
         .arg(program)
         .args(["--exact", "rank_program", "--ignored", "--nocapture", "--test-threads=1"])
         .output()
@@ -351,7 +344,7 @@ fn a_process_of_another_user_needs_a_secret() {
 #[test]
 fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
     for victims in ["3", "1", "2 3"] {
-        let (job, port) = (Job::new("killed"), free_port());
+        let (job, port) = (Job::new("killed on a node"), free_port());
         let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", victims.into())]].concat();
         for (rank, child) in job.ranks(4, vars).into_iter().enumerate() {
             let text = result(child);
@@ -387,7 +380,7 @@ fn the_reason_of_a_rank_is_shown_on_all_nodes() {
 
 #[test]
 fn the_end_of_rank_0_ends_all() {
-    let (job, port) = (Job::new("killed"), free_port());
+    let (job, port) = (Job::new("killed on a node"), free_port());
     let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", "0".into())]].concat();
     let ranks = job.ranks(4, vars);
     for text in ranks.into_iter().map(result).skip(1) {
@@ -397,7 +390,7 @@ fn the_end_of_rank_0_ends_all() {
 
 #[test]
 fn a_stopped_node_is_late_and_not_lost() {
-    let (job, port) = (Job::new("stopped"), free_port());
+    let (job, port) = (Job::new("stopped for a while"), free_port());
     let ready = job.temp.path().with_extension("ready");
     let vars = |rank| [torchrun(rank, port), vec![("READY", ready.display().to_string())]].concat();
     let ranks = job.ranks(4, vars);

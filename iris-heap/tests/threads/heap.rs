@@ -1,6 +1,4 @@
-//! Tests of ranks that are threads: collectives, heap, streams, and their failures.
-//!
-//! This file is long because threads are the simplest ranks: what all kinds of ranks share is tested here.
+//! Tests of collectives, heaps and streams that all kinds of ranks share, and of their failures.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
@@ -9,21 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use iris_heap::abi::abort;
-use iris_heap::{
-    DType, Error, Group, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
-};
+use iris_heap::{DType, Error, Group, Request, Segment, SymmetricHeap, World};
+use iris_testkit::worlds::on_threads;
 
-fn options() -> HeapOptions {
-    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
-}
-
-/// Runs ranks whose host deadline is 14.4 s, and returns the result of every rank.
-fn each<T: Send>(
-    size: usize,
-    f: impl Fn(World) -> Result<T, Error> + Sync,
-) -> Vec<Result<T, Error>> {
-    World::run_threads_each(size, &Settings::default().deadline(0.02), f).unwrap()
-}
+use super::{each, on_heaps, options};
 
 /// Polls `done` like a kernel, for at most 300 s, so that a failing test ends.
 fn wait_until(done: impl Fn() -> bool) {
@@ -93,8 +80,7 @@ fn a_world_with_a_heap_does_not_close() {
 
 #[test]
 fn every_rank_reads_what_its_peers_wrote() {
-    World::run_threads(4, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(4, options(), |w, heap| {
         let x = heap.rand::<f32>(100, 9)?;
         let y = heap.full(100, w.rank() as i32)?;
         assert_eq!((x.offset(), y.offset()), (0, 1024));
@@ -112,9 +98,8 @@ fn every_rank_reads_what_its_peers_wrote() {
         let s = heap.alloc_signal(4)?;
         assert_eq!(s.offset(), 4096, "behind the reserved words");
         w.barrier()?;
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
@@ -166,8 +151,7 @@ fn a_lost_peer_sets_the_abort_word_of_waiting_kernels() {
 
 #[test]
 fn streams_keep_their_order_and_launches_theirs() {
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options().threads(3))?;
+    on_heaps(1, options().threads(3), |_, heap| {
         let (a, b) = (heap.stream()?, heap.stream()?);
         let log = Arc::new(std::sync::Mutex::new(Vec::new()));
         for i in 0..60u32 {
@@ -186,15 +170,13 @@ fn streams_keep_their_order_and_launches_theirs() {
         log.sort_unstable();
         let want: Vec<_> = (0..60).flat_map(|i| (0..1 + i % 3).map(move |g| (i, g))).collect();
         assert_eq!(log, want, "every workgroup once");
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn an_event_orders_two_streams() {
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(1, options(), |_, heap| {
         let (a, b) = (heap.stream()?, heap.stream()?);
         for _ in 0..20 {
             let word = Arc::new(AtomicU32::new(0));
@@ -213,15 +195,13 @@ fn an_event_orders_two_streams() {
             b.sync()?;
             assert!(event.is_done());
         }
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn workgroups_of_a_launch_run_at_the_same_time() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options().threads(4))?;
+    on_heaps(2, options().threads(4), |_, heap| {
         let stream = heap.stream()?;
         let here = Arc::new(AtomicU32::new(0));
         let kernel = move |g: Group| {
@@ -234,15 +214,13 @@ fn workgroups_of_a_launch_run_at_the_same_time() {
         let e = stream.launch_cpu("five", 5, Arc::new(|_| Ok(()))).unwrap_err();
         assert!(matches!(e, Error::TooManyGroups { groups: 5, threads: 4, .. }), "{e}");
         assert!(stream.launch_cpu("none", 0, Arc::new(|_| Ok(()))).is_err());
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn the_first_error_comes_from_sync_once() {
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(1, options(), |_, heap| {
         let stream = heap.stream()?;
         for word in [3, 4] {
             let fail = move |g: Group| match g.index {
@@ -260,9 +238,8 @@ fn the_first_error_comes_from_sync_once() {
         assert!(matches!(stream.sync(), Err(Error::GaveUp { rank: 3, .. })));
         assert_eq!(done.load(Ordering::Relaxed), 1, "what follows is still done");
         stream.sync()?;
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
@@ -316,23 +293,18 @@ fn abort_word(memory: &iris_heap::Memory, rank: usize) -> i32 {
 /// know it, and not that it has given up itself.
 #[test]
 fn a_poisoned_heap_tells_the_loss_that_is_the_reason() {
-    let worlds = World::threads(3).unwrap();
-    std::thread::scope(|scope| {
-        for world in worlds {
-            scope.spawn(move || {
-                let heap = SymmetricHeap::open(&world, options()).unwrap();
-                let memory = heap.memory();
-                world.barrier().unwrap();
-                if world.rank() == 2 {
-                    return world.abort();
-                }
-                wait_until(|| memory.control.host_abort() != 0);
-                heap.poison(abort::CLOSED).unwrap();
-                let told: Vec<_> = (0..3).map(|rank| abort_word(&memory, rank)).collect();
-                assert_eq!(told, [abort::PEER_LOST + 2; 3]);
-                assert_eq!(world.lost(), Some(2));
-            });
+    on_threads(World::threads(3).unwrap(), |world: World| {
+        let heap = SymmetricHeap::open(&world, options()).unwrap();
+        let memory = heap.memory();
+        world.barrier().unwrap();
+        if world.rank() == 2 {
+            return world.abort();
         }
+        wait_until(|| memory.control.host_abort() != 0);
+        heap.poison(abort::CLOSED).unwrap();
+        let told: Vec<_> = (0..3).map(|rank| abort_word(&memory, rank)).collect();
+        assert_eq!(told, [abort::PEER_LOST + 2; 3]);
+        assert_eq!(world.lost(), Some(2));
     });
 }
 
@@ -379,8 +351,7 @@ fn a_dropped_heap_waits_for_nobody() {
 
 #[test]
 fn all_or_nothing_in_one_step() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, options(), |_, heap| {
         let before = heap.free_bytes(Segment::Data);
         let request = |bytes| Request::new(Segment::Data, bytes, "inbox");
         let signal = Request::new(Segment::Signal, 128, "flags");
@@ -398,9 +369,8 @@ fn all_or_nothing_in_one_step() {
         assert_eq!(got[0].bytes(), 10);
         heap.free_many(&got)?;
         assert_eq!(heap.free_bytes(Segment::Data), before);
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
@@ -427,8 +397,7 @@ fn a_segment_that_cannot_be_allocated_is_refused_on_all_ranks() {
 
 #[test]
 fn a_refused_step_waits_for_nothing() {
-    World::run_threads(1, |world| {
-        let heap = SymmetricHeap::open(&world, options())?;
+    on_heaps(1, options(), |_, heap| {
         let x = heap.alloc::<u8>(10)?;
         heap.free(x)?;
         let stream = heap.stream()?;
@@ -444,15 +413,13 @@ fn a_refused_step_waits_for_nothing() {
         go.send(()).unwrap();
         heap.finish()?;
         assert!(done.is_done());
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn imported_memory_is_a_slice() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, options(), |w, heap| {
         let mut mine = vec![w.rank() as f32; 16];
         // SAFETY: `mine` outlives the slice, and is not accessed directly before the slice is freed
         // below.
@@ -469,15 +436,13 @@ fn imported_memory_is_a_slice() {
         let next = unsafe { heap.import(mine.as_mut_ptr(), 16) }?;
         assert!(matches!(heap.read(x), Err(Error::NotAllocated { .. })));
         heap.free(next)?;
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn device_words_are_local_and_zero() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, options(), |w, heap| {
         if w.rank() == 1 {
             heap.alloc_device_words(5)?;
         }
@@ -495,15 +460,13 @@ fn device_words_are_local_and_zero() {
         assert!(heap.free_device_words(d).is_err());
         heap.free_device_words(next)?;
         assert!(matches!(heap.alloc_device_words(1 << 20), Err(Error::OutOfHeap { .. })));
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn types_of_elements() {
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(1, options(), |_, heap| {
         assert_eq!(heap.read(heap.ones::<half::bf16>(2)?)?, [half::bf16::ONE; 2]);
         assert_eq!(heap.read(heap.arange::<half::f16>(3)?)?[2].to_f32(), 2.0);
         let r = heap.read(heap.rand::<i32>(4000, 1)?)?;
@@ -511,7 +474,6 @@ fn types_of_elements() {
         let r = heap.read(heap.rand::<u8>(4000, 1)?)?;
         assert!((0..=8).all(|v| r.contains(&v)) && r.iter().all(|&v| v <= 8));
         assert_eq!(DType::BF16.size(), 2);
-        heap.close()
-    })
-    .unwrap();
+        Ok(())
+    });
 }

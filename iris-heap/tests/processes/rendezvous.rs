@@ -1,11 +1,7 @@
 //! Tests of the rendezvous of processes, and of events that can prevent it: system limits, ranks
 //! that die, stop or are late, and connections of strangers.
 //!
-//! This test program starts itself once per rank.
-//!
 //! This file is long because each failure needs a case for its rank and a test.
-
-mod job;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,31 +13,25 @@ use std::time::{Duration, Instant};
 
 use iris_heap::{Error, HeapOptions, Network, SymmetricHeap, UniqueId, World};
 use iris_testkit::port;
-use job::{CASE, Job, contains, env, no_vars, report, result, said, wait_for, wait_for_file};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Program of one rank, started by the tests below.
-#[test]
-#[ignore = "the program of one rank, which the other tests start"]
-fn rank_program() {
-    let case = std::env::var(CASE).expect("the other tests say what to do");
-    report(match case.as_str() {
-        "heap" => heap(),
-        "descriptors" => descriptors(),
-        "hog" => hog(),
-        "barrier" => barrier(),
-        "busy" => busy(),
-        "skip" => skip(),
-        "idle" => idle(),
-        "stopped" => stopped(),
-        "stopped-in-barrier" => stopped_in_barrier(),
-        other => panic!("no case {other}"),
-    });
-}
+use crate::job::{Case, Job, contains, env, files, no_vars, result, said, wait_for, wait_for_file};
+
+pub(crate) const CASES: &[Case] = &[
+    ("read", read),
+    ("descriptors", descriptors),
+    ("hog", hog),
+    ("barrier", barrier),
+    ("busy", busy),
+    ("skip-until-go", skip_until_go),
+    ("idle", idle),
+    ("stopped-before-barrier", stopped_before_barrier),
+    ("stopped-in-barrier", stopped_in_barrier),
+];
 
 /// Case in which each rank reads the data that every other rank wrote.
-fn heap() -> Result<String, Error> {
+fn read() -> Result<String, Error> {
     let world = World::from_env()?;
     let options = HeapOptions::new().data_bytes(1 << 16).signal_bytes(1 << 16).threads(1);
     let heap = SymmetricHeap::open(&world, options)?;
@@ -101,13 +91,15 @@ fn hog() -> Result<String, Error> {
 }
 
 /// Case that opens a world and runs a barrier, once the file `GO` exists.
-fn barrier() -> Result<String, Error> {
+pub(crate) fn barrier() -> Result<String, Error> {
     let go = env("GO");
     if !go.is_empty() {
         wait_for_file(&go);
     }
     let world = World::from_env()?;
     world.barrier()?;
+    let job = world.allgather(env("MASTER_PORT").as_bytes())?;
+    assert!(job.iter().all(|port| *port == job[0]), "another job's process");
     world.close()?;
     Ok("met".into())
 }
@@ -125,7 +117,7 @@ fn busy() -> Result<String, Error> {
     met
 }
 
-fn skip() -> Result<String, Error> {
+fn skip_until_go() -> Result<String, Error> {
     let world = World::from_env()?;
     if world.rank() == 1 {
         wait_for_file(env("GO"));
@@ -149,7 +141,7 @@ fn idle() -> Result<String, Error> {
 }
 
 /// Case in which rank 0 is stopped before a barrier, until the others have given up.
-fn stopped() -> Result<String, Error> {
+fn stopped_before_barrier() -> Result<String, Error> {
     let world = World::from_env()?;
     world.barrier()?;
     if world.rank() == 0 {
@@ -187,7 +179,7 @@ fn an_ordinary_users_limits_suffice() {
     // Limits of the two cases: number of open files, and number of descriptors in transit from all
     // processes of the user.
     for (ranks, limit) in [(64, 1024), (16, 256)] {
-        for (case, expected) in [("heap", "ok read"), ("descriptors", "ok shared")] {
+        for (case, expected) in [("read", "ok read"), ("descriptors", "ok shared")] {
             let job = Job::limited(case, limit, 0);
             let vars = |_| vec![("IRIS_DEADLINE", "0.05".to_string())];
             all_are(expected, &job.results(job.ranks(ranks, vars)));
@@ -250,7 +242,7 @@ fn ranks_in_namespaces_of_their_own_meet() {
         println!("skipped: `{wrapper}` is not allowed here");
         return;
     }
-    let job = Job::new("heap");
+    let job = Job::new("read");
     let folder = job.temp.path().join("meeting");
     std::fs::create_dir(&folder).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -358,7 +350,7 @@ fn master_port() -> String {
 fn wait_for_rank(job: &Job, rank: &str, not: Option<u64>) -> u64 {
     let is = |it: &PathBuf| it.extension().is_some_and(|end| *end == *format!("rank{rank}"));
     wait_for("the file of a rank", || {
-        let file = job::files(job.temp.path()).into_iter().find(is)?;
+        let file = files(job.temp.path()).into_iter().find(is)?;
         Some(file.metadata().ok()?.ino()).filter(|&number| Some(number) != not)
     })
 }
@@ -454,9 +446,7 @@ fn a_rank_without_room_for_its_file_meets_the_others() {
     };
     let zero = with("0");
     let inside = PathBuf::from(format!("/proc/{}/root{}", holder.id(), folder.display()));
-    wait_for("a socket", || {
-        job::files(&inside).into_iter().find(|file| file.extension().is_none())
-    });
+    wait_for("a socket", || files(&inside).into_iter().find(|file| file.extension().is_none()));
     let texts = [zero, with("1")].map(result);
     holder.kill().and_then(|()| holder.wait()).unwrap();
     assert_eq!(texts, ["ok met"; 2]);
@@ -577,7 +567,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
         kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
         (others.to_vec(), result(zero))
     });
-    let serving = ["stopped", "stopped-in-barrier"].map(|case| {
+    let serving = ["stopped-before-barrier", "stopped-in-barrier"].map(|case| {
         std::thread::spawn(move || {
             let job = Job::new(case);
             let notes = tempfile::tempdir().unwrap();
@@ -638,7 +628,7 @@ fn who_is_missing_is_said_on_stderr() {
     let mut alone = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), factor]);
     hear(&mut alone, &["iris: rank 1 of 2 waits for rank 0", "set MASTER_PORT"]);
     end(alone);
-    let job = Job::new("skip");
+    let job = Job::new("skip-until-go");
     let go = job.temp.path().join("go");
     let vars = |_| vec![(factor.0, factor.1.into()), ("GO", go.to_str().unwrap().into())];
     let mut ranks = job.ranks(3, vars);

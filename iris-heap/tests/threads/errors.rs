@@ -2,21 +2,20 @@
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
-mod small;
-
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use iris_heap::abi::{FAULT_WORDS, abort};
 use iris_heap::{Error, ErrorKind, Group, Settings, Stream, SymmetricHeap, UniqueId, World};
-use small::{close, each, options};
+use iris_testkit::worlds::on_threads;
+
+use super::{each, on_heaps, small};
 
 /// Tests that an abort word of any value is reported, because a broken peer could write anything.
 #[test]
 fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, small(), |w, heap| {
         let word = heap.memory().signal[w.rank()].address() as *mut i32;
         // SAFETY: `word` is the first word of this rank's signal segment, which is mapped while the
         // heap is open.
@@ -36,16 +35,14 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
         heap.control().set_host_abort(i32::MIN);
         let e = heap.check().unwrap_err();
         assert!(matches!(e, Error::Aborted { code: i32::MIN, .. }), "{e}");
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 /// Tests that every rank gets an error if one rank has enqueued only a part of a call.
 #[test]
 fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
-    World::run_threads(3, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(3, small(), |w, heap| {
         if w.rank() == 1 {
             heap.poison(iris_heap::abi::abort::INCOMPLETE)?;
         }
@@ -55,28 +52,25 @@ fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
             1 => assert!(e.to_string().contains("enqueued only in part"), "{e}"),
             _ => assert!(matches!(e, Error::GaveUp { rank: 1, .. }), "{e}"),
         }
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 /// Tests that after a fault every wait for results is an error, because the results are undefined.
 #[test]
 fn every_wait_after_a_fault_is_an_error() {
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(1, small(), |_, heap| {
         let (stream, x) = (heap.stream()?, heap.zeros::<f32>(4)?);
         let reads = [heap.read_on(&stream, x)?, heap.read_on(&stream, x)?];
-        assert!(heap.control().record_fault(&a_fault(&heap)));
+        assert!(heap.control().record_fault(&a_fault(heap)));
         for other in [&stream, &stream, &heap.stream()?] {
             assert!(matches!(other.sync(), Err(Error::Fault { .. })));
         }
         for read in reads {
             assert!(matches!(read.wait(), Err(Error::Fault { .. })));
         }
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 fn a_fault(heap: &SymmetricHeap) -> [i32; FAULT_WORDS] {
@@ -101,7 +95,7 @@ fn closing_returns_what_nobody_was_told() {
             (true, |heap, stream| heap.check().and_then(|()| stream.sync())),
         ];
         for (told, tell) in tells {
-            let heap = SymmetricHeap::open(&w, options())?;
+            let heap = SymmetricHeap::open(&w, small())?;
             let stream = heap.stream()?;
             // The kernel records a fault and fails, like one that gives up a wait.
             let (words, memory) = (a_fault(&heap), heap.memory());
@@ -126,7 +120,7 @@ fn closing_returns_what_nobody_was_told() {
         }
         // `close` must also return errors other than faults: the first one that no wait has
         // returned.
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
         stream.call_cpu("first", || Err(Error::GaveUp { rank: 7, host: None, reason: None }))?;
         stream.sync().unwrap_err();
@@ -149,7 +143,7 @@ fn closing_returns_what_nobody_was_told() {
 fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     let gave_up = AtomicBool::new(false);
     let results = each(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         if w.rank() == 0 {
             heap.control().record_fault(&a_fault(&heap));
             let met = w.barrier();
@@ -175,7 +169,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
 fn an_error_that_explains_a_fault_stands_alone() {
     for reason in [Some("the disk is full"), None] {
         let results = each(2, |w| {
-            let heap = SymmetricHeap::open(&w, options())?;
+            let heap = SymmetricHeap::open(&w, small())?;
             if w.rank() == 0 {
                 heap.control().record_fault(&a_fault(&heap));
             }
@@ -210,8 +204,7 @@ fn who_panicked_is_named_as_what_it_is() {
     for e in [one, each] {
         assert!(e.to_string().starts_with("iris-rank-0: panicked: by design; "), "{e}");
     }
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options().threads(2))?;
+    on_heaps(1, small().threads(2), |_, heap| {
         let stream = heap.stream()?;
         stream.call_cpu("a function", || panic!("by design"))?;
         let error = stream.sync().unwrap_err().to_string();
@@ -223,9 +216,8 @@ fn who_panicked_is_named_as_what_it_is() {
         stream.launch_cpu("a kernel", 2, Arc::new(kernel))?;
         let e = stream.sync().unwrap_err().to_string();
         assert!(e.starts_with("a kernel, workgroup 1: panicked: by design; "), "{e}");
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 /// Tests that an error whose text includes its cause has no `source`: otherwise the cause would be
@@ -233,8 +225,7 @@ fn who_panicked_is_named_as_what_it_is() {
 #[test]
 fn causes_are_printed_once() {
     let file = std::fs::File::open("/dev/null").unwrap().into();
-    World::run_threads(1, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(1, small(), |_, heap| {
         let file = std::os::fd::OwnedFd::try_clone(&file).unwrap();
         let e = heap.import_descriptor::<u8>(file, 10).unwrap_err();
         let mut texts = vec![e.to_string()];
@@ -246,9 +237,8 @@ fn causes_are_printed_once() {
         }
         let e = Error::other(std::io::Error::other("by design"));
         assert!(std::error::Error::source(&e).is_none() && e.to_string() == "by design");
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 /// Tests that each kind of wait ends at the deadline that the program set for it, while the others
@@ -265,7 +255,7 @@ fn each_kind_of_wait_has_its_own_deadline() {
     absent(World::from_unique_id_with(&id, 0, 2, &settings.clone().meeting(short)));
     let alone = World::from_env_with(&settings.clone().step(short)).unwrap();
     assert_eq!(alone.settings().progress_deadline(), short);
-    let heap = SymmetricHeap::open(&alone, options()).unwrap();
+    let heap = SymmetricHeap::open(&alone, small()).unwrap();
     assert_eq!(heap.view().progress_deadline_ns, short.as_nanos() as u64);
     assert_eq!(heap.view().entry_deadline_ns, long.as_nanos() as u64);
     heap.close().unwrap();
@@ -293,7 +283,7 @@ fn record_silence(heap: &SymmetricHeap, rank: i32) {
 fn a_rank_that_leaves_for_a_silent_rank_names_it() {
     let end = Barrier::new(3);
     let run = |world: World| {
-        let heap = SymmetricHeap::open(&world, options()).unwrap();
+        let heap = SymmetricHeap::open(&world, small()).unwrap();
         let told = match world.rank() {
             1 => {
                 record_silence(&heap, 0);
@@ -307,11 +297,7 @@ fn a_rank_that_leaves_for_a_silent_rank_names_it() {
         end.wait();
         told
     };
-    let told: Vec<_> = std::thread::scope(|scope| {
-        let worlds = World::threads(3).unwrap();
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| run(world))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let told = on_threads(World::threads(3).unwrap(), run);
     for rank in [1, 2] {
         let text = told[rank].as_ref().unwrap_err().to_string();
         assert!(text.contains("rank 0 has not entered"), "rank {rank}: {text}");
@@ -323,7 +309,7 @@ fn a_rank_that_leaves_for_a_silent_rank_names_it() {
 #[test]
 fn a_heap_that_is_closed_for_a_silent_rank_names_it() {
     World::run_threads(3, |world| {
-        let heap = SymmetricHeap::open(&world, options())?;
+        let heap = SymmetricHeap::open(&world, small())?;
         if world.rank() == 1 {
             record_silence(&heap, 0);
             assert!(matches!(heap.check(), Err(Error::Fault { .. })));
@@ -343,7 +329,7 @@ fn a_heap_that_is_closed_for_a_silent_rank_names_it() {
 #[test]
 fn a_close_tells_the_failure_of_another_rank() {
     World::run_threads(2, |world| {
-        let heap = SymmetricHeap::open(&world, options())?;
+        let heap = SymmetricHeap::open(&world, small())?;
         if world.rank() == 1 {
             heap.poison(abort::INCOMPLETE)?;
         }

@@ -9,13 +9,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use iris_heap::{
-    Error, ErrorKind, Event, Group, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
-};
+use iris_heap::{Error, ErrorKind, Event, Group, Stream, SymSlice, SymmetricHeap, World};
 
-fn options() -> HeapOptions {
-    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
-}
+use super::{each, options};
 
 /// Runs `f` on a thread of its own, and fails if it does not end within 300 s.
 #[track_caller]
@@ -392,19 +388,11 @@ fn mapped(address: usize) -> bool {
     })
 }
 
-/// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.
-fn ranks<T: Send>(
-    size: usize,
-    f: impl Fn(World) -> Result<T, Error> + Sync,
-) -> Vec<Result<T, Error>> {
-    World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
-}
-
 /// Tests that both exchanges of `close` carry the call site in the program.
 #[test]
 fn the_call_site_of_every_exchange_is_the_callers() {
     let gave_up = Arc::new(AtomicBool::new(false));
-    let outcomes = ranks(2, |world| {
+    let outcomes = each(2, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
         if world.rank() == 1 {
             // Work for which `close` waits between its two exchanges.

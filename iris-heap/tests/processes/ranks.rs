@@ -1,10 +1,8 @@
-//! Tests of ranks that are processes: this test program starts itself once per rank.
+//! Tests of the ranks of one host: worlds, heaps, and ranks that are wrong, late, lost or stopped.
 //!
-//! This file is long because a rank and the test that starts it must be the same program.
+//! This file is long because each test has a case, which its ranks run.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
-
-mod job;
 
 use std::process::Child;
 use std::sync::Arc;
@@ -12,51 +10,40 @@ use std::time::Duration;
 
 use iris_heap::{Error, ErrorKind, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
 use iris_sync::FaultKind;
-use job::{
-    CASE, Job, all_ok, contains, env, launch_until_abort, no_vars, report, result, wait_for,
-    wait_for_file,
-};
+use iris_testkit::harness::rows;
 use rustix::process::{Signal, getpid, kill_process};
+
+use crate::job::{
+    Case, Job, all_ok, contains, env, launch_until_abort, no_vars, result, wait_for, wait_for_file,
+};
+use crate::rendezvous::barrier;
 
 fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
 }
 
-/// Program of one rank, started by the tests below.
-#[test]
-#[ignore = "the program of one rank, which the other tests start"]
-fn rank_program() {
-    let case = std::env::var(CASE).expect("the other tests say what to do");
-    let result = match case.as_str() {
-        "heap" => heap(),
-        "barrier" => barrier(),
-        "twice" => twice(),
-        "split" => split(),
-        "skip" => skip(),
-        "sites" => sites(),
-        "late" => late(),
-        "killed" => killed(false),
-        "killed-rank-0" => killed(true),
-        "killed-in-collective" => killed_in_collective(),
-        "unclosed" => unclosed(),
-        "open" => open(),
-        "sizes" => sizes(),
-        "import" => import(),
-        "unique-id" => unique_id(),
-        "many" => many(),
-        "stopped" => stopped(),
-        "adopted" => adopted(),
-        other => panic!("no case {other}"),
-    };
-    report(result);
-}
-
-fn world() -> Result<World, Error> {
-    World::from_env()
-}
+pub(crate) const CASES: &[Case] = &[
+    ("heap", heap),
+    ("twice", twice),
+    ("split", split),
+    ("skip", skip),
+    ("sites", sites),
+    ("late", late),
+    ("killed", || killed(2)),
+    ("killed-rank-0", || killed(0)),
+    ("killed-in-collective", killed_in_collective),
+    ("unclosed", unclosed),
+    ("open", open),
+    ("sizes", sizes),
+    ("import", import),
+    ("unique-id", unique_id),
+    ("many", many),
+    ("stopped", stopped),
+    ("adopted", adopted),
+];
 
 fn heap() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     assert_eq!((w.local_rank(), w.local_size(), w.node()), (w.rank(), w.size(), 0));
     assert_eq!(w.same_process(), w.size() == 1);
     let heap = SymmetricHeap::open(&w, options())?;
@@ -100,20 +87,11 @@ fn heap() -> Result<String, Error> {
     Ok("heap".into())
 }
 
-fn barrier() -> Result<String, Error> {
-    let w = world()?;
-    w.barrier()?;
-    let job = w.allgather(env("MASTER_PORT").as_bytes())?;
-    assert!(job.iter().all(|j| *j == job[0]), "another job's process");
-    w.close()?;
-    Ok("met".into())
-}
-
 fn twice() -> Result<String, Error> {
     for _ in 0..3 {
         barrier()?;
     }
-    let (a, b) = (world()?, world()?);
+    let (a, b) = (World::from_env()?, World::from_env()?);
     b.barrier()?;
     a.barrier()?;
     a.close()?;
@@ -122,7 +100,7 @@ fn twice() -> Result<String, Error> {
 }
 
 fn split() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     let color = [Some(1), Some(0), Some(1), None][w.rank()];
     if let Some(part) = w.split(color, -(w.rank() as i64))? {
         let all = part.allgather(&[w.rank() as u8])?.concat();
@@ -142,7 +120,7 @@ fn split() -> Result<String, Error> {
 }
 
 fn skip() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     let gave_up = |rank: usize| format!("{}/{rank}", env("NOTES"));
     if w.rank() == 1 {
         // Rank 1 arrives only when the other ranks have given up.
@@ -154,13 +132,13 @@ fn skip() -> Result<String, Error> {
 }
 
 fn sites() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     if w.rank() == 2 { w.allgather(b"x").map(drop) } else { w.barrier() }?;
     Ok("no difference".into())
 }
 
 fn late() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     if w.rank() == 1 {
         std::thread::sleep(Duration::from_millis(600));
     }
@@ -170,14 +148,13 @@ fn late() -> Result<String, Error> {
     Ok("late".into())
 }
 
-/// Case in which a rank dies while the others wait for it in a kernel: rank 0, or another rank.
-fn killed(rank_0: bool) -> Result<String, Error> {
-    let w = world()?;
+/// Case in which rank `victim` dies while the others wait for it in a kernel.
+fn killed(victim: usize) -> Result<String, Error> {
+    let w = World::from_env()?;
     let part = w.split(Some(0), 0)?.expect("a color was given");
     let heap = SymmetricHeap::open(&w, options())?;
     let stream = heap.stream()?;
     w.barrier()?;
-    let victim = if rank_0 { 0 } else { 2 };
     if w.rank() == victim {
         std::process::abort();
     }
@@ -195,7 +172,7 @@ fn killed(rank_0: bool) -> Result<String, Error> {
 }
 
 fn killed_in_collective() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     w.barrier()?;
     if w.rank() == 1 {
         std::thread::sleep(Duration::from_millis(100));
@@ -205,7 +182,7 @@ fn killed_in_collective() -> Result<String, Error> {
 }
 
 fn unclosed() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     w.barrier()?;
     if w.rank() == 1 {
         return Ok("gone".into());
@@ -214,7 +191,7 @@ fn unclosed() -> Result<String, Error> {
 }
 
 fn open() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     let heap =
         SymmetricHeap::open(&w, options().device_words(env("DEVICE_WORDS").parse().unwrap_or(32)))?;
     heap.close()?;
@@ -223,7 +200,7 @@ fn open() -> Result<String, Error> {
 }
 
 fn sizes() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     let heap = SymmetricHeap::open(&w, options())?;
     let before = heap.free_bytes(iris_heap::Segment::Data);
     let e = heap.alloc::<f32>(10 + w.rank()).unwrap_err();
@@ -238,7 +215,7 @@ fn sizes() -> Result<String, Error> {
 
 fn import() -> Result<String, Error> {
     use rustix::fs::{MemfdFlags, SealFlags};
-    let w = world()?;
+    let w = World::from_env()?;
     let heap = SymmetricHeap::open(&w, options())?;
     let mut own = [0f32; 4];
     // SAFETY: the import fails before the memory is accessed.
@@ -281,7 +258,7 @@ fn many() -> Result<String, Error> {
         if round == 2 {
             before = state();
         }
-        let w = world()?;
+        let w = World::from_env()?;
         let heap = SymmetricHeap::open(&w, options().threads(2))?;
         let x = heap.ones::<f32>(10)?;
         assert_eq!(heap.read_from(x, 1 - w.rank())?, [1.0; 10]);
@@ -308,29 +285,12 @@ fn a_heap_of_processes() {
     }
 }
 
-#[test]
-fn several_worlds_of_one_process() {
-    all_ok("twice", 3);
-}
-
-#[test]
-fn worlds_of_a_part() {
-    all_ok("split", 4);
-}
-
-#[test]
-fn memory_of_the_caller() {
-    all_ok("import", 3);
-}
-
-#[test]
-fn a_hundred_worlds_leave_nothing() {
-    all_ok("many", 2);
-}
-
-#[test]
-fn a_late_rank_is_waited_for() {
-    all_ok("late", 3);
+rows! {
+    several_worlds_of_one_process: all_ok("twice", 3);
+    worlds_of_a_part: all_ok("split", 4);
+    memory_of_the_caller: all_ok("import", 3);
+    a_hundred_worlds_leave_nothing: all_ok("many", 2);
+    a_late_rank_is_waited_for: all_ok("late", 3);
 }
 
 #[test]
@@ -416,7 +376,7 @@ fn a_rank_that_skips_a_collective_is_named() {
     let vars = |_| vec![("NOTES", notes.to_string()), ("IRIS_DEADLINE", "0.01".into())];
     let texts = job.results(job.ranks(3, vars));
     for text in [&texts[0], &texts[2]] {
-        contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
+        contains(text, &["error", "barrier at", "ranks.rs", "for rank 1"]);
     }
     // A rank that arrives too late gets the reason for which the others gave up, so its barrier
     // must fail, too.
@@ -542,13 +502,13 @@ fn a_limit_on_file_sizes_is_named() {
 fn different_sizes_are_named_and_change_nothing() {
     let job = Job::new("sizes");
     for text in job.results(job.ranks(2, no_vars)) {
-        contains(&text, &["error", "40 bytes", "44 bytes", "on rank 0", "processes.rs"]);
+        contains(&text, &["error", "40 bytes", "44 bytes", "on rank 0", "ranks.rs"]);
     }
 }
 
 /// Program of a rank whose heap fails because the rank named by `STOPPED` has stopped.
 fn stopped() -> Result<String, Error> {
-    let w = world()?;
+    let w = World::from_env()?;
     let heap = SymmetricHeap::open(&w, options())?;
     let slice = heap.alloc::<f32>(1)?;
     w.barrier()?;

@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
-mod small;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,7 +9,9 @@ use iris_heap::abi::abort;
 use iris_heap::{
     BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, UniqueId, World,
 };
-use small::{close, each, options};
+use iris_testkit::worlds::on_threads;
+
+use super::{close, each, on_heaps, small};
 
 /// Peak virtual memory of this process, in bytes.
 fn mapped_bytes() -> u64 {
@@ -22,8 +22,7 @@ fn mapped_bytes() -> u64 {
 
 #[test]
 fn a_full_heap_names_its_numbers_and_stays_as_it_was() {
-    World::run_threads(3, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(3, small(), |_, heap| {
         let blocks: Vec<_> =
             (0..64).map(|_| heap.alloc::<u8>(1024)).collect::<Result<_, Error>>()?;
         for i in [3, 4, 10] {
@@ -41,15 +40,13 @@ fn a_full_heap_names_its_numbers_and_stays_as_it_was() {
         let e = heap.alloc::<f32>(usize::MAX).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::OutOfMemory);
         assert!(e.to_string().contains("free 0"), "{e}");
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn what_a_request_is_for_is_agreed() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, small(), |w, heap| {
         let request = Request::new(Segment::Signal, 60 << 10, format!("words of {}", w.rank()));
         match heap.alloc_many("op", &[request]).unwrap_err() {
             Error::Disagreement { ranks, values, item, what } => {
@@ -59,15 +56,13 @@ fn what_a_request_is_for_is_agreed() {
             }
             e => panic!("{e}"),
         }
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn different_sizes_are_a_disagreement() {
-    World::run_threads(3, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(3, small(), |w, heap| {
         let before = heap.free_bytes(Segment::Data);
         match heap.alloc::<f32>(if w.rank() == 1 { 7 } else { 6 }).unwrap_err() {
             Error::Disagreement { ranks, values, .. } => {
@@ -79,14 +74,13 @@ fn different_sizes_are_a_disagreement() {
         assert_eq!(heap.free_bytes(Segment::Data), before);
         // Request for another element type, which must be refused even though the size is equal.
         let e = match w.rank() {
-            0 => alloc_named(&heap, "f32 x 6"),
-            _ => alloc_named(&heap, "i32 x 6"),
+            0 => alloc_named(heap, "f32 x 6"),
+            _ => alloc_named(heap, "i32 x 6"),
         };
         assert_eq!(e.unwrap_err().kind(), ErrorKind::Disagreement);
         assert_eq!(heap.alloc::<f32>(6)?.offset(), 0);
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 /// Allocates 24 bytes called `name`, from one call site on all ranks.
@@ -98,7 +92,7 @@ fn alloc_named(heap: &SymmetricHeap, name: &'static str) -> Result<(), Error> {
 fn ranks_that_do_not_allocate_are_named() {
     let gave_up = AtomicUsize::new(0);
     let results = each(4, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         while w.rank() % 2 == 1 && gave_up.load(Ordering::Relaxed) < 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -119,8 +113,7 @@ fn ranks_that_do_not_allocate_are_named() {
 
 #[test]
 fn other_calls_are_a_mismatch() {
-    World::run_threads(3, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(3, small(), |w, heap| {
         let e = match w.rank() {
             2 => w.barrier().unwrap_err(),
             _ => heap.zeros::<f32>(5).unwrap_err(),
@@ -135,15 +128,13 @@ fn other_calls_are_a_mismatch() {
         assert_eq!(e.kind(), ErrorKind::Disagreement);
         // The ranks must still be in step after the error.
         assert_eq!(heap.alloc::<u8>(1)?.offset(), 0);
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn blocks_are_freed_in_one_order() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, small(), |w, heap| {
         let (x, y) = (heap.zeros::<f32>(5)?, heap.zeros::<f32>(5)?);
         let e = heap.free(if w.rank() == 0 { x } else { y }).unwrap_err();
         match &e {
@@ -158,15 +149,14 @@ fn blocks_are_freed_in_one_order() {
         heap.free(x)?;
         heap.free(y)?;
         assert_eq!(heap.free_bytes(Segment::Data), (64 << 10, 64 << 10));
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn use_after_free_and_after_close() {
     World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         let x = heap.zeros::<f32>(5)?;
         let part = x.slice(2..4)?;
         let words = heap.alloc_signal(4)?;
@@ -229,8 +219,8 @@ fn use_after_free_and_after_close() {
 #[test]
 fn slices_of_another_heap_and_out_of_bounds() {
     World::run_threads(2, |w| {
-        let a = SymmetricHeap::open(&w, options())?;
-        let b = SymmetricHeap::open(&w, options())?;
+        let a = SymmetricHeap::open(&w, small())?;
+        let b = SymmetricHeap::open(&w, small())?;
         assert_ne!(a.id(), b.id());
         let (x, _y) = (a.zeros::<f32>(5)?, b.zeros::<f32>(5)?);
         let words = a.alloc_device_words(1)?;
@@ -257,11 +247,10 @@ fn slices_of_another_heap_and_out_of_bounds() {
 
 #[test]
 fn one_rank_without_its_part_stops_all() {
-    World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+    on_heaps(2, small(), |w, heap| {
         let x = heap.zeros::<f32>(5)?;
         // Rank 1 passes a slice of another heap, with equal offset and serial number.
-        let other = SymmetricHeap::open(&w, options())?;
+        let other = SymmetricHeap::open(w, small())?;
         let y = other.zeros::<f32>(5)?;
         let e = heap.free(if w.rank() == 1 { y } else { x }).unwrap_err();
         match w.rank() {
@@ -270,35 +259,40 @@ fn one_rank_without_its_part_stops_all() {
         }
         heap.read(x)?;
         other.close()?;
-        close(&heap)
-    })
-    .unwrap();
+        Ok(())
+    });
 }
 
 #[test]
 fn options_that_differ_or_cannot_be() {
     World::run_threads(3, |w| {
         let bytes = (w.rank() as u64 / 2 + 1) << 20;
-        let e = SymmetricHeap::open(&w, options().data_bytes(bytes)).unwrap_err().to_string();
+        let e = SymmetricHeap::open(&w, small().data_bytes(bytes)).unwrap_err().to_string();
         assert!(e.contains("data_bytes is 1048576 on rank 0 and 1; 2097152 on rank 2"), "{e}");
-        let e = SymmetricHeap::open(&w, options().backend(BackendKind::Hip)).unwrap_err();
+        let e = SymmetricHeap::open(&w, small().backend(BackendKind::Hip)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
+        let e = SymmetricHeap::open(&w, small().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
         // A segment with too many words must be refused: kernels number words by 32 bits, so two
         // words would otherwise have the same number.
-        let (most, page) = (16 << 30, 4096);
-        let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
-        assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");
-        let e = SymmetricHeap::open(&w, options().device_words(most / 4 + 1)).unwrap_err();
-        assert!(e.to_string().contains("at most 4294967296") && mapped_bytes() < most, "{e}");
+        let (most, page, before) = (16 << 30, 4096, mapped_bytes());
+        let e = SymmetricHeap::open(&w, small().signal_bytes(most + page)).unwrap_err();
+        assert!(
+            e.to_string().contains("at most 17179869184") && mapped_bytes() < before + most,
+            "{e}"
+        );
+        let e = SymmetricHeap::open(&w, small().device_words(most / 4 + 1)).unwrap_err();
+        assert!(
+            e.to_string().contains("at most 4294967296") && mapped_bytes() < before + most,
+            "{e}"
+        );
         for words in [u64::MAX, u64::MAX / 4 + 1] {
-            let e = SymmetricHeap::open(&w, options().device_words(words)).unwrap_err();
+            let e = SymmetricHeap::open(&w, small().device_words(words)).unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
         }
-        let e = SymmetricHeap::open(&w, options().data_bytes(u64::MAX)).unwrap_err();
+        let e = SymmetricHeap::open(&w, small().data_bytes(u64::MAX)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
-        let e = SymmetricHeap::open(&w, options().threads(1 - w.rank().min(1))).map(drop);
+        let e = SymmetricHeap::open(&w, small().threads(1 - w.rank().min(1))).map(drop);
         match w.rank() {
             0 => assert!(matches!(e, Err(Error::PeerFailed { rank: 1, .. })), "{e:?}"),
             _ => assert!(matches!(e, Err(Error::Invalid { .. })), "{e:?}"),
@@ -316,7 +310,7 @@ fn a_rank_that_leaves_while_others_open_is_lost() {
             w.abort();
             return Ok(());
         }
-        SymmetricHeap::open(&w, options()).map(drop)
+        SymmetricHeap::open(&w, small()).map(drop)
     });
     for result in &results[..2] {
         assert!(matches!(result, Err(Error::PeerLost { rank: 2 })), "{result:?}");
@@ -326,7 +320,7 @@ fn a_rank_that_leaves_while_others_open_is_lost() {
 #[test]
 fn a_rank_that_aborts_does_not_call_itself_lost() {
     let results = each(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         w.barrier()?;
         if w.rank() == 1 {
             w.abort();
@@ -346,7 +340,7 @@ fn a_rank_that_aborts_does_not_call_itself_lost() {
 #[test]
 fn an_open_heap_keeps_the_world_open() {
     World::run_threads(2, |w| {
-        let heap = SymmetricHeap::open(&w, options())?;
+        let heap = SymmetricHeap::open(&w, small())?;
         let e = w.close().unwrap_err();
         assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 1, worlds: 0 }), "{e}");
         // The world must still be usable, although `w` is its only handle.
@@ -371,23 +365,19 @@ fn deadlines_that_are_none_make_no_world() {
 
 /// Tests that all ranks show the reason of the rank that failed first, even if others abort too.
 fn check_reason(worlds: impl IntoIterator<Item = (usize, World)>) {
-    std::thread::scope(|scope| {
-        for (rank, world) in worlds {
-            scope.spawn(move || {
-                let heap = SymmetricHeap::open(&world, options()).unwrap();
-                if rank == 1 {
-                    return world.abort_with("the tokenizer has no file");
-                }
-                // The ranks of another node than that of rank 1 can close their heap.
-                let closed = (world.node() == 0).then(|| heap.close().unwrap_err());
-                for told in [Some(world.barrier().unwrap_err()), closed].into_iter().flatten() {
-                    let text = told.to_string();
-                    assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{text}");
-                    assert!(text.contains("gave up: the tokenizer has no file;"), "{text}");
-                }
-                world.abort_with("a consequence");
-            });
+    on_threads(worlds, |(rank, world): (usize, World)| {
+        let heap = SymmetricHeap::open(&world, small()).unwrap();
+        if rank == 1 {
+            return world.abort_with("the tokenizer has no file");
         }
+        // The ranks of another node than that of rank 1 can close their heap.
+        let closed = (world.node() == 0).then(|| heap.close().unwrap_err());
+        for told in [Some(world.barrier().unwrap_err()), closed].into_iter().flatten() {
+            let text = told.to_string();
+            assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{text}");
+            assert!(text.contains("gave up: the tokenizer has no file;"), "{text}");
+        }
+        world.abort_with("a consequence");
     });
 }
 
@@ -396,12 +386,7 @@ fn the_first_reason_of_an_abort_is_shown_by_all() {
     check_reason(World::threads(3).unwrap().into_iter().enumerate());
     // Worlds of processes, by threads of this one.
     let id = UniqueId::new().unwrap();
-    let open = &|rank| (rank, World::from_unique_id(&id, rank, 3).unwrap());
-    let worlds: Vec<_> = std::thread::scope(|scope| {
-        let opening: Vec<_> = (0..3).map(|rank| scope.spawn(move || open(rank))).collect();
-        opening.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    check_reason(worlds);
+    check_reason(on_threads(0..3, |rank| (rank, World::from_unique_id(&id, rank, 3).unwrap())));
     // Nodes of two ranks.
     let nodes = World::threads_on_nodes(2, 2, &Settings::default()).unwrap();
     check_reason(nodes.into_iter().enumerate());

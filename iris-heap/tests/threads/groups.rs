@@ -4,6 +4,9 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use iris_heap::{Error, Settings, World};
+use iris_testkit::worlds::on_threads;
+
+use super::each;
 
 #[test]
 fn split_by_color_and_key() {
@@ -33,8 +36,7 @@ fn split_by_color_and_key() {
 #[test]
 fn an_abort_ends_waits_in_groups() {
     let turn = Barrier::new(3);
-    let settings = Settings::default().deadline(0.02);
-    let results = World::run_threads_each(3, &settings, |world| {
+    let results = each(3, |world| {
         let group = world.split(Some(0), 0)?.unwrap();
         let inner = group.split(Some(0), 0)?.unwrap();
         turn.wait();
@@ -50,7 +52,7 @@ fn an_abort_ends_waits_in_groups() {
         turn.wait();
         outcome
     });
-    let [_, in_group, in_inner] = results.unwrap().try_into().unwrap();
+    let [_, in_group, in_inner] = results.try_into().unwrap();
     for error in [in_group.unwrap_err(), in_inner.unwrap_err()] {
         assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
     }
@@ -79,10 +81,6 @@ fn a_rank_that_leaves_for_the_loss_of_a_group_does_not_hide_it() {
         }
         Ok(())
     };
-    let told = std::thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| run(world))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).next()
-    });
-    let error = told.unwrap().unwrap_err();
+    let error = on_threads(worlds, run).swap_remove(0).unwrap_err();
     assert!(matches!(error, Error::PeerLost { rank: 2 }), "{error}");
 }

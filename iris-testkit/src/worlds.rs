@@ -1,0 +1,44 @@
+//! Worlds whose ranks are threads of a test, beyond those of [`World::run_threads`].
+
+use std::thread;
+
+use iris_heap::{Network, Secret, UniqueId, World};
+
+use crate::port;
+
+/// Runs `f` on a thread for each item, and returns the results in the order of the items.
+///
+/// # Panics
+/// If `f` panics.
+pub fn on_threads<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    f: impl Fn(I) -> T + Sync,
+) -> Vec<T> {
+    let f = &f;
+    thread::scope(|scope| {
+        let threads: Vec<_> = items.into_iter().map(|item| scope.spawn(move || f(item))).collect();
+        let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        joined.map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Runs `f` on ranks that meet over loopback and are authenticated by a secret; returns the result of
+/// each rank. `nodes` has the name of each rank's node.
+///
+/// # Panics
+/// If `f` panics, or there is no free port or no randomness.
+pub fn over_loopback<T: Send, E: Send + From<iris_heap::Error>>(
+    nodes: &[impl AsRef<str> + Sync],
+    f: impl Fn(World) -> Result<T, E> + Sync,
+) -> Vec<Result<T, E>> {
+    let network = || -> anyhow::Result<Network> {
+        let port = port::free("127.0.0.1")?;
+        let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new()?);
+        Ok(network.secret(Secret::new()?))
+    };
+    let network = network().unwrap_or_else(|error| panic!("{error}"));
+    on_threads(0..nodes.len(), |rank| {
+        let network = network.clone().node(nodes[rank].as_ref());
+        f(World::over_network(&network, rank, nodes.len())?)
+    })
+}
