@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use iris_heap::{BackendKind, DType, SymSlice, World};
 use iris_ops::comm::{Comm, Id, Options, ReduceOp, Summand};
 use iris_ops::{OpResult, Ranks};
+use iris_testkit::worlds::on_threads;
 
 const CPU: BackendKind = BackendKind::Cpu;
 
@@ -250,10 +251,7 @@ fn ranks_meet_by_an_id() {
         moves::<u8>(&comm, 3)?;
         Ok(comm.close()?)
     };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
+    on_threads(0..3, rank).into_iter().for_each(Result::unwrap);
     let error = Comm::from_rank(CPU, 3, 3, id).unwrap_err().to_string();
     assert!(error.contains("rank of from_unique_id is 3: expected 0 to 2"), "{error}");
     let error = Comm::from_rank(CPU, 0, 65, Id::new().unwrap()).unwrap_err().to_string();

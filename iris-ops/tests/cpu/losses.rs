@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use iris_heap::abi::abort;
 use iris_heap::{Error, ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{AllReduce, CollectiveArgs, MatRef, all_reduce};
+use iris_testkit::worlds::on_threads;
 
 const RANKS: usize = 64;
 const LOST: usize = 17;
@@ -75,11 +76,7 @@ fn all_consequences_of_a_loss_have_one_kind_on_all_ranks() {
     for leave in [World::abort as fn(&World), |world| world.abort_with("by design")] {
         let gone = AtomicUsize::new(0);
         let worlds = World::threads_with(RANKS, &Settings::default()).unwrap();
-        let all = thread::scope(|scope| {
-            let start = |world| scope.spawn(|| run_rank(world, leave, &gone));
-            let started: Vec<_> = worlds.into_iter().map(start).collect();
-            started.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect::<Vec<_>>()
-        });
+        let all = on_threads(worlds, |world| run_rank(world, leave, &gone).unwrap());
         assert_eq!(gone.into_inner(), 1);
         for (rank, errors) in all.iter().enumerate() {
             for (function, error) in errors {

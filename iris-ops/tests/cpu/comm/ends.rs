@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use iris_heap::abi::abort;
 use iris_heap::{HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Id, ReduceOp};
+use iris_testkit::worlds::on_threads;
 
 use super::{CPU, small, sums};
 
@@ -44,10 +45,7 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
         ensure!(first?, "a call without elements is a call");
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
+    on_threads(0..2, rank).into_iter().for_each(Result::unwrap);
 }
 
 /// Tests that a communicator whose heap has failed closes, and then its world, while the other rank is
@@ -116,7 +114,7 @@ fn a_rank_that_drops_its_communicator_is_named() {
 fn a_dropped_communicator_ends_its_world_though_its_heap_is_used() {
     let id = Id::new().unwrap();
     let ended = Barrier::new(2);
-    let rank = &|rank: usize| -> Result<Option<String>> {
+    let rank = |rank: usize| -> Result<Option<String>> {
         let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
         let heap = comm.heap().clone();
         if rank == 1 {
@@ -135,10 +133,7 @@ fn a_dropped_communicator_ends_its_world_though_its_heap_is_used() {
         ended.wait();
         Ok(error.map(|it| it.unwrap_err().to_string()))
     };
-    let told = std::thread::scope(|scope| {
-        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect::<Vec<_>>()
-    });
+    let told = on_threads(0..2, rank).into_iter().collect::<Result<Vec<_>>>().unwrap();
     let told = told[0].as_deref().unwrap();
     assert!(told.contains("rank 1 is lost"), "{told}");
 }
@@ -171,11 +166,7 @@ fn an_aborted_communicator_ends_on_all_ranks() {
             ensure!(refused.is_none_or(|refused| refused.is_err()), "a call of rank {rank}");
             told.context("no error after an abort")
         };
-        let told = std::thread::scope(|scope| {
-            let rank = &rank;
-            let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-            all.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect::<Vec<_>>()
-        });
+        let told = on_threads(0..2, rank).into_iter().collect::<Result<Vec<_>>>().unwrap();
         assert!(told[0].contains(expected), "{told:?}");
         assert!(!told[1].contains("rank 1 is lost"), "{told:?}");
     }
@@ -206,10 +197,7 @@ fn a_communicator_may_be_dropped_while_a_call_runs() {
         assert!(error.contains("rank 0") && !error.contains("waited"), "{error}");
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
-        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-    });
+    on_threads(0..2, rank).into_iter().for_each(Result::unwrap);
 }
 
 /// Tests that a communicator made from an id has the deadlines of its options.

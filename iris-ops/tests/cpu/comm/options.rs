@@ -120,6 +120,6 @@ fn table() -> String {
 
 #[test]
 fn the_table_of_workspaces_is_what_plans_say() {
-    let (derived, written) = (table(), include_str!("../../src/comm/footprint.md"));
+    let (derived, written) = (table(), include_str!("../../../src/comm/footprint.md"));
     assert_eq!(derived.trim(), written.trim(), "footprint.md should be:\n{derived}");
 }

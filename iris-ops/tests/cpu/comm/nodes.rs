@@ -5,11 +5,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Result;
-use iris_heap::{Network, Secret, Settings, UniqueId, World};
+use iris_heap::{Settings, World};
 use iris_kernels::Recovery;
 use iris_ops::comm::{Comm, ReduceOp};
 use iris_ops::{OpError, OpResult};
-use iris_testkit::port;
+use iris_testkit::worlds::over_loopback;
 
 use super::{CPU, all_calls, small};
 
@@ -37,12 +37,7 @@ fn calls_over_several_nodes_are_right() {
 #[test]
 fn calls_over_sockets_are_right() {
     for names in [&["a", "a"][..], &["a", "b"], &["a", "a", "b", "b"], &["a", "b", "c"]] {
-        let port = port::free("127.0.0.1").unwrap();
-        let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
-        let network = network.secret(Secret::new().unwrap());
-        let rank = |rank: usize| -> Result<()> {
-            let network = network.clone().node(names[rank]);
-            let world = World::over_network(&network, rank, names.len())?;
+        let rank = |world: World| -> Result<()> {
             let in_world = |world: &World| -> Result<()> {
                 let comm = Comm::from_world(CPU, world, &small())?;
                 for count in [1, 341, 1025] {
@@ -51,17 +46,12 @@ fn calls_over_sockets_are_right() {
                 Ok(comm.close()?)
             };
             in_world(&world)?;
-            let group = world.split(Some(rank as u32 % 2), 0)?.unwrap();
+            let group = world.split(Some(world.rank() as u32 % 2), 0)?.unwrap();
             in_world(&group)?;
             group.close()?;
             Ok(world.close()?)
         };
-        std::thread::scope(|scope| {
-            let rank = &rank;
-            let all: Vec<_> =
-                (0..names.len()).map(|number| scope.spawn(move || rank(number))).collect();
-            all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
-        });
+        over_loopback(names, rank).into_iter().for_each(Result::unwrap);
     }
 }
 

@@ -259,7 +259,7 @@ fn the_table_of_external_memory_is_what_calls_take() {
             table += &format!("| `{op}` | {} | {} |\n", variants.join(", "), answers.join(" | "));
         }
     }
-    let written = include_str!("../src/external.md");
+    let written = include_str!("../../src/external.md");
     assert_eq!(table.trim(), written.trim(), "external.md should be:\n{table}");
 }
 
@@ -319,10 +319,10 @@ fn auto_takes_no_variant_that_reads_a_where_it_lies() {
 /// Tests that the example in COMING_FROM_NCCL.md is copied from a program that is compiled.
 #[test]
 fn the_example_of_the_page_is_that_of_the_program() {
-    let page = include_str!("../COMING_FROM_NCCL.md");
+    let page = include_str!("../../COMING_FROM_NCCL.md");
     // The block is marked as text, because rustdoc cannot compile a part of a function.
     let block = page.split("```text\n").find(|block| block.starts_with("fn ")).unwrap();
     let shown = block.split("```").next().unwrap();
-    let program = include_str!("../examples/cudarc.rs");
+    let program = include_str!("../../examples/cudarc.rs");
     assert!(shown.lines().count() > 20 && program.contains(shown), "the program has no:\n{shown}");
 }
