@@ -1,10 +1,10 @@
 //! Op with its matrices, ready to run, for tests in which calls fail or wait.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::{MatRef, Ranks, TileShape};
+use iris_heap::{ErrorKind, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::{MatRef, OpError, Ranks, TileShape};
 use iris_testkit::suite::{AnyOp, Case, Operands, Options, plan};
 
 /// Op with its matrices, in the same small shapes for all ops.
@@ -38,6 +38,49 @@ impl Ready {
 
     pub fn call(&mut self) -> iris_ops::OpResult<()> {
         self.op.run(&self.operands, &self.stream)
+    }
+
+    pub fn call_and_sync(&mut self) -> anyhow::Result<()> {
+        self.call()?;
+        Ok(self.sync()?)
+    }
+
+    /// Makes a call, which rank `late` issues after the progress deadline of the others.
+    pub fn call_late(&mut self, world: &World, late: usize) -> anyhow::Result<()> {
+        if world.rank() != late {
+            self.call()?;
+            self.pass_progress_deadline()?;
+        }
+        world.barrier()?;
+        if world.rank() == late {
+            self.call()?;
+        }
+        Ok(self.sync()?)
+    }
+
+    /// Makes a good call, and another one that rank `skips` leaves out; returns how long this rank has
+    /// waited when all ranks know that the call has failed.
+    pub fn call_unless(&mut self, world: &World, skips: usize) -> anyhow::Result<Duration> {
+        self.call_and_sync()?;
+        let begun = Instant::now();
+        let mut passed = Duration::ZERO;
+        if world.rank() != skips {
+            self.call()?;
+            passed += self.pass_progress_deadline()?;
+        }
+        // The barrier ensures that all other ranks have entered the call before the entry deadline
+        // passes.
+        world.barrier()?;
+        if world.rank() != skips {
+            passed += self.pass_until_a_fault();
+        }
+        // No rank returns before all ranks have given up: a rank that had returned would count as
+        // lost, which is another fault.
+        while self.heap.check().is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        world.barrier()?;
+        Ok(passed + begun.elapsed())
     }
 
     /// Advances the heap's clock past the progress deadline, which is a tenth of the entry deadline,
@@ -76,6 +119,12 @@ impl Ready {
     pub fn sync(&self) -> iris_heap::Result<()> {
         self.stream.sync()
     }
+}
+
+/// Kind of an error of an operator or of the heap.
+pub fn kind_of(error: &anyhow::Error) -> Option<ErrorKind> {
+    let kind = error.downcast_ref::<OpError>().map(OpError::kind);
+    kind.or_else(|| error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind))
 }
 
 pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize) -> Operands {

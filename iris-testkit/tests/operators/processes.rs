@@ -5,19 +5,18 @@
 
 #![cfg(target_os = "linux")]
 
-mod common;
-
 use std::io;
 use std::time::{Duration, Instant};
 
-use common::ready::{Ready, all_cases};
-use common::{taken, without_places};
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, UniqueId, World};
-use iris_ops::{OpError as Error, TileShape};
+use iris_ops::TileShape;
 use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, kill_myself, launch};
 use iris_testkit::suite::{Case, Input, Op, Options, run_case};
 use rustix::process::{Pid, Signal, getpid, kill_process};
+
+use crate::common::ready::{Ready, all_cases, kind_of};
+use crate::common::{taken, without_places};
 
 /// Environment variable that tells the rank program its role.
 const PART: &str = "RANK_PROGRAM";
@@ -31,7 +30,7 @@ fn start_with(part: &str, ranks: usize, with: impl FnOnce(Launch) -> Launch) -> 
     // The grace period is long, because on a busy machine even an error takes time to be reported.
     let options = Launch::default().env(PART, part).grace(Duration::from_secs(120));
     let options = options.deadline(Duration::from_secs(500)).stdout(io::sink());
-    let arguments = ["--exact", "rank_program", "--nocapture", "--test-threads=1"];
+    let arguments = ["--exact", "processes::rank_program", "--nocapture", "--test-threads=1"];
     launch(&program, &arguments, ranks, with(options)).expect("the job did not start")
 }
 
@@ -83,20 +82,8 @@ fn cases_with_ranks_as_processes() {
 /// Program in which rank 1 skips a call: the other ranks name rank 1 within the deadline.
 fn skip(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
-    ready.call()?;
-    ready.sync()?;
+    ready.call_unless(world, 1)?;
     if world.rank() != 1 {
-        ready.call()?;
-        ready.pass_progress_deadline()?;
-    }
-    // After the barrier the other ranks are in the call, before the entry deadline passes.
-    world.barrier()?;
-    if world.rank() == 1 {
-        while ready.heap.check().is_ok() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    } else {
-        ready.pass_until_a_fault();
         let error = ready.sync().unwrap_err();
         let text = error.to_string();
         let kind = if text.contains("gave up") { ErrorKind::Fault } else { ErrorKind::Timeout };
@@ -148,8 +135,7 @@ fn processes_in_another_order_are_all_told() {
 /// long before any deadline.
 fn die(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
-    ready.call()?;
-    ready.sync()?;
+    ready.call_and_sync()?;
     if world.rank() == 2 {
         // After this sleep, some of the other ranks wait for this rank.
         std::thread::sleep(Duration::from_millis(300));
@@ -157,16 +143,9 @@ fn die(world: &World) -> anyhow::Result<()> {
     }
     let begun = Instant::now();
     let deadline = world.settings().entry_deadline();
-    let error = match ready.call() {
-        Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
-        Err(error) => error.into(),
-    };
+    let error = ready.call_and_sync().unwrap_err();
     assert!(begun.elapsed() < deadline, "{error}: after {:?}", begun.elapsed());
-    let kinds = [
-        error.downcast_ref::<Error>().map(Error::kind),
-        error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind),
-    ];
-    let right = kinds.into_iter().flatten().all(|kind| kind == ErrorKind::PeerLost);
+    let right = kind_of(&error) == Some(ErrorKind::PeerLost);
     assert!(right || error.to_string().contains("gave up"), "{error:?}");
     println!("heard: {error}");
     // Exits without closing the heap: the checks are done, and closing would wait for the other
@@ -223,8 +202,7 @@ fn leave_and_meet(
 fn stopped(world: &World) -> anyhow::Result<()> {
     let pids = world.allgather(&std::process::id().to_le_bytes())?;
     let mut ready = Ready::new(world, &a_case())?;
-    ready.call()?;
-    ready.sync()?;
+    ready.call_and_sync()?;
     if world.rank() == 1 {
         kill_process(getpid(), Signal::STOP)?;
         // Another thread may take the signal, so this one may run on for a moment.
@@ -239,8 +217,7 @@ fn stopped(world: &World) -> anyhow::Result<()> {
     let id: UniqueId = std::env::var(NEXT)?.parse()?;
     let left = leave_and_meet((world, &ready.heap), &error, (&id, world.rank() / 2, 2))?;
     let mut next = Ready::new(&left, &a_case())?;
-    next.call()?;
-    next.sync()?;
+    next.call_and_sync()?;
     next.heap.close()?;
     let stopped = world.process(1).expect("the ranks are processes");
     while !stopped.is_stopped() {
@@ -273,7 +250,7 @@ fn the_guide_has_the_function_for_a_stopped_rank() {
     let (_, rest) =
         include_str!("processes.rs").split_once("// The guide has this function.\n").unwrap();
     let (function, _) = rest.split_once("// End of the function.").unwrap();
-    assert!(include_str!("../../iris-ops/GUIDE.md").contains(function), "{function}");
+    assert!(include_str!("../../../iris-ops/GUIDE.md").contains(function), "{function}");
 }
 
 /// Program in which rank 1 enters the call after the progress deadline, but before the entry
@@ -281,16 +258,7 @@ fn the_guide_has_the_function_for_a_stopped_rank() {
 fn late(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     for case in all_cases() {
-        let mut ready = Ready::on(heap.clone(), &case)?;
-        if world.rank() != 1 {
-            ready.call()?;
-            ready.pass_progress_deadline()?;
-        }
-        world.barrier()?;
-        if world.rank() == 1 {
-            ready.call()?;
-        }
-        ready.sync()?;
+        Ready::on(heap.clone(), &case)?.call_late(world, 1)?;
     }
     Ok(heap.close()?)
 }

@@ -3,16 +3,16 @@
 //!
 //! Many cases run in one world. `IRIS_TEST_LEVEL` decides how many cases run.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{Change, changed, run_all, sampled};
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
+use iris_testkit::harness::rows;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
+
+use crate::common::{Change, changed, run_all, sampled};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -68,37 +68,18 @@ fn shapes_of(size: usize, threads: usize) {
     run_all(size, threads, &cases).unwrap();
 }
 
-#[test]
-fn shapes_and_types_1_rank() {
-    shapes_of(1, 2);
-}
-
-#[test]
-fn shapes_and_types_2_ranks() {
-    shapes_of(2, 1);
-}
-
-#[test]
-fn shapes_and_types_3_ranks_of_several_workgroups() {
-    shapes_of(3, 3);
-}
-
-#[test]
-fn shapes_and_types_4_ranks() {
-    shapes_of(4, 1);
-}
-
-#[test]
-fn shapes_and_types_8_ranks() {
-    shapes_of(8, 1);
-}
-
-#[test]
-fn shapes_and_types_2_ranks_of_several_workgroups() {
-    if Level::from_env() == Level::Full {
-        shapes_of(2, 3);
-        shapes_of(4, 3);
-    }
+rows! {
+    shapes_and_types_1_rank: shapes_of(1, 2);
+    shapes_and_types_2_ranks: shapes_of(2, 1);
+    shapes_and_types_3_ranks_of_several_workgroups: shapes_of(3, 3);
+    shapes_and_types_4_ranks: shapes_of(4, 1);
+    shapes_and_types_8_ranks: shapes_of(8, 1);
+    shapes_and_types_2_ranks_of_several_workgroups: {
+        if Level::from_env() == Level::Full {
+            shapes_of(2, 3);
+            shapes_of(4, 3);
+        }
+    };
 }
 
 /// Tests every feature of a case alone, for every op and variant.

@@ -9,7 +9,7 @@
 //! | counters compared with `<` | `counters::counters_at_the_ends_of_their_range` |
 //! | accumulating in bf16 | `oracle::the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32` and every bf16 case |
 //! | own tile added first, so that ranks differ | [`every_rank_has_the_same_bits`] |
-//! | row groups that do not divide the tiles, so that flags stay unset | `ops::choices_of_the_plan`, `schedules` |
+//! | row groups that do not divide the tiles, so that flags stay unset | `suite::choices_of_the_plan`, `schedules` |
 //! | no entry barrier before a peer's shard is read | [`a_late_shard_is_waited_for`] |
 //! | a timeout that exists in debug builds only | [`a_rank_that_skips_a_call_is_named`] (tests are release builds) |
 //! | a barrier whose first call allocates | `misuse::calls_take_no_memory` |
@@ -20,18 +20,18 @@
 //! | validated on ones | inputs of every case are random, outputs poisoned |
 //! | device scope on a word that peers see | the models of `iris-sync` |
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::ready::{Ready, all_cases, operands};
-use common::{run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, MatRef, OpError as Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
+use iris_testkit::harness::rows;
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};
+
+use crate::common::ready::{Ready, all_cases, kind_of, operands};
+use crate::common::{run_all, taken};
 
 /// Settings with deadlines of minutes; a test that needs a timeout advances the clock by
 /// [`Ready::pass_until_a_fault`].
@@ -91,27 +91,8 @@ fn a_rank_that_skips_a_call_is_named() {
         cases,
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
-            ready.call()?;
-            ready.sync()?;
-            let begun = Instant::now();
-            let mut passed = Duration::ZERO;
-            if world.rank() != skips(case) {
-                ready.call()?;
-                passed += ready.pass_progress_deadline()?;
-            }
-            // The barrier ensures that all other ranks have entered the call before the entry
-            // deadline passes.
-            world.barrier()?;
-            if world.rank() != skips(case) {
-                passed += ready.pass_until_a_fault();
-            }
-            // No rank returns before all ranks have given up: a rank that had returned would count
-            // as lost, which is another fault.
-            while ready.heap.check().is_ok() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            world.barrier()?;
-            let (waited, synced) = (passed + begun.elapsed(), ready.sync());
+            let waited = ready.call_unless(&world, skips(case))?;
+            let synced = ready.sync();
             if !waits(case, world.rank(), skips(case)) {
                 return Ok(None);
             }
@@ -164,15 +145,7 @@ fn a_rank_that_is_late_is_waited_for() {
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
             for late in [0, 2, 1] {
-                if world.rank() != late {
-                    ready.call()?;
-                    ready.pass_progress_deadline()?;
-                }
-                world.barrier()?;
-                if world.rank() == late {
-                    ready.call()?;
-                }
-                ready.sync()?;
+                ready.call_late(&world, late)?;
             }
             ready.heap.close()?;
             Ok(())
@@ -203,8 +176,7 @@ fn a_late_shard_is_waited_for() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 heap.write(a, &vec![(1 + call + rank) as f32; 4096])?;
-                ready.call()?;
-                ready.sync()?;
+                ready.call_and_sync()?;
                 let seen = heap.read(ready.c)?;
                 for row in 0..8 {
                     let sum = (0..9).map(|col| {
@@ -228,20 +200,13 @@ fn a_late_shard_is_waited_for() {
     );
 }
 
+rows! {
+    ranks_with_different_m_are_named: ranks_with_other_rows_are_named(5);
+    a_rank_without_rows_is_named: ranks_with_other_rows_are_named(0);
+}
+
 /// Tests that ranks with different numbers of rows get a fault that names both numbers, before any
-/// rank uses data of another.
-#[test]
-fn ranks_with_different_m_are_named() {
-    ranks_with_other_rows_are_named(5);
-}
-
-/// Tests the same with a rank that has no rows at all.
-#[test]
-fn a_rank_without_rows_is_named() {
-    ranks_with_other_rows_are_named(0);
-}
-
-/// Rank 0 has `rows` rows, the others 8.
+/// rank uses data of another. Rank 0 has `rows` rows, the others 8.
 fn ranks_with_other_rows_are_named(rows: usize) {
     let cases = all_cases().into_iter();
     let cases = cases.filter(|case| !matches!(case.op, Op::Matmul | Op::Barrier));
@@ -304,8 +269,7 @@ fn another_place_of_a_is_named() {
                 let mut ready = Ready::new(&world, case)?;
                 // A good call comes first, so that an error with the place of an earlier call would be
                 // found.
-                ready.call()?;
-                ready.sync()?;
+                ready.call_and_sync()?;
                 let whole = ready.heap.rand::<f32>(4096, 3)?;
                 let [(m, k), ..] = case.shapes(Ranks::from(&world), case.options.m);
                 ready.operands.a = match world.rank() {
@@ -429,15 +393,11 @@ fn a_rank_that_panics_is_named_at_once() {
     let results = World::run_threads_each(3, &Settings::default(), |world| -> anyhow::Result<_> {
         let case = Case::new(Op::MatmulAllReduce, "two_shot", Options::new(8, 6, 9));
         let mut ready = Ready::new(&world, &case)?;
-        ready.call()?;
-        ready.sync()?;
+        ready.call_and_sync()?;
         assert_ne!(world.rank(), 2, "on purpose");
         let begun = Instant::now();
         // The call fails if the loss of the peer is known before it; otherwise `sync` fails.
-        let error = match ready.call() {
-            Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
-            Err(error) => error.into(),
-        };
+        let error = ready.call_and_sync().unwrap_err();
         assert!(begun.elapsed() < settings().entry_deadline(), "found at the deadline only");
         Ok(error)
     });
@@ -446,13 +406,11 @@ fn a_rank_that_panics_is_named_at_once() {
     assert!(panicked.to_string().contains("on purpose"), "{panicked}");
     let errors: Vec<_> = results.into_iter().map(Result::unwrap).collect();
     for error in &errors {
-        let kind = error.downcast_ref::<Error>().map(Error::kind);
-        let kind = kind.or(error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind));
         // One of the two ranks may get the fault that the other rank gave up, because the other
         // rank noticed the loss first.
         let told =
             matches!(fault_of(error), Some((_, fault)) if fault.kind == FaultKind::PeerGaveUp);
-        assert!(told || kind == Some(ErrorKind::PeerLost), "{error:?}");
+        assert!(told || kind_of(error) == Some(ErrorKind::PeerLost), "{error:?}");
         let reason = ["rank 2 gave up: ", "on purpose"];
         assert!(told || reason.iter().all(|it| error.to_string().contains(it)), "{error}");
     }
@@ -465,8 +423,7 @@ fn a_new_world_works_after_a_fault() {
         let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
             let case = Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0));
             let mut ready = Ready::new(&world, &case)?;
-            ready.call()?;
-            ready.sync()?;
+            ready.call_and_sync()?;
             if round == 0 && world.rank() == 0 {
                 ready.call()?;
                 ready.pass_until_a_fault();

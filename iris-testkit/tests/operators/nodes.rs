@@ -1,21 +1,21 @@
 //! Tests of every operator over several nodes against a reference. The ranks are threads that
 //! simulate nodes; those of the shapes and types connect over loopback.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::nodes::{TYPES, each, run_cases, shape_cases};
-use common::{Change, changed, sampled, taken};
-use iris_heap::{DType, HeapOptions, MAX_RANKS, Network, Secret, SymmetricHeap, UniqueId, World};
+use iris_heap::{DType, HeapOptions, MAX_RANKS, SymmetricHeap, World};
 use iris_ops::{
     AllGather, AllGatherMatmul, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue,
     MatRef, Matmul, MatmulAllReduce, MatmulArgs, Plan, Ranks, ReduceScatter, Shard,
 };
-use iris_testkit::port;
+use iris_testkit::harness::rows;
 use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
+use iris_testkit::worlds::over_loopback;
+
+use crate::common::nodes::{TYPES, each, run_cases, shape_cases};
+use crate::common::{Change, changed, sampled, taken};
 
 /// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
@@ -27,19 +27,9 @@ fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
     let room = rooms.fold(Room::default(), Room::or);
     let options = HeapOptions::new().threads(2);
-    let port = port::free("127.0.0.1").unwrap();
-    let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
-    let network = network.secret(Secret::new().unwrap());
-    let run = |rank: usize| -> anyhow::Result<()> {
-        let network = network.clone().node(format!("node {}", rank / per_node));
-        run_cases(&World::over_network(&network, rank, size)?, (&options, room), &cases)
-    };
-    std::thread::scope(|scope| {
-        let run = &run;
-        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
-        let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        results.into_iter().for_each(|result| result.unwrap());
-    });
+    let names: Vec<_> = (0..size).map(|rank| format!("node {}", rank / per_node)).collect();
+    let run = |world: World| run_cases(&world, (&options, room), &cases);
+    over_loopback(&names, run).into_iter().for_each(|result| result.unwrap());
 }
 
 /// Runs `test` on each rank of a world with a heap, and closes both at the end.
@@ -57,28 +47,11 @@ fn on_nodes(
     .unwrap();
 }
 
-fn shapes_on(nodes: usize, per_node: usize) {
-    run_all((nodes, per_node), &shape_cases());
-}
-
-#[test]
-fn shapes_and_types_on_2_nodes_of_1_rank() {
-    shapes_on(2, 1);
-}
-
-#[test]
-fn shapes_and_types_on_2_nodes_of_2_ranks() {
-    shapes_on(2, 2);
-}
-
-#[test]
-fn shapes_and_types_on_3_nodes_of_1_rank() {
-    shapes_on(3, 1);
-}
-
-#[test]
-fn shapes_and_types_on_2_nodes_of_3_ranks() {
-    shapes_on(2, 3);
+rows! {
+    shapes_and_types_on_2_nodes_of_1_rank: run_all((2, 1), &shape_cases());
+    shapes_and_types_on_2_nodes_of_2_ranks: run_all((2, 2), &shape_cases());
+    shapes_and_types_on_3_nodes_of_1_rank: run_all((3, 1), &shape_cases());
+    shapes_and_types_on_2_nodes_of_3_ranks: run_all((2, 3), &shape_cases());
 }
 
 /// Tests layouts, bias, epilogue, other types, other roots and bursts, one feature at a time, with

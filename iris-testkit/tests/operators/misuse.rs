@@ -1,13 +1,9 @@
 //! Tests of wrong calls: they are refused before any launch, and the next call is right. Also tests
 //! that calls allocate no memory, do not make the host wait, and do not disturb other operators.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::on_ranks;
-use common::ready::{Ready, all_cases};
 use half::f16;
 use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::{
@@ -15,6 +11,9 @@ use iris_ops::{
     NormArgs, OpError as Error, Ranks, Shard, TileShape,
 };
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
+
+use crate::common::on_ranks;
+use crate::common::ready::{Ready, all_cases};
 
 /// Tests that each mistake is an error on the rank that makes it, with the matrix and the reason.
 /// The other ranks wait in their call until that rank calls again, this time rightly.
@@ -378,8 +377,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
         assert_eq!(next.offset(), words.offset() + 2 * 128);
         let mut ready =
             Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;
-        ready.call()?;
-        ready.sync()?;
+        ready.call_and_sync()?;
         assert!(heap.read(ready.c)?[..48].iter().all(|value| value.is_finite()));
         heap.close()?;
         Ok(())
@@ -412,8 +410,7 @@ fn calls_take_no_memory() {
             let mut ready = Ready::on(heap.clone(), &case)?;
             let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
             let before = free();
-            ready.call()?;
-            ready.sync()?;
+            ready.call_and_sync()?;
             assert_eq!(free(), before, "{case:?}");
         }
         Ok(())

@@ -7,8 +7,6 @@
 
 #![cfg(target_os = "linux")]
 
-mod common;
-
 use std::io::Read;
 use std::iter;
 use std::os::fd::OwnedFd;
@@ -18,11 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::ready::{Ready, operands};
-use common::without_places;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllReduce, Plan, Ranks, Room};
 use iris_testkit::suite::{Case, Op, Options, plan};
+use iris_testkit::worlds::on_threads;
+
+use crate::common::ready::{Ready, operands};
+use crate::common::without_places;
 
 /// Number of runs of each program: a single run may name the right rank by chance.
 const RUNS: usize = 10;
@@ -30,10 +30,7 @@ const RUNS: usize = 10;
 /// Errors of [`RUNS`] runs of `f` in worlds of `size` threads, all at the same time.
 fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<String> {
     let run = || World::run_threads(size, &f).unwrap_err().to_string();
-    thread::scope(|scope| {
-        let runs: Vec<_> = (0..RUNS).map(|_| scope.spawn(run)).collect();
-        runs.into_iter().map(|run| run.join().unwrap()).collect()
-    })
+    on_threads(0..RUNS, |_| run())
 }
 
 /// Makes operators 0, 1 and 2 of a heap. Operator 0 is a broadcast, whose root, rank 0, waits for
@@ -88,19 +85,14 @@ fn another_order_is_the_error_of_every_run() {
             "call 2 of the heap is all_gather (operator 2) on rank 0 and 2; broadcast (operator 0) on rank 1",
         ),
     ];
-    thread::scope(|scope| {
-        for (orders, expected) in programs {
-            for synced in [false, true] {
-                scope.spawn(move || {
-                    let run = |world: World| issue(&world, orders[world.rank()], synced);
-                    let all = errors(orders.len(), run);
-                    let right = |error: &String| {
-                        without_places(error).contains(expected) && error.contains("same order")
-                    };
-                    assert!(all.iter().all(right), "expected {expected}: {all:#?}");
-                });
-            }
-        }
+    let runs = programs.into_iter().flat_map(|program| [(program, false), (program, true)]);
+    on_threads(runs, |((orders, expected), synced)| {
+        let run = |world: World| issue(&world, orders[world.rank()], synced);
+        let all = errors(orders.len(), run);
+        let right = |error: &String| {
+            without_places(error).contains(expected) && error.contains("same order")
+        };
+        assert!(all.iter().all(right), "expected {expected}: {all:#?}");
     });
 }
 
@@ -124,8 +116,7 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
     let freeing: fn(World) -> anyhow::Result<()> = |world| {
         let [_, mut sum, _] = operators(&world)?;
         for _ in 0..if world.rank() == 1 { 1 } else { 2 } {
-            sum.call()?;
-            sum.sync()?;
+            sum.call_and_sync()?;
         }
         Ok(sum.op.free()?)
     };
@@ -143,14 +134,10 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
             "call 2 of the heap is all_reduce (operator 1) on rank 0 and 2; left out (free at ",
         ),
     ];
-    thread::scope(|scope| {
-        for (program, expected) in programs {
-            scope.spawn(move || {
-                let all = errors(3, program);
-                let right = |error: &String| without_places(error).contains(expected);
-                assert!(all.iter().all(right), "expected {expected}: {all:#?}");
-            });
-        }
+    on_threads(programs, |(program, expected)| {
+        let all = errors(3, program);
+        let right = |error: &String| without_places(error).contains(expected);
+        assert!(all.iter().all(right), "expected {expected}: {all:#?}");
     });
 }
 
@@ -190,8 +177,7 @@ fn local_products_are_not_part_of_the_order() {
             for _ in 0..world.rank() {
                 expert.call()?;
             }
-            sum.call()?;
-            sum.sync()?;
+            sum.call_and_sync()?;
         }
         expert.sync()?;
         expert.op.free()?;
@@ -211,8 +197,7 @@ fn a_difference_is_the_error_of_every_run() {
         let m = if world.rank() == 0 { 5 } else { 8 };
         let slices = [ready.heap.rand::<f32>(4096, 3)?, ready.heap.rand(4096, 4)?, ready.c];
         ready.operands = operands(&case, Ranks::from(&world), slices, m);
-        ready.call()?;
-        ready.sync()?;
+        ready.call_and_sync()?;
         Ok(())
     };
     let all = errors(3, run);
@@ -272,7 +257,7 @@ const PART: &str = "ORDER_PROGRAM";
 fn start(part: &str, stderr: Stdio) -> Child {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
-    command.args(["--exact", "program", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "order::program", "--nocapture", "--test-threads=1"]);
     // `IRIS_DEADLINE=0.1` gives a rank 60 s to enter a call, so that the first message about a wait
     // is printed after one second.
     command.env(PART, part).env("IRIS_DEADLINE", "0.1");
@@ -302,13 +287,11 @@ fn program() {
 fn late(world: World) -> anyhow::Result<()> {
     let mut operators = operators(&world)?;
     let sum = &mut operators[1];
-    sum.call()?;
-    sum.sync()?;
+    sum.call_and_sync()?;
     if world.rank() == 1 {
         std::io::stdin().read_to_end(&mut Vec::new())?;
     }
-    sum.call()?;
-    sum.sync()?;
+    sum.call_and_sync()?;
     sum.heap.close()?;
     Ok(())
 }
@@ -321,15 +304,13 @@ fn elsewhere(world: World) -> anyhow::Result<()> {
     // The barrier is in a closure, so that its call site is the same on both ranks.
     let meet = || world.barrier();
     if world.rank() == 0 {
-        sum.call()?;
-        sum.sync()?;
+        sum.call_and_sync()?;
         meet()?;
     } else {
         thread::scope(|scope| {
             let waiting = scope.spawn(meet);
             std::io::stdin().read_to_end(&mut Vec::new())?;
-            sum.call()?;
-            sum.sync()?;
+            sum.call_and_sync()?;
             waiting.join().expect("no panic").map_err(anyhow::Error::from)
         })?;
     }

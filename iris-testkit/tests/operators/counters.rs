@@ -1,11 +1,8 @@
 //! Call numbers at the ends of their range, and the traffic of each variant, measured by counters
 //! and traces.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::run_all;
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, CollectiveArgs, MatRef, MatmulArgs, Shard, TileShape, TraceSpan,
@@ -13,6 +10,8 @@ use iris_ops::{
 use iris_sync::Span;
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Op, Options, Report, plan, run_case};
+
+use crate::common::run_all;
 
 /// Tests calls near the two places in the range of call numbers that are special: where the number
 /// changes sign, and where all words are refreshed. Most calls use only some of the tiles.

@@ -1,25 +1,44 @@
 //! Tests of errors over several nodes: every rank learns of them, and they name the rank or node that
 //! is wrong, late or lost. The ranks are threads that simulate nodes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use iris_heap::{HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs};
 
-/// Makes a sum of 8 x 16 f32 over two nodes of two ranks, runs `test` on each rank with the
-/// operator, a stream and the matrix, and returns the text of each rank's error.
+/// Sum of 8 x 16 f32 in place, on one rank.
+struct Sum {
+    heap: Arc<SymmetricHeap>,
+    op: AllReduce,
+    stream: Stream,
+    x: SymSlice<f32>,
+}
+
+impl Sum {
+    fn call(&self, rows: usize) -> anyhow::Result<()> {
+        let matrix = MatRef::sym(self.x.slice(..rows * 16)?, rows, 16);
+        Ok(self.op.run(&CollectiveArgs::new(matrix, matrix), &self.stream)?)
+    }
+}
+
+/// Makes a sum in a world of so many nodes and ranks per node, runs `test` on each rank, and returns
+/// what each rank tells: its text, or the text of its error.
 #[track_caller]
-fn errors_of_sums<F>(test: F) -> Vec<Option<String>>
-where
-    F: Fn(&World, &AllReduce, &Stream, SymSlice<f32>) -> anyhow::Result<()> + Sync,
-{
-    let results = World::run_nodes_each((2, 2), &Default::default(), |world| {
+fn told_of_sums<T: Send>(
+    world: (usize, usize),
+    deadline: f64,
+    test: impl Fn(&World, &Sum) -> anyhow::Result<T> + Sync,
+) -> Vec<Result<T, String>> {
+    let settings = Settings::default().deadline(deadline);
+    let results = World::run_nodes_each(world, &settings, |world| {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
         let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;
-        test(&world, &op, &heap.stream()?, heap.zeros(8 * 16)?)
+        let (stream, x) = (heap.stream()?, heap.ones(8 * 16)?);
+        test(&world, &Sum { heap, op, stream, x })
     });
-    let text = |result: anyhow::Result<()>| result.err().map(|error| format!("{error:#}"));
+    let text = |result: anyhow::Result<T>| result.map_err(|error| format!("{error:#}"));
     results.unwrap().into_iter().map(text).collect()
 }
 
@@ -44,20 +63,18 @@ fn plans_that_differ_between_nodes_are_named() {
 /// ranks and the difference.
 #[test]
 fn calls_that_differ_between_nodes_are_named() {
-    let errors = errors_of_sums(|world, op, stream, x| {
+    let told = told_of_sums((2, 2), 1.0, |world, sum| {
         // The nodes call with different numbers of rows: 8 minus the node's number.
         let rows = 8 - world.node();
-        let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
-        op.run(&CollectiveArgs::new(matrix, matrix), stream)?;
-        let outcome = stream.sync();
+        sum.call(rows)?;
+        let outcome = sum.stream.sync();
         // Ranks wait here for each other, because a rank that returned would count as lost.
         world.barrier()?;
-        let again = op.run(&CollectiveArgs::new(matrix, matrix), stream);
-        assert!(again.is_err(), "the heap is of no further use");
+        assert!(sum.call(rows).is_err(), "the heap is of no further use");
         Ok(outcome?)
     });
-    for (rank, text) in errors.into_iter().enumerate() {
-        let text = text.expect("all ranks fail");
+    for (rank, told) in told.into_iter().enumerate() {
+        let text = told.expect_err("all ranks fail");
         let named = text.contains("M is") && text.contains("(host node 1 of this process)");
         assert!(named, "rank {rank}: {text}");
     }
@@ -92,53 +109,42 @@ fn a_bias_on_one_node_is_named() {
 /// none must go on with the data of that rank.
 #[test]
 fn a_rank_that_has_failed_before_a_step_tells_the_other_nodes() {
-    let all =
-        World::run_nodes_each((2, 2), &Default::default(), |world| -> anyhow::Result<String> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
-            let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(64).plan(&heap)?)?;
-            let (stream, x) = (heap.stream()?, MatRef::vector(heap.ones::<f32>(64)?));
-            let (go, gone) = std::sync::mpsc::channel::<()>();
-            stream.call_cpu("hold", move || gone.recv().map_err(iris_heap::Error::other))?;
-            op.run(&CollectiveArgs::new(x, x), &stream)?;
-            if world.rank() == 2 {
-                heap.control()
-                    .fail_elsewhere(iris_heap::Error::other(std::io::Error::other("out of paper")));
-            }
-            go.send(())?;
-            let error = stream.sync().unwrap_err().to_string();
-            world.barrier()?;
-            Ok(error)
-        });
-    for told in all.unwrap().into_iter().map(Result::unwrap) {
-        assert!(told.contains("out of paper"), "{told}");
+    let told = told_of_sums((2, 2), 1.0, |world, sum| {
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        sum.stream.call_cpu("hold", move || gone.recv().map_err(iris_heap::Error::other))?;
+        sum.call(8)?;
+        if world.rank() == 2 {
+            let failed = iris_heap::Error::other(std::io::Error::other("out of paper"));
+            sum.heap.control().fail_elsewhere(failed);
+        }
+        go.send(())?;
+        let outcome = sum.stream.sync();
+        world.barrier()?;
+        Ok(outcome?)
+    });
+    for told in told {
+        let text = told.expect_err("all ranks fail");
+        assert!(text.contains("out of paper"), "{text}");
     }
 }
 
 /// Tests a rank that leaves out the last call: no rank waits in a close for another one.
 #[test]
 fn a_rank_that_leaves_out_a_call_keeps_nobody_in_a_close() {
-    let settings = Settings::default().deadline(0.05);
-    for world in [(2, 1), (2, 2)] {
-        let rank = |world: World| -> anyhow::Result<String> {
-            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
-            let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(64).plan(&heap)?)?;
-            let (stream, x) = (heap.stream()?, MatRef::vector(heap.ones::<f32>(64)?));
+    for nodes in [(2, 1), (2, 2)] {
+        let all = told_of_sums(nodes, 0.05, |world, sum| {
             let mut told = Vec::new();
             if world.rank() + 1 < world.size() {
-                told.extend(
-                    op.run(&CollectiveArgs::new(x, x), &stream).err().map(|e| e.to_string()),
-                );
-                told.extend(stream.sync().err().map(|e| e.to_string()));
+                told.extend(sum.call(8).err().map(|e| e.to_string()));
+                told.extend(sum.stream.sync().err().map(|e| e.to_string()));
             }
-            told.extend(heap.close().err().map(|e| e.to_string()));
+            told.extend(sum.heap.close().err().map(|e| e.to_string()));
             // The heap is still there, as it is in a program that closes before it drops.
             told.extend(world.close().err().map(|e| e.to_string()));
             Ok(told.join("; "))
-        };
-        let (nodes, per_node) = world;
-        let all = World::run_nodes_each((nodes, per_node), &settings, rank).unwrap();
+        });
         for told in all.into_iter().map(Result::unwrap) {
-            assert!(!told.is_empty() && !told.contains("waited"), "{world:?}: {told}");
+            assert!(!told.is_empty() && !told.contains("waited"), "{nodes:?}: {told}");
         }
     }
 }
@@ -146,17 +152,16 @@ fn a_rank_that_leaves_out_a_call_keeps_nobody_in_a_close() {
 /// Tests that a rank that dies in the middle of a call ends the call on all nodes.
 #[test]
 fn a_rank_that_ends_is_named_on_all_nodes() {
-    let errors = errors_of_sums(|world, op, stream, x| {
-        let matrix = MatRef::sym(x, 8, 16);
+    let told = told_of_sums((2, 2), 1.0, |world, sum| {
         if world.rank() == 3 {
             world.abort();
             return Ok(());
         }
-        op.run(&CollectiveArgs::new(matrix, matrix), stream)?;
-        Ok(stream.sync()?)
+        sum.call(8)?;
+        Ok(sum.stream.sync()?)
     });
-    for (rank, text) in errors.into_iter().enumerate().take(3) {
-        let text = text.expect("ranks 0 to 2 fail");
+    for (rank, told) in told.into_iter().enumerate().take(3) {
+        let text = told.expect_err("ranks 0 to 2 fail");
         let named = text.contains("rank 3 on host node 1 of this process is lost");
         assert!(named, "rank {rank}: {text}");
     }

@@ -1,15 +1,15 @@
 //! Tests of random shapes, tiles, layouts and options of every op against a reference.
 
-mod common;
-
-use common::{run_all, taken};
 use iris_heap::DType;
 use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
+use iris_testkit::harness::rows;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
+
+use crate::common::{run_all, taken};
 
 fn dtype() -> impl Strategy<Value = DType> {
     select(vec![DType::F32, DType::F16, DType::BF16])
@@ -107,22 +107,9 @@ fn worlds() -> u32 {
     Level::from_env().pick(2, 25, 200)
 }
 
-#[test]
-fn random_cases_1_rank_2_threads() {
-    random_cases(1, 2, worlds());
-}
-
-#[test]
-fn random_cases_2_ranks_3_threads() {
-    random_cases(2, 3, worlds());
-}
-
-#[test]
-fn random_cases_3_ranks_1_thread() {
-    random_cases(3, 1, worlds());
-}
-
-#[test]
-fn random_cases_5_ranks_2_threads() {
-    random_cases(5, 2, worlds());
+rows! {
+    random_cases_1_rank_2_threads: random_cases(1, 2, worlds());
+    random_cases_2_ranks_3_threads: random_cases(2, 3, worlds());
+    random_cases_3_ranks_1_thread: random_cases(3, 1, worlds());
+    random_cases_5_ranks_2_threads: random_cases(5, 2, worlds());
 }
