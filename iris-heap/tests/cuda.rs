@@ -4,8 +4,7 @@
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
-use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +13,9 @@ use cudarc::driver::{CudaContext, sys};
 use iris_heap::{
     BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi,
 };
+use iris_testkit::guide::fails;
 use iris_testkit::harness::{self, Group, named};
+use iris_testkit::launch;
 
 fn main() -> ExitCode {
     if std::env::var_os(LEGACY).is_some() {
@@ -122,7 +123,6 @@ fn rank_program() {
     let world = World::from_env().unwrap();
     exchange(world.clone(), legacy).unwrap();
     world.close().unwrap();
-    println!("RESULT ok");
 }
 
 const LEGACY: &str = "HEAP_TEST_LEGACY";
@@ -130,32 +130,9 @@ const LEGACY: &str = "HEAP_TEST_LEGACY";
 fn processes_see_each_others_memory() {
     let program = std::env::current_exe().unwrap();
     for (size, legacy) in [(2, "0"), (4, "0"), (2, "1"), (4, "1")] {
-        let private = std::fs::Permissions::from_mode(0o700);
-        let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
-        let start = |rank: usize| {
-            Command::new(&program)
-                .env("RANK", rank.to_string())
-                .env("LOCAL_RANK", rank.to_string())
-                .env("WORLD_SIZE", size.to_string())
-                .env("LOCAL_WORLD_SIZE", size.to_string())
-                .env("IRIS_RENDEZVOUS", place.path())
-                .env("IRIS_DEADLINE", "0.1")
-                .env(LEGACY, legacy)
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap()
-        };
-        let ranks: Vec<_> = (0..size).map(start).collect();
-        for (rank, child) in ranks.into_iter().enumerate() {
-            let output = child.wait_with_output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(
-                text.contains("RESULT ok"),
-                "rank {rank} of {size}, legacy {legacy}:\n{text}\n{errors}"
-            );
-        }
+        let options = launch::Options::default().env("IRIS_DEADLINE", "0.1").env(LEGACY, legacy);
+        let outcome = launch::launch(&program, &[""], size, options).unwrap();
+        assert!(outcome.ok(), "legacy {legacy}: {}", outcome.report());
     }
 }
 
@@ -171,8 +148,7 @@ fn ranks_of_one_device_divide_it() {
     });
     assert_eq!(each.unwrap(), [all / 4; 4]);
     let error = World::run_threads(1, |world| SymmetricHeap::open(&world, options().device(99)));
-    let error = error.map(drop).unwrap_err().to_string();
-    assert!(error.contains("99"), "{error}");
+    fails(error.map(drop), &["99"]);
 }
 
 fn memory_comes_back_after_a_hundred_heaps() {

@@ -2,6 +2,7 @@
 //! guide for users; the example's text must give the value, what was expected and what to do.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 
 /// Lists the variants of an enum of errors in `NAMES`, and defines `name`, which returns the name
 /// of a value's variant. The match in `name` has no wildcard, so the compiler demands that each new
@@ -17,12 +18,26 @@ macro_rules! variants {
     };
 }
 
+/// Checks that a call fails, with an error whose text contains all `parts`; returns the text.
+///
+/// # Panics
+/// If the call succeeds, or a part is missing.
+#[track_caller]
+pub fn fails<T>(outcome: Result<T, impl Display>, parts: &[&str]) -> String {
+    let Err(error) = outcome else { panic!("a call succeeded, expected an error of {parts:?}") };
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    text
+}
+
 /// Checks examples of errors: each text contains its parts (the value, what was expected, what to
 /// do) and has a section of `guide`; every variant in `names` must have an example.
 ///
 /// # Panics
 /// If a part, a section or a variant is missing.
-pub fn check_texts<E: std::fmt::Display>(
+pub fn check_texts<E: Display>(
     guide: &str,
     examples: &[(E, [&str; 3])],
     names: &[&str],

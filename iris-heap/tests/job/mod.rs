@@ -225,6 +225,11 @@ pub fn said(mut child: Child) -> Said {
     Said { status, out, err }
 }
 
+pub fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 /// Waits for a rank and returns its result; kills it after [`LONG`].
 #[track_caller]
 pub fn result(child: Child) -> String {
@@ -260,6 +265,25 @@ pub fn all_ok(case: &'static str, size: usize) {
     let job = Job::new(case);
     for (rank, text) in job.results(job.ranks(size, no_vars)).into_iter().enumerate() {
         assert!(text.starts_with("ok "), "rank {rank}: {text}");
+    }
+}
+
+/// Runs ranks of a case with the variables of each, and checks that each result contains `words`.
+#[track_caller]
+pub fn all_say(
+    case: &'static str,
+    size: usize,
+    vars: impl Fn(usize) -> Vec<(&'static str, String)>,
+    words: &[&str],
+) {
+    let job = Job::new(case);
+    all_contain(job.results(job.ranks(size, vars)), words);
+}
+
+#[track_caller]
+pub fn all_contain(texts: impl IntoIterator<Item = impl AsRef<str>>, words: &[&str]) {
+    for text in texts {
+        contains(text.as_ref(), words);
     }
 }
 

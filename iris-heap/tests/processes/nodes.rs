@@ -5,6 +5,7 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::process::Child;
 use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -13,7 +14,8 @@ use iris_testkit::port;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::job::{
-    CASE, Case, Job, contains, env, files, launch_until_abort, result, wait_for, wait_for_file,
+    CASE, Case, Job, all_contain, contains, env, files, kill, launch_until_abort, result, wait_for,
+    wait_for_file,
 };
 
 pub(crate) const CASES: &[Case] = &[
@@ -65,14 +67,15 @@ fn groups() -> Result<String, Error> {
     Ok(said.join("; "))
 }
 
-/// Case in which some ranks die while the others wait in a kernel on their node.
-fn killed() -> Result<String, Error> {
+/// Case in which the ranks for which `leave` returns true end, while the others wait in a kernel on
+/// their node.
+fn told_in_kernel_and_barrier(leave: impl Fn(&World) -> bool) -> Result<String, Error> {
     let world = World::from_env()?;
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
     let stream = heap.stream()?;
     world.barrier()?;
-    if env("VICTIMS").contains(&world.rank().to_string()) {
-        std::process::abort();
+    if leave(&world) {
+        return Ok("gone".into());
     }
     launch_until_abort(&heap, &stream)?;
     let in_kernel = stream.sync().unwrap_err();
@@ -80,20 +83,21 @@ fn killed() -> Result<String, Error> {
     Ok(format!("kernel: {in_kernel}; barrier: {in_barrier}"))
 }
 
-/// Case in which rank 3 gives its reason while the others wait in a kernel on their node.
+/// Case in which some ranks die.
+fn killed() -> Result<String, Error> {
+    told_in_kernel_and_barrier(|world| {
+        env("VICTIMS").contains(&world.rank().to_string()) && std::process::abort()
+    })
+}
+
+/// Case in which rank 3 gives its reason.
 fn gives_up() -> Result<String, Error> {
-    let world = World::from_env()?;
-    let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
-    let stream = heap.stream()?;
-    world.barrier()?;
-    if world.rank() == 3 {
-        world.abort_with("the tokenizer has no file");
-        return Ok("gone".into());
-    }
-    launch_until_abort(&heap, &stream)?;
-    let in_kernel = stream.sync().unwrap_err();
-    let in_barrier = world.barrier().unwrap_err();
-    Ok(format!("kernel: {in_kernel}; barrier: {in_barrier}"))
+    told_in_kernel_and_barrier(|world| {
+        if world.rank() == 3 {
+            world.abort_with("the tokenizer has no file");
+        }
+        world.rank() == 3
+    })
 }
 
 /// Case in which a rank is stopped for a while, and then continues.
@@ -181,13 +185,8 @@ fn meets() -> Result<String, Error> {
     World::from_env()?.close().map(|()| "met".into())
 }
 
-/// Environment variables that torchrun sets for a rank on two nodes of two ranks; `IRIS_NODE`
+/// Environment variables that torchrun sets for a rank on nodes of `per_node` ranks; `IRIS_NODE`
 /// simulates the hosts.
-fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
-    torchrun_on(rank, 2, port)
-}
-
-/// Environment variables that torchrun sets for a rank on nodes of `per_node` ranks.
 fn torchrun_on(rank: usize, per_node: usize, port: u16) -> Vec<(&'static str, String)> {
     let pairs = [
         ("LOCAL_RANK", rank % per_node),
@@ -200,6 +199,18 @@ fn torchrun_on(rank: usize, per_node: usize, port: u16) -> Vec<(&'static str, St
     vars.push(("MASTER_ADDR", "localhost".into()));
     vars.push(("IRIS_DEADLINE", "0.1".into()));
     vars
+}
+
+/// Starts `size` ranks as torchrun does, on nodes of `per_node` ranks, with the variables `more`.
+fn start(
+    case: &'static str,
+    (size, per_node): (usize, usize),
+    more: &[(&'static str, &str)],
+) -> (Job, Vec<Child>) {
+    let (job, port) = (Job::new(case), free_port());
+    let more: Vec<_> = more.iter().map(|(name, value)| (*name, value.to_string())).collect();
+    let ranks = job.ranks(size, |rank| [torchrun_on(rank, per_node, port), more.clone()].concat());
+    (job, ranks)
 }
 
 /// Environment variables of a rank that meets its node in `folder`; rank 0 has a node of its own.
@@ -230,23 +241,18 @@ fn check_heap(results: Vec<String>) {
 
 #[test]
 fn torchrun_with_a_secret() {
-    let (job, port) = (Job::new("heap on each node"), free_port());
     let secret = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::remove_file(&secret).unwrap();
     iris_heap::Secret::new().unwrap().save(&secret).unwrap();
-    let vars = |rank| {
-        let secret = ("IRIS_SECRET_FILE", secret.display().to_string());
-        [torchrun(rank, port), vec![secret]].concat()
-    };
-    check_heap(job.results(job.ranks(4, vars)));
+    let file = [("IRIS_SECRET_FILE", secret.to_str().unwrap())];
+    let (job, ranks) = start("heap on each node", (4, 2), &file);
+    check_heap(job.results(ranks));
 }
 
 #[test]
 fn groups_over_nodes_have_heaps() {
-    let (job, port) = (Job::new("groups"), free_port());
-    for (rank, text) in
-        job.results(job.ranks(4, |rank| torchrun(rank, port))).into_iter().enumerate()
-    {
+    let (job, ranks) = start("groups", (4, 2), &[]);
+    for (rank, text) in job.results(ranks).into_iter().enumerate() {
         let (node, first) = (rank / 2, rank / 2 * 2);
         let all = format!("2 nodes, node {node}: [{first}.0, {}.0]", first + 1);
         let of_each = format!("2 nodes, node {node}: [{node}.0]");
@@ -258,12 +264,10 @@ fn groups_over_nodes_have_heaps() {
 #[test]
 fn hosts_that_are_one_have_a_heap() {
     for (size, per_node) in [(1, 1), (2, 1), (4, 2)] {
-        let (job, port) = (Job::new("heap on each node"), free_port());
-        let vars = |rank| {
-            [torchrun_on(rank, per_node, port), vec![("IRIS_NODE", "same".to_string())]].concat()
-        };
+        let same = [("IRIS_NODE", "same")];
+        let (job, ranks) = start("heap on each node", (size, per_node), &same);
         let all: Vec<_> = (0..size).map(|rank| rank as f32).collect();
-        for text in job.results(job.ranks(size, vars)) {
+        for text in job.results(ranks) {
             assert_eq!(text, format!("ok 1 nodes, node 0: {all:?}"));
         }
     }
@@ -344,9 +348,8 @@ fn a_process_of_another_user_needs_a_secret() {
 #[test]
 fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
     for victims in ["3", "1", "2 3"] {
-        let (job, port) = (Job::new("killed on a node"), free_port());
-        let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", victims.into())]].concat();
-        for (rank, child) in job.ranks(4, vars).into_iter().enumerate() {
+        let (_job, ranks) = start("killed on a node", (4, 2), &[("VICTIMS", victims)]);
+        for (rank, child) in ranks.into_iter().enumerate() {
             let text = result(child);
             if victims.contains(&rank.to_string()) {
                 assert!(!text.starts_with("ok "), "{text}");
@@ -369,8 +372,7 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
 
 #[test]
 fn the_reason_of_a_rank_is_shown_on_all_nodes() {
-    let (job, port) = (Job::new("gives up"), free_port());
-    let ranks = job.ranks(4, |rank| torchrun(rank, port));
+    let (_job, ranks) = start("gives up", (4, 2), &[]);
     for text in ranks.into_iter().map(result).take(3) {
         contains(&text, &["kernel: rank 3 on", "barrier: rank 3 on"]);
         let reason = "(node 1) gave up: the tokenizer has no file;";
@@ -380,20 +382,18 @@ fn the_reason_of_a_rank_is_shown_on_all_nodes() {
 
 #[test]
 fn the_end_of_rank_0_ends_all() {
-    let (job, port) = (Job::new("killed on a node"), free_port());
-    let vars = |rank| [torchrun(rank, port), vec![("VICTIMS", "0".into())]].concat();
-    let ranks = job.ranks(4, vars);
-    for text in ranks.into_iter().map(result).skip(1) {
-        contains(&text, &["ok kernel: ", "barrier: rank 0 on host", "is lost"]);
-    }
+    let (_job, ranks) = start("killed on a node", (4, 2), &[("VICTIMS", "0")]);
+    all_contain(
+        ranks.into_iter().map(result).skip(1),
+        &["ok kernel: ", "barrier: rank 0 on host", "is lost"],
+    );
 }
 
 #[test]
 fn a_stopped_node_is_late_and_not_lost() {
-    let (job, port) = (Job::new("stopped for a while"), free_port());
-    let ready = job.temp.path().with_extension("ready");
-    let vars = |rank| [torchrun(rank, port), vec![("READY", ready.display().to_string())]].concat();
-    let ranks = job.ranks(4, vars);
+    let notes = tempfile::tempdir().unwrap();
+    let ready = notes.path().join("ready");
+    let (job, ranks) = start("stopped for a while", (4, 2), &[("READY", ready.to_str().unwrap())]);
     wait_for_file(&ready);
     let node = [&ranks[2], &ranks[3]].map(Pid::from_child);
     node.iter().for_each(|&pid| kill_process(pid, Signal::STOP).unwrap());
@@ -401,7 +401,6 @@ fn a_stopped_node_is_late_and_not_lost() {
     // lost, 3 s here.
     std::thread::sleep(Duration::from_secs(8));
     node.iter().for_each(|&pid| kill_process(pid, Signal::CONT).unwrap());
-    std::fs::remove_file(&ready).unwrap();
     for text in job.results(ranks) {
         assert_eq!(text, "ok gone on");
     }
@@ -409,8 +408,8 @@ fn a_stopped_node_is_late_and_not_lost() {
 
 #[test]
 fn each_node_has_one_connection_to_rank_0() {
-    let (job, port) = (Job::new("connections"), free_port());
-    for text in job.results(job.ranks(9, |rank| torchrun_on(rank, 3, port))) {
+    let (job, ranks) = start("connections", (9, 3), &[]);
+    for text in job.results(ranks) {
         assert_eq!(text, "ok 2 at rank 0, [0, 1, 1] by node");
     }
 }
@@ -418,11 +417,9 @@ fn each_node_has_one_connection_to_rank_0() {
 /// Runs `fails` on three nodes of three ranks. Returns the number of the rank that fails, and what
 /// each of the others says.
 fn failing(victim: &'static str, how: &'static str, deadline: &str) -> (usize, Vec<String>) {
-    let (job, port) = (Job::new("fails"), free_port());
     let more = [("VICTIM", victim), ("HOW", how), ("IRIS_DEADLINE", deadline)];
-    let more = more.map(|(name, value)| (name, value.to_string()));
-    let vars = |rank| [&torchrun_on(rank, 3, port)[..], &more].concat();
-    let mut ranks: Vec<_> = job.ranks(9, vars).into_iter().map(Some).collect();
+    let (_job, ranks) = start("fails", (9, 3), &more);
+    let mut ranks: Vec<_> = ranks.into_iter().map(Some).collect();
     let told_by = |child| {
         let text = result(child);
         let victim = text.strip_prefix("ok victim ").and_then(|rest| rest.split_once(": "));
@@ -438,8 +435,7 @@ fn failing(victim: &'static str, how: &'static str, deadline: &str) -> (usize, V
         told.push(text);
     }
     // A stopped process is killed only after the others have told their errors.
-    stopped.kill().unwrap();
-    stopped.wait().unwrap();
+    kill(&mut stopped);
     (victim, told)
 }
 
@@ -492,11 +488,8 @@ fn a_rank_lost_while_its_node_meets_is_named_by_its_number_in_the_world() {
     ranks[2].kill().unwrap();
     let mut waiting = ranks.pop().unwrap();
     ranks.truncate(2);
-    for text in ranks.into_iter().map(result) {
-        contains(&text, &["error rank 2 on host", "(node 1) is lost"]);
-    }
-    waiting.kill().unwrap();
-    waiting.wait().unwrap();
+    all_contain(ranks.into_iter().map(result), &["error rank 2 on host", "(node 1) is lost"]);
+    kill(&mut waiting);
 }
 
 /// Tests a rank of another node than rank 0's that fails before it meets the others, while rank 0 has not
@@ -535,7 +528,7 @@ fn a_rank_that_never_comes_is_named_on_all_nodes_by_the_launchers_word() {
         std::fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
         std::fs::write(folder.join(format!("lost-{victim}")), "0").unwrap();
         let come = |rank: usize| {
-            let mut vars = torchrun(rank, port);
+            let mut vars = torchrun_on(rank, 2, port);
             vars.push(("IRIS_RENDEZVOUS", folder.display().to_string()));
             vars.extend([("RANK", rank.to_string()), ("WORLD_SIZE", "4".into())]);
             let vars: Vec<_> = vars.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -545,9 +538,7 @@ fn a_rank_that_never_comes_is_named_on_all_nodes_by_the_launchers_word() {
         (job, victim, ranks)
     };
     for (_job, victim, ranks) in [0, 1, 3].map(start) {
-        for text in ranks.into_iter().map(result) {
-            contains(&text, &[&format!("error rank {victim} is lost")]);
-        }
+        all_contain(ranks.into_iter().map(result), &[&format!("error rank {victim} is lost")]);
     }
 }
 
@@ -558,7 +549,8 @@ fn a_node_that_does_not_meet_is_told_to_the_others() {
     let (job, port) = (Job::new("meets"), free_port());
     let folder = |rank: usize| job.temp.path().join(rank.to_string());
     let vars = |rank| meeting_in(&folder(rank), rank, port, "0.002");
-    for text in job.ranks(3, vars).into_iter().map(result) {
-        contains(&text, &["waited", "meeting the ranks of its node"]);
-    }
+    all_contain(
+        job.ranks(3, vars).into_iter().map(result),
+        &["waited", "meeting the ranks of its node"],
+    );
 }

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use iris_heap::{Error, ErrorKind, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
 use iris_sync::FaultKind;
+use iris_testkit::guide::fails;
 use iris_testkit::harness::rows;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::job::{
-    Case, Job, all_ok, contains, env, launch_until_abort, no_vars, result, wait_for, wait_for_file,
+    Case, Job, all_contain, all_ok, all_say, contains, env, kill, launch_until_abort, no_vars,
+    result, wait_for, wait_for_file,
 };
 use crate::rendezvous::barrier;
 
@@ -219,8 +221,7 @@ fn import() -> Result<String, Error> {
     let heap = SymmetricHeap::open(&w, options())?;
     let mut own = [0f32; 4];
     // SAFETY: the import fails before the memory is accessed.
-    let e = unsafe { heap.import(own.as_mut_ptr(), 4) }.unwrap_err().to_string();
-    assert!(e.contains("import_descriptor"), "{e}");
+    fails(unsafe { heap.import(own.as_mut_ptr(), 4) }, &["import_descriptor"]);
     let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, 4096).unwrap();
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
@@ -324,9 +325,10 @@ fn names_of_one_host_are_one_meeting_place() {
     let master = |host: &'static str| move |_: usize| vec![("MASTER_ADDR", host.into()), port()];
     let ranks = ["192.0.2.1", "192.0.2.2"].map(|host| job.ranks(2, master(host)));
     assert_eq!(job.results(ranks.into_iter().flatten().collect()), ["ok met"; 4]);
-    for text in job.results(job.ranks(2, master("tcp://192.0.2.1:29505"))) {
-        contains(&text, &["error", "expected", "MASTER_ADDR=192.0.2.1", "MASTER_PORT=29505"]);
-    }
+    all_contain(
+        job.results(job.ranks(2, master("tcp://192.0.2.1:29505"))),
+        &["error", "expected", "MASTER_ADDR=192.0.2.1", "MASTER_PORT=29505"],
+    );
 }
 
 #[test]
@@ -340,9 +342,7 @@ fn a_given_folder_is_the_meeting_place() {
     assert_eq!(all, ["ok met"; 2]);
     assert!(std::fs::read_dir(&folder).unwrap().next().is_none());
     let ranks = job.ranks(2, |_| vec![("IRIS_RENDEZVOUS", "here".into())]);
-    for text in ranks.into_iter().map(result) {
-        contains(&text, &["IRIS_RENDEZVOUS=here", "an absolute path"]);
-    }
+    all_contain(ranks.into_iter().map(result), &["IRIS_RENDEZVOUS=here", "an absolute path"]);
 }
 
 #[test]
@@ -358,9 +358,7 @@ fn a_rank_that_does_not_come_is_named() {
     let job = Job::new("barrier");
     let with = |rank| [("RANK", rank), ("WORLD_SIZE", "4"), ("IRIS_DEADLINE", "0.005")];
     let ranks = ["0", "1", "3"].map(|rank| job.rank(&with(rank)));
-    for text in job.results(ranks.into()) {
-        contains(&text, &["error", "rank 2", "waited"]);
-    }
+    all_contain(job.results(ranks.into()), &["error", "rank 2", "waited"]);
     // Rank 1 must give up if rank 0 is absent and so no process listens.
     let job = Job::new("barrier");
     let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.0005")];
@@ -375,46 +373,41 @@ fn a_rank_that_skips_a_collective_is_named() {
     let notes = notes.path().to_str().unwrap();
     let vars = |_| vec![("NOTES", notes.to_string()), ("IRIS_DEADLINE", "0.01".into())];
     let texts = job.results(job.ranks(3, vars));
-    for text in [&texts[0], &texts[2]] {
-        contains(text, &["error", "barrier at", "ranks.rs", "for rank 1"]);
-    }
+    all_contain([&texts[0], &texts[2]], &["error", "barrier at", "ranks.rs", "for rank 1"]);
     // A rank that arrives too late gets the reason for which the others gave up, so its barrier
     // must fail, too.
     contains(&texts[1], &["error"]);
 }
 
-#[test]
-fn different_calls_are_named() {
-    let job = Job::new("sites");
-    for text in job.results(job.ranks(3, no_vars)) {
-        contains(&text, &["error", "barrier at", "on rank 0 and 1", "allgather at", "on rank 2"]);
-    }
+rows! {
+    different_calls_are_named: all_say(
+        "sites",
+        3,
+        no_vars,
+        &["error", "barrier at", "on rank 0 and 1", "allgather at", "on rank 2"],
+    );
+    different_sizes_are_named_and_change_nothing: all_say(
+        "sizes",
+        2,
+        no_vars,
+        &["error", "40 bytes", "44 bytes", "on rank 0", "ranks.rs"],
+    );
+    a_killed_rank_is_lost_to_waiting_kernels: {
+        is_lost("killed", 4, (2, "signal"));
+        is_lost("killed-rank-0", 3, (0, "signal"));
+    };
+    a_rank_killed_between_collectives_is_lost: {
+        is_lost("killed-in-collective", 3, (1, "signal"));
+        is_lost("unclosed", 3, (1, "ok gone"));
+    };
 }
 
-#[test]
-fn a_killed_rank_is_lost_to_waiting_kernels() {
-    let job = Job::new("killed");
-    let texts = job.results(job.ranks(4, no_vars));
-    for rank in [0, 1, 3] {
-        contains(&texts[rank], &["error rank 2 is lost"]);
-    }
-    contains(&texts[2], &["signal"]);
-    let job = Job::new("killed-rank-0");
-    let texts = job.results(job.ranks(3, no_vars));
-    for rank in [1, 2] {
-        contains(&texts[rank], &["error rank 0 is lost"]);
-    }
-}
-
-#[test]
-fn a_rank_killed_between_collectives_is_lost() {
-    for case in ["killed-in-collective", "unclosed"] {
-        let job = Job::new(case);
-        let texts = job.results(job.ranks(3, no_vars));
-        for rank in [0, 2] {
-            contains(&texts[rank], &["error rank 1 is lost"]);
-        }
-    }
+/// Runs a case whose rank `victim` ends in this way, and checks that the others name it.
+fn is_lost(case: &'static str, size: usize, (victim, end): (usize, &str)) {
+    let job = Job::new(case);
+    let mut texts = job.results(job.ranks(size, no_vars));
+    contains(&texts.remove(victim), &[end]);
+    all_contain(texts, &[&format!("error rank {victim} is lost")]);
 }
 
 #[test]
@@ -428,8 +421,7 @@ fn a_stale_socket_is_harmless() {
     };
     let mut dead = with("0");
     let socket = job.socket();
-    dead.kill().unwrap();
-    dead.wait().unwrap();
+    kill(&mut dead);
     assert!(socket.exists(), "a killed process leaves its socket");
     // Rank 1 starts first and finds the socket of a dead process.
     let one = with("1");
@@ -443,13 +435,12 @@ fn wrong_ranks_and_sizes_are_named() {
     let port = ("MASTER_PORT", "29504");
     let sizes = ["3", "2"].into_iter().zip(["0", "1"]);
     let ranks = sizes.map(|(size, rank)| job.rank(&[("WORLD_SIZE", size), ("RANK", rank), port]));
-    for text in job.results(ranks.collect()) {
-        contains(&text, &["error", "size of the world is 3 on rank 0, 2 on rank 1"]);
-    }
+    all_contain(
+        job.results(ranks.collect()),
+        &["error", "size of the world is 3 on rank 0, 2 on rank 1"],
+    );
     let ranks = ["0", "1", "1"].map(|r| job.rank(&[("WORLD_SIZE", "3"), ("RANK", r), port]));
-    for text in job.results(ranks.into()) {
-        contains(&text, &["error", "two processes have rank 1"]);
-    }
+    all_contain(job.results(ranks.into()), &["error", "two processes have rank 1"]);
     let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
     contains(&text, &["error RANK=2", "from 0 to 1"]);
     // Two processes claim to be rank 0: the second one finds that the first listens, and the world
@@ -463,47 +454,30 @@ fn wrong_ranks_and_sizes_are_named() {
 
 #[test]
 fn a_difference_at_open_is_named() {
-    let job = Job::new("open");
-    let texts = job
-        .results(job.ranks(3, |r| vec![("DEVICE_WORDS", if r == 2 { "64" } else { "32" }.into())]));
-    for text in texts {
-        contains(&text, &["error", "device_words is 32 on rank 0 and 1; 64 on rank 2"]);
-    }
-    let texts = job
-        .results(job.ranks(2, |r| vec![("IRIS_DEADLINE", if r == 1 { "2" } else { "3" }.into())]));
-    for text in texts {
-        contains(&text, &["error", "deadline factor is 3 on rank 0; 2 on rank 1"]);
-    }
-    let texts = job.results(job.ranks(2, |r| match r {
+    let words = |rank: usize| vec![("DEVICE_WORDS", ["32", "32", "64"][rank].into())];
+    all_say("open", 3, words, &["error", "device_words is 32 on rank 0 and 1; 64 on rank 2"]);
+    let factor = |rank: usize| vec![("IRIS_DEADLINE", ["3", "2"][rank].into())];
+    all_say("open", 2, factor, &["error", "deadline factor is 3 on rank 0; 2 on rank 1"]);
+    let one = |rank| match rank {
         1 => vec![("IRIS_DEADLINE", "1.0".into())],
         _ => vec![],
-    }));
-    for text in texts {
-        contains(&text, &["error", "IRIS_DEADLINE is (not set) on rank 0; 1.0 on rank 1"]);
-    }
+    };
+    all_say("open", 2, one, &["error", "IRIS_DEADLINE is (not set) on rank 0; 1.0 on rank 1"]);
 }
 
 #[test]
 fn a_limit_on_file_sizes_is_named() {
-    let job = Job::new("open");
     // The limit on file sizes also applies to shared memory, and to the note of a world that could
     // not be formed.
-    for text in job.results(job.ranks(2, |_| vec![("FILE_LIMIT", "8".into())])) {
-        contains(&text, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
-    }
+    let limit = |_| vec![("FILE_LIMIT", "8".into())];
+    all_say("open", 2, limit, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
+    let job = Job::new("open");
     let size = |rank| if rank == 0 { "2" } else { "3" };
     let ranks = job.ranks(2, |r| vec![("WORLD_SIZE", size(r).into()), ("FILE_LIMIT", "0".into())]);
-    for text in ranks.into_iter().map(result) {
-        contains(&text, &["error", "the size of the world is 2 on rank 0, 3 on rank 1"]);
-    }
-}
-
-#[test]
-fn different_sizes_are_named_and_change_nothing() {
-    let job = Job::new("sizes");
-    for text in job.results(job.ranks(2, no_vars)) {
-        contains(&text, &["error", "40 bytes", "44 bytes", "on rank 0", "ranks.rs"]);
-    }
+    all_contain(
+        ranks.into_iter().map(result),
+        &["error", "the size of the world is 2 on rank 0, 3 on rank 1"],
+    );
 }
 
 /// Program of a rank whose heap fails because the rank named by `STOPPED` has stopped.
@@ -562,8 +536,7 @@ fn a_failed_heap_is_closed_while_a_rank_is_stopped() {
         }
         // The stopped rank was of no help: it never gets further than its stop.
         wait_for("the stop", || is_stopped(&stopped).then_some(()));
-        stopped.kill().unwrap();
-        stopped.wait().unwrap();
+        kill(&mut stopped);
     }
 }
 
@@ -604,9 +577,7 @@ fn ranks_whose_shell_has_ended_need_a_port() {
         std::fs::write(&go, "").unwrap();
         ranks.map(result)
     };
-    for text in run(None) {
-        contains(&text, &["error MASTER_PORT=(not set)", "has ended"]);
-    }
+    all_contain(run(None), &["error MASTER_PORT=(not set)", "has ended"]);
     for text in run(Some("29519")) {
         assert!(text.starts_with("ok "), "{text}");
     }

@@ -16,7 +16,10 @@ use iris_testkit::port;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::job::{Case, Job, contains, env, files, no_vars, result, said, wait_for, wait_for_file};
+use crate::job::{
+    Case, Job, all_contain, contains, env, files, kill, no_vars, result, said, wait_for,
+    wait_for_file,
+};
 
 pub(crate) const CASES: &[Case] = &[
     ("read", read),
@@ -218,9 +221,10 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         all_are("ok shared", &ranks.into_iter().map(result).collect::<Vec<_>>());
         drop(job);
         let (job, hog, ranks, go) = start("0.01", giver);
-        for text in ranks.into_iter().map(result) {
-            contains(&text, &["rank 0", "oo many references", "limit of open files, 64"]);
-        }
+        all_contain(
+            ranks.into_iter().map(result),
+            &["rank 0", "oo many references", "limit of open files, 64"],
+        );
         std::fs::write(&go, "").unwrap();
         assert_eq!(result(hog), "ok gone");
         drop(job);
@@ -266,18 +270,17 @@ fn a_folder_without_room_for_a_file_is_an_error_of_every_rank() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o500)).unwrap();
     let place = folder.to_str().unwrap().to_owned();
     let vars = |_| vec![("IRIS_RENDEZVOUS", place.clone()), ("IRIS_DEADLINE", "0.05".to_owned())];
-    for text in job.ranks(3, vars).into_iter().map(result) {
-        contains(&text, &["error", "making a file in the folder", &place, "set IRIS_RENDEZVOUS"]);
-    }
+    all_contain(
+        job.ranks(3, vars).into_iter().map(result),
+        &["error", "making a file in the folder", &place, "set IRIS_RENDEZVOUS"],
+    );
 }
 
 #[test]
 fn a_rank_0_without_descriptors_is_named() {
     let job = Job::limited("busy", 12, 2);
     let texts: Vec<_> = job.ranks(12, no_vars).into_iter().map(result).collect();
-    for text in &texts {
-        contains(text, &["error", "rank 0", "oo many open files", "the limit is 12"]);
-    }
+    all_contain(&texts, &["error", "rank 0", "oo many open files", "the limit is 12"]);
     job.check_left();
 }
 
@@ -302,7 +305,7 @@ fn a_rank_0_with_few_descriptors_names_the_limit() {
 /// Kills rank 0 after it has begun to listen, removes its socket, and returns the socket's path.
 fn remove_socket(job: &Job, mut zero: Child) -> PathBuf {
     let socket = job.socket();
-    zero.kill().and_then(|()| zero.wait()).unwrap();
+    kill(&mut zero);
     std::fs::remove_file(&socket).unwrap();
     socket
 }
@@ -311,9 +314,10 @@ fn remove_socket(job: &Job, mut zero: Child) -> PathBuf {
 fn where_no_folder_can_be_made_every_rank_says_so() {
     let job = Job::new("barrier");
     let texts = job.ranks(3, |_| vec![("TMPDIR", "/nowhere/at/all".into())]);
-    for text in texts.into_iter().map(result) {
-        contains(&text, &["error", "making the folder /nowhere/at/all/iris-", "No such file"]);
-    }
+    all_contain(
+        texts.into_iter().map(result),
+        &["error", "making the folder /nowhere/at/all/iris-", "No such file"],
+    );
 }
 
 #[test]
@@ -329,9 +333,7 @@ fn a_rank_0_that_cannot_listen_tells_the_others() {
         wait_for_file(&file);
     }
     ranks.push(with("0"));
-    for text in ranks.into_iter().map(result) {
-        contains(&text, &["error", "unlinking a stale socket", "directory"]);
-    }
+    all_contain(ranks.into_iter().map(result), &["error", "unlinking a stale socket", "directory"]);
 }
 
 /// Variables of ranks that meet over the network: rank 0 is on a node of its own.
@@ -368,11 +370,8 @@ fn kill_before_connecting(job: &Job, vars: impl Fn(&str) -> Vec<(&'static str, &
     wait_for_rank(job, "2", None);
     let mut dead = with("1");
     wait_for_rank(job, "1", None);
-    dead.kill().unwrap();
-    dead.wait().unwrap();
-    for text in [early, with("0")].map(result) {
-        contains(&text, &["error", "rank 1 is lost"]);
-    }
+    kill(&mut dead);
+    all_contain([early, with("0")].map(result), &["error", "rank 1 is lost"]);
     job.check_left();
 }
 
@@ -448,7 +447,7 @@ fn a_rank_without_room_for_its_file_meets_the_others() {
     let inside = PathBuf::from(format!("/proc/{}/root{}", holder.id(), folder.display()));
     wait_for("a socket", || files(&inside).into_iter().find(|file| file.extension().is_none()));
     let texts = [zero, with("1")].map(result);
-    holder.kill().and_then(|()| holder.wait()).unwrap();
+    kill(&mut holder);
     assert_eq!(texts, ["ok met"; 2]);
 }
 
@@ -501,9 +500,7 @@ fn a_reason_reaches_all_however_late_they_are() {
     let mut texts: Vec<_> = ranks.collect::<Vec<_>>().into_iter().map(result).collect();
     std::fs::write(&go, "").unwrap();
     texts.push(result(late));
-    for text in &texts {
-        contains(text, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
-    }
+    all_contain(&texts, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
     std::fs::remove_file(go).unwrap();
     // The failed run must not affect the next run, whichever rank of the next run starts first.
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
@@ -590,9 +587,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
     });
     for played in [gathering].into_iter().chain(serving) {
         let (others, zero) = played.join().unwrap();
-        for text in &others {
-            contains(text, &["error", "for rank 0"]);
-        }
+        all_contain(&others, &["error", "for rank 0"]);
         contains(&zero, &["error", "for rank 0"]);
     }
 }
@@ -615,7 +610,7 @@ fn hear(rank: &mut Child, words: &[&str]) -> BufReader<ChildStderr> {
 fn who_is_missing_is_said_on_stderr() {
     let factor = ("IRIS_DEADLINE", "0.1");
     let end = |mut rank: Child| {
-        rank.kill().and_then(|()| rank.wait()).unwrap();
+        kill(&mut rank);
     };
     let job = Job::new("barrier");
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
@@ -720,9 +715,10 @@ fn a_link_that_leads_nowhere_is_replaced() {
 fn a_job_name_longer_than_a_hello_is_refused_by_every_rank() {
     let job = Job::new("barrier");
     let (port, id) = ("9".repeat(9000), "9".repeat(4095));
-    for text in job.ranks(2, |_| vec![("MASTER_PORT", port.clone())]).into_iter().map(result) {
-        contains(&text, &["MASTER_PORT=9", ".. (9000 bytes): expected at most 4095 bytes"]);
-    }
+    all_contain(
+        job.ranks(2, |_| vec![("MASTER_PORT", port.clone())]).into_iter().map(result),
+        &["MASTER_PORT=9", ".. (9000 bytes): expected at most 4095 bytes"],
+    );
     for rank in ["0", "1"] {
         let task = [("SLURM_PROCID", rank), ("SLURM_LOCALID", rank), ("SLURM_STEP_NUM_TASKS", "2")];
         let step = [("SLURM_JOB_ID", &*id), ("SLURM_STEP_ID", &*id), ("SLURM_STEP_NUM_NODES", "1")];
@@ -760,12 +756,8 @@ fn a_rank_0_that_fails_before_it_listens_tells_the_others() {
         }
         ranks.push(with("0", &[wrong]));
         let texts: Vec<_> = ranks.into_iter().map(result).collect();
-        for text in &texts {
-            contains(text, &["error", wrong.1]);
-        }
-        for text in &texts[..2] {
-            contains(text, &["rank 0 failed in meeting the other ranks"]);
-        }
+        all_contain(&texts, &["error", wrong.1]);
+        all_contain(&texts[..2], &["rank 0 failed in meeting the other ranks"]);
         job.check_left();
     }
 }

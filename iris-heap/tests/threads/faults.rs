@@ -9,6 +9,7 @@ use iris_heap::abi::abort;
 use iris_heap::{
     BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, UniqueId, World,
 };
+use iris_testkit::guide::fails;
 use iris_testkit::worlds::on_threads;
 
 use super::{close, each, on_heaps, small};
@@ -236,8 +237,7 @@ fn slices_of_another_heap_and_out_of_bounds() {
                 "{e}"
             );
         }
-        let e = a.resolve(x, 2).unwrap_err().to_string();
-        assert!(e.contains("rank of resolve is 2: expected 0 to 1"), "{e}");
+        fails(a.resolve(x, 2), &["rank of resolve is 2: expected 0 to 1"]);
         assert!(a.write(x, &[0.0; 6]).unwrap_err().to_string().contains("is 6: expected 5"));
         b.close()?;
         close(&a)
@@ -267,12 +267,13 @@ fn one_rank_without_its_part_stops_all() {
 fn options_that_differ_or_cannot_be() {
     World::run_threads(3, |w| {
         let bytes = (w.rank() as u64 / 2 + 1) << 20;
-        let e = SymmetricHeap::open(&w, small().data_bytes(bytes)).unwrap_err().to_string();
-        assert!(e.contains("data_bytes is 1048576 on rank 0 and 1; 2097152 on rank 2"), "{e}");
+        fails(
+            SymmetricHeap::open(&w, small().data_bytes(bytes)),
+            &["data_bytes is 1048576 on rank 0 and 1; 2097152 on rank 2"],
+        );
         let e = SymmetricHeap::open(&w, small().backend(BackendKind::Hip)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        let e = SymmetricHeap::open(&w, small().signal_bytes(100)).unwrap_err().to_string();
-        assert!(e.contains("signal_bytes is 100"), "{e}");
+        fails(SymmetricHeap::open(&w, small().signal_bytes(100)), &["signal_bytes is 100"]);
         // A segment with too many words must be refused: kernels number words by 32 bits, so two
         // words would otherwise have the same number.
         let (most, page, before) = (16 << 30, 4096, mapped_bytes());
@@ -356,8 +357,10 @@ fn an_open_heap_keeps_the_world_open() {
 fn deadlines_that_are_none_make_no_world() {
     for factor in [-1.0, -0.0, 0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 3e16, 1.1e6] {
         let settings = Settings::default().deadline(factor);
-        let e = World::threads_with(1, &settings).map(drop).unwrap_err();
-        assert!(e.to_string().contains(&format!("factor on deadlines is {factor}")), "{e}");
+        fails(
+            World::threads_with(1, &settings).map(drop),
+            &[&format!("factor on deadlines is {factor}")],
+        );
         let each = World::run_threads_each(1, &settings, |_| Ok::<_, Error>(())).map(drop);
         assert_eq!(each.unwrap_err().kind(), ErrorKind::Usage, "{factor}");
     }

@@ -2,6 +2,7 @@
 
 use iris_heap::*;
 use iris_ops::*;
+use iris_testkit::guide::fails;
 
 /// Makes a plan by names from both crates. Each crate has an error, a result and a request, and
 /// their names must not clash.
@@ -57,8 +58,10 @@ fn variants_of_an_operator_are_those_of_all() {
     );
     let own = all_gather_matmul::Variant::Staged(Staged::new().fetchers(3));
     assert_eq!(own, Variant::Staged);
-    let error = "push".parse::<all_gather_matmul::Variant>().unwrap_err().to_string();
-    assert!(error.contains("variant is push, expected auto, baseline, pull, staged"), "{error}");
+    fails(
+        "push".parse::<all_gather_matmul::Variant>(),
+        &["variant is push, expected auto, baseline, pull, staged"],
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Ranks, barrier};
 use iris_testkit::suite::Op;
 
 use crate::sample::{Room, Sample};
-use crate::{numbers, open};
+use crate::{numbers, open, summed};
 
 /// Lock held while a capture is in progress, because instantiating another graph would disturb the
 /// capture.
@@ -84,12 +84,7 @@ fn replayed(world: World) -> Result<()> {
         graph.launch()?;
         stream.sync()?;
         if call % 50 == 0 {
-            let mut expected = vec![0.0; len];
-            for source in 0..size {
-                for (sum, v) in expected.iter_mut().zip(numbers(len, source, call)) {
-                    *sum += v;
-                }
-            }
+            let expected = summed(size, |source| numbers(len, source, call));
             ensure!(heap.read(y)? == expected, "replay {call} of rank {rank} is wrong");
             // All ranks compare their results before any rank begins the next call, which may write
             // C of its peers.

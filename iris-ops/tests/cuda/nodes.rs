@@ -18,7 +18,7 @@ use iris_testkit::launch::{self, End};
 
 use crate::comm::calls;
 use crate::graphs::{callers, captured, drop_graph};
-use crate::{numbers, open, product};
+use crate::{numbers, open, product, products, summed};
 
 const SOURCE: &str = r#"
 #include "iris/sync.h"
@@ -35,15 +35,21 @@ IRIS_KERNEL linger(u64 ns, u64 to) {
 /// names the test.
 pub(crate) const NODES_RANK: &str = "nodes-rank";
 
-const REPLAYED: &str = "replayed";
-const IN_BLOCKS: &str = "in blocks";
-const DIFFERS: &str = "differs";
-const KILLED: &str = "killed";
-const IN_THE_DRIVER: &str = "in the driver";
-const ABSENT: &str = "absent";
-const DROPPED: &str = "dropped";
-const BARRIER: &str = "barrier";
-const COMM: &str = "comm";
+/// Program of a rank of a test.
+type RankProgram = fn(&World) -> Result<()>;
+
+/// Tests by name.
+const TESTS: [(&str, RankProgram); 9] = [
+    ("replayed", replayed),
+    ("in blocks", in_blocks),
+    ("differs", differs),
+    ("killed", |world| killed(world, false)),
+    ("in the driver", |world| killed(world, true)),
+    ("absent", absent),
+    ("dropped", dropped),
+    ("barrier", barrier),
+    ("comm", |world| calls(world).and_then(|()| Ok(world.close()?))),
+];
 
 /// Number of replays of the graph, or of calls before a rank is killed.
 const CALLS: usize = 50;
@@ -58,23 +64,10 @@ pub(crate) fn the_kernels_of_steps_between_nodes_compile() {
 /// Runs this process's rank of the test `which`.
 pub(crate) fn nodes_rank(which: &str) -> Result<()> {
     let world = World::from_env()?;
-    let nodes = if which == IN_BLOCKS { 3 } else { 2 };
+    let nodes = if which == "in blocks" { 3 } else { 2 };
     ensure!(world.nodes() == nodes, "{} nodes, expected {nodes}", world.nodes());
-    match which {
-        IN_BLOCKS => in_blocks(&world),
-        REPLAYED => replayed(&world),
-        DIFFERS => differs(&world),
-        KILLED => killed(&world, false),
-        IN_THE_DRIVER => killed(&world, true),
-        ABSENT => absent(&world),
-        DROPPED => dropped(&world),
-        BARRIER => barrier(&world),
-        COMM => {
-            calls(&world)?;
-            Ok(world.close()?)
-        }
-        other => anyhow::bail!("no test is called {other}"),
-    }
+    let test = TESTS.iter().find(|test| test.0 == which).expect("a test of this name");
+    test.1(&world)
 }
 
 /// Kernel that keeps a stream busy, with memory for the times at which it ends.
@@ -122,12 +115,7 @@ fn replayed(world: &World) -> Result<()> {
         Ok(gather.run(&CollectiveArgs::new(c, MatRef::sym(all, m * size, n)), &stream)?)
     };
     let check = |call: usize| -> Result<()> {
-        let mut expected = vec![0.0; m * n];
-        for source in 0..size {
-            let (a, b) = (numbers(m * k, source, call), numbers(k * n, source + 1, call));
-            let one = product(&a, &b, (m, n, k));
-            expected.iter_mut().zip(one).for_each(|(sum, x)| *sum += x);
-        }
+        let expected = products(size, call, (m, n, k));
         let (c, all) = (heap.read(c)?, heap.read(all)?);
         ensure!(c == expected, "call {call} of rank {rank}: the product is wrong");
         let gathered = all.chunks(m * n).all(|part| part == expected);
@@ -200,13 +188,11 @@ fn in_blocks(world: &World) -> Result<()> {
         let whole: Vec<f32> = (0..size).flat_map(|rank| numbers(own * k, rank, call)).collect();
         let expected = product(&whole, &numbers(k * n, 1, call), (own * size, n, k));
         ensure!(heap.read(all)? == whole, "call {call} of rank {rank}: the gather is wrong");
-        let of_all = (0..size).map(|rank| numbers(own * size * k, rank, call));
-        let of_all = of_all.map(|part| part[rank * own * k..][..own * k].to_vec());
-        let added = |sums: Vec<f32>, part: Vec<f32>| {
-            sums.into_iter().zip(part).map(|(sum, value)| sum + value).collect()
-        };
-        let sum = of_all.reduce(added).unwrap_or_default();
-        ensure!(heap.read(sums)? == sum, "call {call} of rank {rank}: the sums are wrong");
+        let sum = summed(size, |from| numbers(own * size * k, from, call));
+        ensure!(
+            heap.read(sums)? == sum[rank * own * k..][..own * k],
+            "call {call} of rank {rank}: the sums are wrong"
+        );
         ensure!(heap.read(c)? == expected, "call {call} of rank {rank}: the product is wrong");
     }
     drop_graph(graph);
@@ -255,6 +241,13 @@ fn barrier(world: &World) -> Result<()> {
 /// Number of elements of the messages in tests of faults.
 const COUNT: usize = 4096;
 
+/// Sum of a message of [`COUNT`] elements, and its arguments.
+fn message(heap: &Arc<SymmetricHeap>) -> Result<(AllReduce, CollectiveArgs)> {
+    let sum = AllReduce::new(heap, &all_reduce::Options::new(COUNT).plan(heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    Ok((sum, CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT))))
+}
+
 /// Makes rank 1 gather while rank 0 sums. Both must fail with an error that names both ranks and
 /// the operators.
 fn differs(world: &World) -> Result<()> {
@@ -287,10 +280,8 @@ fn differs(world: &World) -> Result<()> {
 /// of the call must be refused afterwards. Rank 0 waits by cudarc's function if `in_the_driver`.
 fn killed(world: &World, in_the_driver: bool) -> Result<()> {
     let heap = open(world)?;
-    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
-    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let (sum, args) = message(&heap)?;
     let (theirs, stream) = callers(&heap)?;
-    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
     for _ in 0..CALLS {
         sum.run(&args, &stream)?;
     }
@@ -331,14 +322,12 @@ fn killed(world: &World, in_the_driver: bool) -> Result<()> {
 /// rank 1.
 fn absent(world: &World) -> Result<()> {
     let heap = open(world)?;
-    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
-    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let (sum, args) = message(&heap)?;
     let stream = heap.stream()?;
     if world.rank() == 1 {
         std::thread::sleep(heap.local_world().settings().entry_deadline() * 3);
         return Ok(());
     }
-    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
     sum.run(&args, &stream)?;
     let error = stream.sync().expect_err("rank 1 makes no call").to_string();
     println!("{error}");
@@ -350,10 +339,8 @@ fn absent(world: &World) -> Result<()> {
 /// wait, and both processes must end without an error.
 fn dropped(world: &World) -> Result<()> {
     let heap = open(world)?;
-    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
-    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let (sum, args) = message(&heap)?;
     let stream = heap.stream()?;
-    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
     if world.rank() == 0 {
         sum.run(&args, &stream)?;
         let begun = Instant::now();
@@ -391,51 +378,55 @@ fn all_ended_well(outcome: &launch::Outcome) {
 }
 
 pub(crate) fn operators_over_nodes_are_captured_and_replayed() {
-    all_end_well(REPLAYED, "1");
+    all_end_well("replayed", "1");
 }
 
 /// Tests graphs on two nodes of two ranks, which share the GPUs of the other node.
 pub(crate) fn operators_over_nodes_of_two_ranks_are_captured_and_replayed() {
-    all_ended_well(&launched_on((2, 2), REPLAYED, launch::Options::default()));
+    all_ended_well(&launched_on((2, 2), "replayed", launch::Options::default()));
 }
 
 pub(crate) fn operators_over_two_nodes_on_one_gpu_are_captured_and_replayed() {
     const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
     let all = std::env::var(VISIBLE).unwrap_or_else(|_| "0".into());
     let first = all.split(',').next().unwrap_or_default();
-    all_ended_well(&launched_on((2, 1), REPLAYED, launch::Options::default().env(VISIBLE, first)));
+    all_ended_well(&launched_on(
+        (2, 1),
+        "replayed",
+        launch::Options::default().env(VISIBLE, first),
+    ));
 }
 
 pub(crate) fn exchanges_between_three_nodes_go_in_blocks() {
-    all_ended_well(&launched_on((3, 1), IN_BLOCKS, launch::Options::default()));
+    all_ended_well(&launched_on((3, 1), "in blocks", launch::Options::default()));
 }
 
 pub(crate) fn calls_that_differ_between_nodes_are_named() {
-    all_end_well(DIFFERS, "1");
+    all_end_well("differs", "1");
 }
 
 pub(crate) fn a_rank_that_makes_no_call_is_named_by_the_other_node() {
-    all_end_well(ABSENT, "0.02");
+    all_end_well("absent", "0.02");
 }
 
 pub(crate) fn a_heap_that_is_dropped_in_a_step_does_not_wait() {
-    all_end_well(DROPPED, "1");
+    all_end_well("dropped", "1");
 }
 
 pub(crate) fn a_barrier_holds_the_ranks_of_all_nodes() {
-    all_end_well(BARRIER, "1");
+    all_end_well("barrier", "1");
 }
 
 pub(crate) fn a_communicator_over_nodes_takes_memory_and_streams_of_cudarc() {
-    all_end_well(COMM, "1");
+    all_end_well("comm", "1");
 }
 
 pub(crate) fn a_killed_rank_of_another_node_is_named() {
-    rank_0_learns_of_the_killed_rank(KILLED);
+    rank_0_learns_of_the_killed_rank("killed");
 }
 
 pub(crate) fn a_killed_rank_of_another_node_ends_a_wait_in_the_driver() {
-    rank_0_learns_of_the_killed_rank(IN_THE_DRIVER);
+    rank_0_learns_of_the_killed_rank("in the driver");
 }
 
 fn rank_0_learns_of_the_killed_rank(which: &str) {

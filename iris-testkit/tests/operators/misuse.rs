@@ -10,6 +10,7 @@ use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs,
     NormArgs, OpError as Error, Ranks, Shard, TileShape,
 };
+use iris_testkit::guide::fails;
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 
 use crate::common::on_ranks;
@@ -138,8 +139,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
         for (mistake, message) in mistakes {
             // Only rank 1 makes the mistake, so only its call must return an error.
             if world.rank() == 1 {
-                let error = op.run(&mistake, &stream).unwrap_err().to_string();
-                assert!(error.contains(message), "{error}, expected {message}");
+                fails(op.run(&mistake, &stream), &[message]);
             }
             heap.write(y, &[f32::NAN; 60])?;
             op.run(&right, &stream)?;
@@ -151,8 +151,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             let is_one = |value: &f32| (value - 1.0).abs() < 1e-6;
             assert!(normed[..m * n].iter().all(is_one), "after: {message}: {normed:?}");
         }
-        let error = plain.run(&right, &stream).unwrap_err().to_string();
-        assert!(error.contains("norm of the call is given, expected none"), "{error}");
+        fails(plain.run(&right, &stream), &["norm of the call is given, expected none"]);
         plain.run(&sum, &stream)?;
         stream.sync()?;
         assert_eq!(heap.read(c)?[..m * n], [2.0; 48]);
@@ -170,8 +169,7 @@ fn wrong_messages_and_shards_are_refused() {
         let made = plan(Op::AllReduce, "one_shot", &world, &options)?;
         let op = AllReduce::new(&heap, &made)?;
         let refused = |args: CollectiveArgs, message: &str| {
-            let error = op.run(&args, &stream).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
+            fails(op.run(&args, &stream), &[message]);
         };
         refused(CollectiveArgs::receive(rc), "input is missing");
         refused(
@@ -183,8 +181,7 @@ fn wrong_messages_and_shards_are_refused() {
         let made = plan(Op::Broadcast, "push", &world, &options.clone().root(1))?;
         let op = Broadcast::new(&heap, &made)?;
         if world.rank() == 1 {
-            let error = op.run(&CollectiveArgs::receive(rc), &stream).unwrap_err().to_string();
-            assert!(error.contains("input is missing"), "{error}");
+            fails(op.run(&CollectiveArgs::receive(rc), &stream), &["input is missing"]);
         }
         for variant in ["pull", "staged"] {
             let options = Options::new(4, 3, 5).shard(Shard::Columns);
@@ -194,8 +191,7 @@ fn wrong_messages_and_shards_are_refused() {
             let (b, out) = (heap.zeros::<f32>(15)?, heap.zeros::<f32>(12)?);
             let refused = |a: MatRef, message: &str| {
                 let args = MatmulArgs::new(a, MatRef::sym(b, 5, 3), MatRef::sym(out, 4, 3));
-                let error = op.run(&args, &stream).unwrap_err().to_string();
-                assert!(error.contains(message), "{error}");
+                fails(op.run(&args, &stream), &[message]);
             };
             let transposed = MatRef::sym(a, cols, 4).transposed();
             refused(transposed, "A of variant");
@@ -310,8 +306,7 @@ fn plans_that_differ_are_refused_and_named() {
         assert!(matches!(&error, Error::Invalid { value, .. } if value == "a plan of all_reduce"));
         let elsewhere = Ranks::new(world.rank(), if world.rank() == 2 { 4 } else { 3 });
         let plan_made = plan(Op::Barrier, "flat", elsewhere, &options)?;
-        let error = AnyOp::new(&heap, &plan_made).err().unwrap();
-        assert!(error.to_string().contains("world is 3 on rank 0 and 1; 4 on rank 2"), "{error}");
+        fails(AnyOp::new(&heap, &plan_made), &["world is 3 on rank 0 and 1; 4 on rank 2"]);
         let plan_made = plan(Op::Barrier, "flat", Ranks::new(world.rank(), 4), &options)?;
         let error = AnyOp::new(&heap, &plan_made).err().unwrap();
         let told = matches!(&error, Error::OtherWorld { planned_size: 4, size: 3, .. });

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use iris_heap::{DType, HeapOptions, MAX_RANKS, SymmetricHeap, World};
 use iris_ops::{
-    AllGather, AllGatherMatmul, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue,
-    MatRef, Matmul, MatmulAllReduce, MatmulArgs, Plan, Ranks, ReduceScatter, Shard,
+    AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, Epilogue, MatRef, Matmul, MatmulAllReduce,
+    MatmulArgs, Plan, Ranks, Shard,
 };
+use iris_testkit::guide::fails;
 use iris_testkit::harness::rows;
 use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
@@ -118,77 +119,6 @@ fn rows_are_normalised() {
             }
         }
         run_all((nodes, per_node), &cases);
-    }
-}
-
-/// Tests messages given by a number of elements that no number of ranks divides.
-#[test]
-fn messages_of_elements() {
-    for (nodes, per_node) in WORLDS {
-        let size = nodes * per_node;
-        on_nodes((nodes, per_node), |world, heap| {
-            let stream = heap.stream()?;
-            let (rank, most) = (world.rank(), 1003);
-            let input = heap.zeros::<f32>(most * size)?;
-            let output = heap.zeros::<f32>(most * size)?;
-            let value = |rank: usize, at: usize| ((rank * 31 + at * 7) % 64) as f32;
-            let message = |rank: usize, len: usize| -> Vec<f32> {
-                (0..len).map(|at| value(rank, at)).collect()
-            };
-            let all_reduce =
-                AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(most).plan(&heap)?)?;
-            let scatter = ReduceScatter::new(
-                &heap,
-                &iris_ops::reduce_scatter::Options::new(most).plan(&heap)?,
-            )?;
-            let gather =
-                AllGather::new(&heap, &iris_ops::all_gather::Options::new(most).plan(&heap)?)?;
-            let to_all =
-                AllToAll::new(&heap, &iris_ops::all_to_all::Options::new(most).plan(&heap)?)?;
-            let root = size - 1;
-            let broadcast = iris_ops::broadcast::Options::new(most).root(root).plan(&heap)?;
-            let broadcast = Broadcast::new(&heap, &broadcast)?;
-            for count in [most, 1, 7, size, 1000, most] {
-                let run = |parts_in: usize,
-                           parts_out: usize,
-                           call: &dyn Fn(MatRef, MatRef) -> iris_ops::OpResult<()>|
-                 -> anyhow::Result<Vec<f32>> {
-                    let (from, to) =
-                        (input.slice(..parts_in * count)?, output.slice(..parts_out * count)?);
-                    heap.write(from, &message(rank, parts_in * count))?;
-                    heap.write(to, &vec![f32::NAN; parts_out * count])?;
-                    call(MatRef::vector(from), MatRef::vector(to))?;
-                    stream.sync()?;
-                    Ok(heap.read(to)?)
-                };
-                let sum = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<f32>();
-                let seen = run(1, 1, &|a, c| all_reduce.run(&CollectiveArgs::new(a, c), &stream))?;
-                assert_eq!(seen, (0..count).map(sum).collect::<Vec<_>>(), "all_reduce of {count}");
-                let seen = run(size, 1, &|a, c| scatter.run(&CollectiveArgs::new(a, c), &stream))?;
-                let wanted: Vec<_> = (rank * count..(rank + 1) * count).map(sum).collect();
-                assert_eq!(seen, wanted, "reduce_scatter of {count}");
-                let seen = run(1, size, &|a, c| gather.run(&CollectiveArgs::new(a, c), &stream))?;
-                let wanted: Vec<_> = (0..size).flat_map(|rank| message(rank, count)).collect();
-                assert_eq!(seen, wanted, "all_gather of {count}");
-                let seen =
-                    run(size, size, &|a, c| to_all.run(&CollectiveArgs::new(a, c), &stream))?;
-                let part = |from: usize| (0..count).map(move |at| value(from, rank * count + at));
-                let wanted: Vec<_> = (0..size).flat_map(part).collect();
-                assert_eq!(seen, wanted, "all_to_all of {count}");
-                let seen = run(1, 1, &|a, c| {
-                    let args = CollectiveArgs::new(a, c);
-                    let args = if rank == root { args } else { CollectiveArgs::receive(c) };
-                    broadcast.run(&args, &stream)
-                })?;
-                assert_eq!(seen, message(root, count), "broadcast of {count}");
-            }
-            all_reduce.free()?;
-            scatter.free()?;
-            gather.free()?;
-            to_all.free()?;
-            broadcast.free()?;
-            Ok(())
-        });
     }
 }
 
@@ -356,8 +286,6 @@ fn the_largest_count_is_a_multiple_of_the_ranks_of_a_node() {
     const MOST: usize = i32::MAX as usize / 2;
     let ranks = Ranks::new(0, 4).on_nodes(2);
     let plan = |count| iris_ops::all_reduce::Options::new(count).dtype(DType::BF16).plan(ranks);
-    let error = plan(MOST).unwrap_err().to_string();
-    assert!(error.contains(&format!("at most {}", MOST - 1)), "{error}");
-    let error = plan(MOST - 1).unwrap_err().to_string();
-    assert!(error.contains("bytes of a step"), "{error}");
+    fails(plan(MOST), &[&format!("at most {}", MOST - 1)]);
+    fails(plan(MOST - 1), &["bytes of a step"]);
 }

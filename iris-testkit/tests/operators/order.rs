@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllReduce, Plan, Ranks, Room};
+use iris_testkit::guide::fails;
 use iris_testkit::suite::{Case, Op, Options, plan};
 use iris_testkit::worlds::on_threads;
 
@@ -239,11 +240,9 @@ fn what_a_program_says_is_compared_before_what_follows() {
         for (item, options) in differing {
             let plan = plan(Op::AllReduce, "auto", &world, &options)?;
             let sized = Plan::heap_options(&[&plan], Room::none())?.threads(1);
-            let error = SymmetricHeap::open(&world, sized).unwrap_err().to_string();
-            assert!(error.contains(&format!("{item} of plan 0 is ")), "{error}");
+            fails(SymmetricHeap::open(&world, sized), &[&format!("{item} of plan 0 is ")]);
             let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-            let error = AllReduce::new(&heap, &plan).unwrap_err().to_string();
-            assert!(error.contains(&format!(": {item} is ")), "{error}");
+            fails(AllReduce::new(&heap, &plan), &[&format!(": {item} is ")]);
             heap.close()?;
         }
         Ok(())

@@ -12,9 +12,8 @@ use iris_testkit::Level;
 use iris_testkit::harness::rows;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
 
+use crate::common::nodes::TYPES;
 use crate::common::{Change, changed, run_all, sampled};
-
-const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Shapes M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
 /// matrices.
