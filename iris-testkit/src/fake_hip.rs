@@ -25,7 +25,7 @@ fn code() -> &'static Path {
         let mut hasher = DefaultHasher::new();
         let mut files: Vec<_> =
             std::fs::read_dir(HOOKS).unwrap().map(|it| it.unwrap().path()).collect();
-        files.push(Path::new(SOURCES).join("runtime.cpp"));
+        files.push(Path::new(SOURCES).join("compute.h"));
         files.sort();
         files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
         let compiler = Command::new("g++").arg("--version").output().unwrap();

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -107,15 +108,12 @@ template <class Function> Function runtime(const char* name) {
     return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }
 int current() {
-    if (const auto device = runtime<int (*)()>("standin_device")) return device();
-    const auto get = runtime<int (*)(int*)>("hipGetDevice");
-    int device = 0;
-    return get == nullptr || get(&device) == 0 ? device : -1;
+    const auto device = runtime<int (*)()>("standin_device");
+    return device == nullptr ? 0 : device();
 }
 /// Whether `device` can access the `bytes` bytes at `address`, as the loaded fake runtime says.
 bool reaches(int device, u64 address, u64 bytes) {
-    auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
-    if (may == nullptr) may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
+    const auto may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
     return address != 0 && (may == nullptr || may(device, address, bytes));
 }
 
@@ -369,23 +367,6 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
         // AMD's library would compute a wrong result with the algorithm of another product.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
-    // If a stand-in driver (a fake driver that runs nothing) is loaded, the product is only logged.
-    if (const auto enqueue = runtime<u32 (*)(void*, const char*, const char*)>("standin_enqueue")) {
-        const auto shown = runtime<const char* (*)(u64)>("standin_shown");
-        std::ostringstream line;
-        line << size[0] << "x" << size[1] << "x" << size[2] << " |";
-        const auto matrix = [&](const char* name, u64 at, const Layout& it) {
-            line << " " << name << "=" << shown(at) << "," << it.rows << "x" << it.cols << "/" << it.ld << ",type" << it.type;
-        };
-        matrix("a", a, *la);
-        matrix("b", b, *lb);
-        matrix("c", c, *lc);
-        matrix("d", d, *ld);
-        line << " transposes=" << desc->left << "," << desc->right << " alpha=" << *alpha << " beta=" << *beta;
-        if (biased) line << " bias=" << shown(desc->bias) << ",type" << bias_type;
-        line << " workspace=" << shown(workspace) << "," << bytes << " algorithm=" << of[0] << "," << of[1];
-        return enqueue(stream, "Matmul", line.str().c_str()) == 0 ? static_cast<int>(SUCCESS) : outcome(EXECUTION_FAILED, "Matmul");
-    }
     const Desc to = *desc;
     const Layout left = *la, right = *lb, added = *lc, result = *ld;
     const float by = *alpha, before = *beta;
@@ -409,18 +390,31 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     std::ostringstream line;
     line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << (before != 0 ? " and C" : "") << " on " << device << " = 0";
     note(line.str());
-    const auto enqueue = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc");
+    const auto enqueue = runtime<u32 (*)(void*, const char*, const char*, void (*)(void*), void*)>("standin_enqueue");
     if (enqueue == nullptr) {
         multiply();
         return SUCCESS;
     }
-    const auto run = [](void* data) {
-        const auto* work = static_cast<std::function<void()>*>(data);
-        (*work)();
-        delete work;
+    // Line of a driver's log, which is all that becomes of a product if the driver does not compute.
+    const auto shown = runtime<const char* (*)(u64)>("standin_shown");
+    line.str("");
+    line << size[0] << "x" << size[1] << "x" << size[2] << " |";
+    const auto matrix = [&](const char* name, u64 at, const Layout& it) {
+        line << " " << name << "=" << shown(at) << "," << it.rows << "x" << it.cols << "/" << it.ld << ",type" << it.type;
     };
-    const int code = enqueue(stream, run, new std::function<void()>(multiply));
-    return code == 0 ? static_cast<int>(SUCCESS) : outcome(INVALID_VALUE, "Matmul on a stream", code);
+    matrix("a", a, *la);
+    matrix("b", b, *lb);
+    matrix("c", c, *lc);
+    matrix("d", d, *ld);
+    line << " transposes=" << desc->left << "," << desc->right << " alpha=" << *alpha << " beta=" << *beta;
+    if (biased) line << " bias=" << shown(desc->bias) << ",type" << bias_type;
+    line << " workspace=" << shown(workspace) << "," << bytes << " algorithm=" << of[0] << "," << of[1];
+    const auto run = [](void* data) {
+        const std::unique_ptr<std::function<void()>> work(static_cast<std::function<void()>*>(data));
+        (*work)();
+    };
+    const u32 code = enqueue(stream, "Matmul", line.str().c_str(), run, new std::function<void()>(multiply));
+    return code == 0 ? static_cast<int>(SUCCESS) : outcome(EXECUTION_FAILED, "Matmul on a stream", code);
 }
 }
 

@@ -120,7 +120,7 @@ int collective(const std::string& name, const void* handle, const Call& call, co
     if (current() != of->device) return refused(INVALID_USAGE, name, "another device is current");
     if (of->error != SUCCESS) return refused(of->error, name, "the communicator has failed");
     u64 all = 0;
-    const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    const auto reaches = runtime<bool (*)(int, u64, u64)>("standin_reaches");
     for (const Blocks* blocks : {&from, &to}) {
         for (const Block& one : *blocks) {
             const bool good = one.bytes > 0 && reaches(of->device, one.address, one.bytes);
@@ -144,7 +144,8 @@ int collective(const std::string& name, const void* handle, const Call& call, co
         const int before = current();
         ++of->queued;
         set(of->device);
-        const int code = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc")(stream, once, work);
+        using Enqueue = u32 (*)(void*, const char*, const char*, void (*)(void*), void*);
+        const u32 code = runtime<Enqueue>("standin_enqueue")(stream, name.c_str(), "", once, work);
         set(before);
         if (code != 0) of->fail(INVALID_ARGUMENT, name + " on a stream of another device");
         else outcome(SUCCESS, name);
@@ -297,7 +298,7 @@ int ncclCommWindowRegister(const void* handle, u64 memory, u64 bytes, const void
     const Shared of = find(handle);
     if (const char* why = busy(of)) return refused(INVALID_USAGE, "ncclCommWindowRegister", why);
     const bool good = current() == of->device && flags == 1 &&
-                      runtime<bool (*)(int, u64, u64)>("fake_reaches")(of->device, memory, bytes);
+                      runtime<bool (*)(int, u64, u64)>("standin_reaches")(of->device, memory, bytes);
     if (!good) return refused(INVALID_ARGUMENT, "ncclCommWindowRegister", "memory that the device cannot access");
     *window = handle;
     return outcome(SUCCESS, "ncclCommWindowRegister");

@@ -9,20 +9,15 @@
 #include <set>
 #include <stdexcept>
 
-#include "image.h"
+#include "rtc.h"
 
 namespace {
 
 using standin::Field;
 using standin::u32;
 using standin::u64;
-using Texts = std::map<std::string, std::string>;
+using standin::Texts;
 using Words = std::vector<std::string>;
-
-struct Program {
-    std::string text, name, log, image;
-    Texts headers;
-};
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
 
@@ -221,7 +216,9 @@ u64 hash(u64 before, const std::string& text) {
     return before;
 }
 
-int compile(Program* program, int count, const char** options) {
+} // namespace
+
+int standin::compile(Program* program, int count, const char** options) {
     std::string arch, shown;
     std::map<std::string, std::string> given;
     u64 sum = 1469598103934665603u;
@@ -252,60 +249,4 @@ int compile(Program* program, int count, const char** options) {
     }
     program->image = image.str();
     return 0;
-}
-
-} // namespace
-
-#ifdef STANDIN_HIP
-#define NAME(name) hiprtc##name
-#define CODE(name) hiprtcGetCode##name
-#else
-#define NAME(name) nvrtc##name
-#define CODE(name) nvrtcGetCUBIN##name
-#endif
-
-extern "C" {
-int NAME(Version)(int* major, int* minor) {
-    *major = 13, *minor = 0;
-    return 0;
-}
-const char* NAME(GetErrorString)(int code) { return code == 0 ? "SUCCESS" : "ERROR_COMPILATION"; }
-int NAME(CreateProgram)(Program** program, const char* text, const char* name, int count, const char** texts,
-                        const char** names) {
-    *program = new Program{text, name, "", "", {}};
-    for (int at = 0; at < count; ++at) (*program)->headers[names[at]] = texts[at];
-    return 0;
-}
-int NAME(DestroyProgram)(Program** program) {
-    delete *program;
-    *program = nullptr;
-    return 0;
-}
-int NAME(CompileProgram)(Program* program, int count, const char** options) { return compile(program, count, options); }
-int NAME(GetProgramLogSize)(Program* program, u64* bytes) {
-    *bytes = program->log.size() + 1;
-    return 0;
-}
-int NAME(GetProgramLog)(Program* program, char* to) {
-    std::memcpy(to, program->log.c_str(), program->log.size() + 1);
-    return 0;
-}
-int CODE(Size)(Program* program, u64* bytes) {
-    *bytes = program->image.size() + 1;
-    return 0;
-}
-int CODE()(Program* program, char* to) {
-    std::memcpy(to, program->image.c_str(), program->image.size() + 1);
-    return 0;
-}
-#ifndef STANDIN_HIP
-int nvrtcGetPTXSize(Program*, u64* bytes) {
-    *bytes = 1;
-    return 0;
-}
-int nvrtcGetPTX(Program*, char* to) {
-    *to = 0;
-    return 0;
-}
-#endif
 }

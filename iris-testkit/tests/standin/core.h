@@ -1,14 +1,18 @@
-// Common parts of the stand-in drivers of both vendors. Device memory is a file in memory, copies
-// are done at once, and no kernel runs. Every call that enqueues is written to the log of the
-// calling thread, which is one rank; a call can be made to fail. Error codes are those that CUDA
-// and HIP share.
+// Common parts of the stand-in drivers of both vendors. Device memory is a file in memory. Every call
+// that enqueues is written to the log of the calling thread, which is one rank; a call can be made to
+// fail. Error codes are those that CUDA and HIP share. Copies are done at once, and no kernel runs,
+// unless the driver computes (compute.h).
 //
 // Environment variables: STANDIN_DEVICES (8), STANDIN_MULTIPROCESSORS (132), STANDIN_ARCH (90, or
 // gfx942).
 #ifndef STANDIN_CORE_H
 #define STANDIN_CORE_H
 
-#include "work.h"
+#ifdef FAKE_COMPUTES
+#include "../hip/compute.h"
+#else
+#include "launch.h"
+#endif
 
 // Functions that tests call; they are the same for either vendor's driver.
 extern "C" {
@@ -51,12 +55,14 @@ u64 standin_stream(int device) {
 Error standin_destroy_stream(u64 stream) { return standin::destroy(reinterpret_cast<Stream*>(stream)); }
 Error standin_begin_capture(u64 stream) { return begin_capture(reinterpret_cast<Stream*>(stream), GLOBAL); }
 Error standin_end_capture(u64 stream, u64* graph) { return end_capture(reinterpret_cast<Stream*>(stream), graph); }
-/// Enqueues an operation, which the log shows as `line`; called by the stand-in GEMM library.
-Error standin_enqueue(u64 stream, const char* function, const char* line) {
+/// Enqueues an operation, which the log shows as `line`; called by the fakes of other libraries. Calls
+/// `work` with `data` if the driver computes.
+Error standin_enqueue(u64 stream, const char* function, const char* line, void (*work)(void*), void* data) {
     std::lock_guard guard(standin::lock);
-    return standin::enqueue(reinterpret_cast<Stream*>(stream), function, line);
+    const Work run = COMPUTES ? Work([=] { work(data); }) : Work();
+    return standin::enqueue(reinterpret_cast<Stream*>(stream), function, line, run);
 }
-/// Converts an address to the text that logs show; called by the stand-in GEMM library. The text is
+/// Converts an address to the text that logs show; called by the fakes of other libraries. The text is
 /// valid until this thread's next call.
 const char* standin_shown(u64 address) {
     static thread_local std::string text;

@@ -115,11 +115,7 @@ Error cuCtxPopCurrent_v2(Context** context) {
     current = stack.empty() ? -1 : stack.back()->device;
     return SUCCESS;
 }
-Error cuCtxEnablePeerAccess(Context* context, u32 flags) {
-    std::lock_guard guard(lock);
-    if (flags != 0 || current < 0 || context->device == current) return INVALID_DEVICE;
-    return peers.insert({current, context->device}).second ? SUCCESS : ALREADY_ENABLED;
-}
+Error cuCtxEnablePeerAccess(Context* context, u32 flags) { return enable_access(context->device, flags); }
 
 Error cuStreamCreate(Stream** stream, u32 flags) {
     ENTER(StreamCreate);
@@ -170,8 +166,7 @@ Error cuDeviceGetDefaultMemPool(u64* pool, int device) {
 Error cuMemPoolSetAttribute(u64, u32, void*) { return SUCCESS; }
 Error cuMemFree_v2(Address address) {
     host_waits("cuMemFree");
-    std::lock_guard guard(lock);
-    return unmap(address, false);
+    return give(address, false);
 }
 Error cuMemHostAlloc(void** to, u64 bytes, u32 flags) {
     *to = flags == 3 ? std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096) : nullptr;

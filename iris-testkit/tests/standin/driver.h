@@ -25,14 +25,17 @@
 using namespace standin;
 using Address = u64;
 
+/// Number of the memory type of device memory, and flag with which handles are opened.
+constexpr int DEVICE_MEMORY = FAKE_RELEASE < 6 ? 1 : 2, LAZY_PEER = FAKE_RELEASE < 6 ? 0 : 1;
+
 extern "C" {
 
 Error FUNCTION(DeviceGetName)(char* name, int length, int) {
-    std::snprintf(name, static_cast<std::size_t>(length), "stand-in");
+    std::snprintf(name, static_cast<std::size_t>(length), COMPUTES ? "a fake of HIP" : "stand-in");
     return SUCCESS;
 }
-Error FUNCTION(DeviceCanAccessPeer)(int* can, int, int) {
-    *can = 1;
+Error FUNCTION(DeviceCanAccessPeer)(int* can, int device, int peer) {
+    *can = device != peer && can_access(device, peer);
     return SUCCESS;
 }
 Error FUNCTION(ThreadExchangeStreamCaptureMode)(u32* mode) {
@@ -41,15 +44,16 @@ Error FUNCTION(ThreadExchangeStreamCaptureMode)(u32* mode) {
     return SUCCESS;
 }
 
-Error SECOND(StreamDestroy)(Stream* stream) { return destroy(stream); }
+Error SECOND(StreamDestroy)(Stream* stream) { return outcome(destroy(stream), NAME(StreamDestroy)); }
 Error FUNCTION(StreamSynchronize)(Stream* stream) {
     ENTER(StreamSynchronize);
     host_waits(NAME(StreamSynchronize));
-    return finished(stream);
+    return synchronize(stream);
 }
 Error FUNCTION(StreamQuery)(Stream* stream) { return finished(stream); }
 Error FUNCTION(StreamWaitEvent)(Stream* stream, Event* event, u32 flags) {
-    return flags == 0 ? wait(NAME(StreamWaitEvent), stream, event) : INVALID_VALUE;
+    const Error code = flags == 0 ? wait(NAME(StreamWaitEvent), stream, event) : INVALID_VALUE;
+    return outcome(code, NAME(StreamWaitEvent));
 }
 Error FUNCTION(StreamGetCaptureInfo_v2)(Stream* stream, u32* status, u64* id, void*, void*, void*) {
     ENTER(StreamGetCaptureInfo_v2);
@@ -58,19 +62,23 @@ Error FUNCTION(StreamGetCaptureInfo_v2)(Stream* stream, u32* status, u64* id, vo
 Error SECOND(StreamBeginCapture)(Stream* stream, u32 mode) { return begin_capture(stream, mode); }
 Error FUNCTION(StreamEndCapture)(Stream* stream, u64* graph) { return end_capture(stream, graph); }
 
-Error FUNCTION(EventRecord)(Event* event, Stream* stream) { return record(NAME(EventRecord), event, stream); }
+Error FUNCTION(EventRecord)(Event* event, Stream* stream) {
+    return outcome(record(NAME(EventRecord), event, stream), NAME(EventRecord), "on stream", stream);
+}
 Error FUNCTION(EventQuery)(Event* event) { return event_finished(event); }
 Error FUNCTION(EventSynchronize)(Event* event) {
     host_waits(NAME(EventSynchronize));
-    return event_finished(event);
+    return synchronize(event);
 }
 Error SECOND(EventDestroy)(Event* event) { return destroy(event); }
 
 Error SECOND(MemcpyHtoDAsync)(Address to, const void* from, u64 bytes, Stream* stream) {
-    return copy(NAME(MemcpyHtoDAsync), stream, {to, 0, false}, {reinterpret_cast<u64>(from), 0, true}, bytes, 1);
+    const Place host{reinterpret_cast<u64>(from), 0, true};
+    return outcome(copy(NAME(MemcpyHtoDAsync), stream, {to, 0, false}, host, bytes, 1), NAME(MemcpyHtoDAsync), bytes);
 }
 Error SECOND(MemcpyDtoHAsync)(void* to, Address from, u64 bytes, Stream* stream) {
-    return copy(NAME(MemcpyDtoHAsync), stream, {reinterpret_cast<u64>(to), 0, true}, {from, 0, false}, bytes, 1);
+    const Place host{reinterpret_cast<u64>(to), 0, true};
+    return outcome(copy(NAME(MemcpyDtoHAsync), stream, host, {from, 0, false}, bytes, 1), NAME(MemcpyDtoHAsync), bytes);
 }
 Error SECOND(MemGetAddressRange)(Address* base, u64* bytes, Address address) {
     std::lock_guard guard(lock);
@@ -83,37 +91,23 @@ Error FUNCTION(PointerGetAttribute)(void* data, u32 attribute, Address address) 
     std::lock_guard guard(lock);
     const Memory* found = memory_at(address, 1);
     if (found == nullptr || (attribute != 2 && attribute != 9)) return INVALID_VALUE;
-    *static_cast<int*>(data) = attribute == 2 ? 2 : found->device;
+    *static_cast<int*>(data) = attribute == 2 ? DEVICE_MEMORY : found->device;
     return SUCCESS;
 }
-Error FUNCTION(IpcGetMemHandle)(Handle* handle, Address address) { return export_handle(handle, address); }
+Error FUNCTION(IpcGetMemHandle)(Handle* handle, Address address) {
+    return outcome(export_handle(handle, address), NAME(IpcGetMemHandle));
+}
 Error FUNCTION(IpcCloseMemHandle)(Address address) {
-    std::lock_guard guard(lock);
-    return unmap(address, false);
+    return outcome(give(address, true), NAME(IpcCloseMemHandle));
 }
 
 Error FUNCTION(ModuleGetFunction)(Function** function, Module* module, const char* name) {
-    const auto found = module->image.kernels.find(name);
-    if (found == module->image.kernels.end()) return NOT_FOUND;
-    *function = new Function{module, &found->second};
-    return SUCCESS;
+    return find(function, module, name);
 }
 Error FUNCTION(FuncGetAttribute)(int* value, u32 attribute, Function*) {
     *value = attribute == 4 ? 64 : 0;
     return attribute == 3 || attribute == 4 ? SUCCESS : INVALID_VALUE;
 }
 }
-
-namespace standin {
-
-/// Loads a kernel image for the current device.
-inline Error load(Module** module, const char* image) {
-    std::lock_guard guard(lock);
-    if (const Error code = check_apart()) return code;
-    *module = new Module{current, {}};
-    return read_image(image, (*module)->image) ? SUCCESS : INVALID_IMAGE;
-}
-
-} // namespace standin
 
 #endif

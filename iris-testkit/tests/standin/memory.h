@@ -25,12 +25,12 @@ struct Memory {
     std::set<int> granted;
     bool opened;
 };
-inline std::map<u64, Memory> memory;
+inline auto& memory = *new std::map<u64, Memory>;
 /// Peer access: pairs of a device and the peer whose memory it may access without an explicit
 /// grant.
-inline std::set<std::pair<int, int>> peers;
+inline auto& peers = *new std::set<std::pair<int, int>>;
 /// Blocks of pinned host memory, by address, with their names in the log.
-inline std::map<u64, std::string> pinned;
+inline auto& pinned = *new std::map<u64, std::string>;
 
 inline Memory* memory_at(u64 address, u64 bytes) {
     auto next = memory.upper_bound(address);
@@ -57,6 +57,20 @@ inline std::string shown(u64 address) {
     if (!name.empty()) return name;
     // Addresses of the host are all shown as `host`, because logs must not differ between runs.
     return address == 0 ? "0" : "host";
+}
+/// Whether kernels of `device` can access memory of `peer`. FAKE_HIP_NO_PEERS denies it: for all
+/// pairs of devices ("all"), or for pairs like "0-2,1-2", where device 0 cannot access memory of
+/// device 2.
+inline bool can_access(int device, int peer) {
+    const std::string denied = setting("FAKE_HIP_NO_PEERS", "");
+    const std::string pair = std::to_string(device) + "-" + std::to_string(peer);
+    return device == peer || (denied != "all" && ("," + denied + ",").find("," + pair + ",") == std::string::npos);
+}
+/// Lets kernels of the current device access memory of `peer`.
+inline Error enable_access(int peer, u32 flags) {
+    std::lock_guard guard(lock);
+    if (flags != 0 || current < 0 || peer == current || !can_access(current, peer)) return INVALID_DEVICE;
+    return peers.insert({current, peer}).second ? SUCCESS : ALREADY_ENABLED;
 }
 inline bool reaches(int device, u64 address, u64 bytes) {
     const Memory* found = memory_at(address, bytes);
@@ -107,31 +121,43 @@ inline Error unmap(u64 address, bool keep_reserved) {
     memory.erase(found);
     return SUCCESS;
 }
+/// Frees memory that this process allocated, or closes memory of another process if `opened`.
+inline Error give(u64 address, bool opened) {
+    std::lock_guard guard(lock);
+    const auto found = memory.find(address);
+    return found == memory.end() || found->second.opened != opened ? INVALID_VALUE : unmap(address, false);
+}
 inline Error allocate(u64* address, u64 bytes, int device) {
     const int file = file_of(bytes);
     if (file < 0 || (*address = reserve(bytes)) == 0) return OUT_OF_MEMORY;
-    return map_at(*address, bytes, file, device);
+    const Error code = map_at(*address, bytes, file, device);
+    // New memory has undefined content, so it is filled with a pattern that tests would notice.
+    if (COMPUTES && code == SUCCESS) std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
+    return code;
 }
 
 /// Handle by which another process opens memory: the process and the file that hold it.
 struct Handle {
     u64 bytes;
-    int process, file;
-    char rest[48];
+    int process, file, device;
+    char rest[44];
 };
 static_assert(sizeof(Handle) == 64, "as that of both vendors");
 inline Error export_handle(Handle* handle, u64 address) {
     std::lock_guard guard(lock);
     const auto found = memory.find(address);
     if (found == memory.end() || found->second.opened) return INVALID_VALUE;
-    *handle = {found->second.bytes, getpid(), found->second.file, {}};
+    *handle = {found->second.bytes, getpid(), found->second.file, found->second.device, {}};
     return SUCCESS;
 }
 inline Error open_handle(u64* address, const Handle& handle, int device) {
+    // Like the vendors' drivers, refuses a handle in the process that owns its memory.
+    if (handle.process == getpid()) return INVALID_VALUE;
+    if (!can_access(device, handle.device)) return INVALID_DEVICE;
     std::lock_guard guard(lock);
     const auto place = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
     const int file = open(place.c_str(), O_RDWR | O_CLOEXEC);
-    if (file < 0 || handle.process == getpid()) return INVALID_VALUE;
+    if (file < 0) return INVALID_VALUE;
     *address = reserve(handle.bytes);
     return map_at(*address, handle.bytes, file, device, true);
 }

@@ -1,8 +1,10 @@
-// State of one thread, which acts as a rank: its log, and the driver call that is to fail.
+// Switches of the fake drivers, and the state of one thread, which acts as a rank: its log, and the
+// driver call that is to fail.
 #ifndef STANDIN_RANK_H
 #define STANDIN_RANK_H
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
@@ -19,17 +21,45 @@ inline std::string setting(const char* name, const char* otherwise) {
     const char* value = std::getenv(name);
     return value != nullptr && *value != 0 ? value : otherwise;
 }
-inline int devices() {
-    static const int count = std::stoi(setting("STANDIN_DEVICES", "8"));
-    return count;
-}
-inline int multiprocessors() {
-    static const int count = std::stoi(setting("STANDIN_MULTIPROCESSORS", "132"));
-    return count;
-}
+/// Whether kernels, copies and events run, each stream on a thread of its own (compute.h); if not,
+/// copies are done at once, and kernels are only logged.
+#ifdef FAKE_COMPUTES
+constexpr bool COMPUTES = true;
+inline int devices() { return std::stoi(setting("FAKE_HIP_DEVICES", "2")); }
+inline int multiprocessors() { return std::stoi(setting("FAKE_HIP_UNITS", "8")); }
+#else
+constexpr bool COMPUTES = false;
+inline int devices() { return std::stoi(setting("STANDIN_DEVICES", "8")); }
+inline int multiprocessors() { return std::stoi(setting("STANDIN_MULTIPROCESSORS", "132")); }
+#endif
+#ifndef FAKE_RELEASE
+#define FAKE_RELEASE 7
+#endif
+
+// State of a driver is never destroyed, because threads of the program and of streams may still use
+// it while the process ends.
 
 /// Guards all state that threads share.
 inline std::mutex lock;
+
+#ifdef STANDIN_HIP
+inline thread_local int current = 0;
+#else
+/// Current device of the thread; -1 until a context is pushed.
+inline thread_local int current = -1;
+#endif
+
+/// Returns `code`, the result of a call, and adds the call to the file FAKE_HIP_LOG.
+template <class... Parts> Error outcome(Error code, const char* call, Parts... parts) {
+    static const std::string& file = *new std::string(setting("FAKE_HIP_LOG", ""));
+    if (file.empty()) return code;
+    std::ostringstream line;
+    line << call;
+    ((line << ' ' << parts), ...);
+    line << " on " << current << " = " << code << "\n";
+    std::ofstream(file, std::ios::app) << line.str();
+    return code;
+}
 
 /// State of one thread, which acts as a rank.
 struct Rank {

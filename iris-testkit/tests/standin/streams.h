@@ -2,9 +2,8 @@
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
-#include <memory>
-
 #include "memory.h"
+#include "worker.h"
 
 namespace standin {
 
@@ -25,6 +24,8 @@ struct Stream {
     int device;
     std::shared_ptr<Capture> capture;
     Clock clock;
+    /// Thread that does the stream's work; null if the driver does not compute.
+    std::unique_ptr<Worker> worker;
 };
 struct Event {
     int device;
@@ -32,10 +33,12 @@ struct Event {
     /// Capture and dependencies that the recorded stream had at the event's last record.
     std::shared_ptr<Capture> capture;
     Clock clock;
+    /// Latest record; null if the driver does not compute.
+    std::shared_ptr<Mark> last;
 };
-inline std::set<Stream*> streams;
-inline std::set<Event*> events;
-inline std::set<std::shared_ptr<Capture>> captures;
+inline auto& streams = *new std::set<Stream*>;
+inline auto& events = *new std::set<Event*>;
+inline auto& captures = *new std::set<std::shared_ptr<Capture>>;
 
 inline void invalidate(const std::shared_ptr<Capture>& capture) {
     if (capture != nullptr) capture->valid = false;
@@ -51,15 +54,9 @@ inline Error check_apart() {
     return SUCCESS;
 }
 
-#ifdef STANDIN_HIP
-inline thread_local int current = 0;
-#else
-/// Current device of the thread; -1 until a context is pushed.
-inline thread_local int current = -1;
-#endif
-
-/// Enqueues an operation and logs it; the only place that writes to the log.
-inline Error enqueue(Stream* stream, const char* function, const std::string& what) {
+/// Enqueues an operation and logs it; the only place that writes to the log. Calls `work` unless the
+/// stream is captured: at once, or on the stream's thread.
+inline Error enqueue(Stream* stream, const char* function, const std::string& what, const Work& work = {}) {
     if (streams.count(stream) == 0) return INVALID_HANDLE;
     if (stream->device != current) return INVALID_CONTEXT;
     if (stream->capture != nullptr && !stream->capture->valid) return CAPTURE_INVALIDATED;
@@ -70,35 +67,46 @@ inline Error enqueue(Stream* stream, const char* function, const std::string& wh
     if (stream->capture != nullptr) rank.log += "*";
     rank.log += " " + what + "\n";
     if (fails) return LAUNCH_FAILED;
+    if (COMPUTES) rank.log.clear();
     if (stream->capture != nullptr) ++stream->clock[stream];
+    else if (work && stream->worker != nullptr) stream->worker->enqueue(work);
+    else if (work) work();
     return SUCCESS;
 }
 
 inline Error create(Stream** stream) {
     std::lock_guard guard(lock);
     if (current < 0) return INVALID_CONTEXT;
-    streams.insert(*stream = new Stream{current, nullptr, {}});
+    streams.insert(*stream = new Stream{current, nullptr, {}, COMPUTES ? std::make_unique<Worker>() : nullptr});
     return SUCCESS;
 }
 inline Error destroy(Stream* stream) {
-    std::lock_guard guard(lock);
-    if (streams.erase(stream) == 0) return INVALID_HANDLE;
-    if (stream->capture != nullptr) {
-        invalidate(stream->capture);
-        stream->capture->streams.erase(stream);
+    {
+        std::lock_guard guard(lock);
+        if (streams.erase(stream) == 0) return INVALID_HANDLE;
+        if (stream->capture != nullptr) {
+            invalidate(stream->capture);
+            stream->capture->streams.erase(stream);
+        }
+        rank.streams.forget(stream);
     }
-    rank.streams.forget(stream);
     delete stream;
     return SUCCESS;
 }
-/// Reports whether all work of a stream is done, which is always true in this stand-in. Returns an
-/// error for a captured stream.
+/// Reports whether all work of a stream is done. Returns an error for a captured stream.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
-    if (stream->capture == nullptr) return check_apart();
+    if (stream->capture == nullptr) return stream->worker && !stream->worker->is_idle() ? NOT_READY : check_apart();
     invalidate(stream->capture);
     return CAPTURE_UNSUPPORTED;
+}
+/// Waits until all work of a stream is done.
+inline Error synchronize(Stream* stream) {
+    const Error code = finished(stream);
+    if (code != NOT_READY) return code;
+    stream->worker->wait();
+    return SUCCESS;
 }
 inline Error capture_info(Stream* stream, u32* status, u64* id) {
     std::lock_guard guard(lock);
@@ -142,7 +150,7 @@ inline Error end_capture(Stream* stream, u64* graph) {
 inline Error create(Event** event) {
     std::lock_guard guard(lock);
     if (current < 0) return INVALID_CONTEXT;
-    events.insert(*event = new Event{current, false, nullptr, {}});
+    events.insert(*event = new Event{current, false, nullptr, {}, nullptr});
     return SUCCESS;
 }
 inline Error destroy(Event* event) {
@@ -156,8 +164,10 @@ inline std::string name_of(Event* event) { return "e" + std::to_string(rank.even
 inline Error record(const char* function, Event* event, Stream* stream) {
     std::lock_guard guard(lock);
     if (events.count(event) == 0) return INVALID_HANDLE;
-    const Error code = enqueue(stream, function, name_of(event));
+    const auto mark = COMPUTES ? std::make_shared<Mark>() : nullptr;
+    const Error code = enqueue(stream, function, name_of(event), COMPUTES ? Work([mark] { mark->reach(); }) : Work());
     if (code != SUCCESS) return code;
+    event->last = mark;
     event->recorded = true;
     event->capture = stream->capture;
     event->clock = stream->clock;
@@ -184,7 +194,8 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
         stream->capture->streams.insert(stream);
         stream->clock.clear();
     }
-    const Error code = enqueue(stream, function, name_of(event));
+    const auto mark = event->last;
+    const Error code = enqueue(stream, function, name_of(event), mark ? Work([mark] { mark->wait(); }) : Work());
     if (code != SUCCESS && joins) {
         stream->capture->streams.erase(stream);
         stream->capture = nullptr;
@@ -201,7 +212,20 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
 inline Error event_finished(Event* event) {
     std::lock_guard guard(lock);
     if (events.count(event) == 0) return INVALID_HANDLE;
-    return event->capture != nullptr ? CAPTURED_EVENT : check_apart();
+    if (event->capture != nullptr) return CAPTURED_EVENT;
+    return event->last && !event->last->is_over() ? NOT_READY : check_apart();
+}
+/// Waits until the work before the latest record of an event is done.
+inline Error synchronize(Event* event) {
+    const Error code = event_finished(event);
+    if (code != NOT_READY) return code;
+    std::shared_ptr<Mark> last;
+    {
+        std::lock_guard guard(lock);
+        last = event->last;
+    }
+    last->wait();
+    return SUCCESS;
 }
 
 } // namespace standin
