@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use bytemuck::{Pod, Zeroable};
 use libloading::Library;
 
-use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
+use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, results, table};
 use crate::error::{Error, Result};
 
 /// Calls macro `$take` with the list of driver functions, so that one list defines several items.
@@ -94,8 +94,8 @@ macro_rules! functions {
                 cuMemMap(Address, usize, usize, Physical, c_ulonglong);
                 cuMemUnmap(Address, usize);
                 cuMemSetAccess(Address, usize, *const Access, usize);
-                cuIpcGetMemHandle(*mut LegacyHandle, Address);
-                cuIpcOpenMemHandle_v2(*mut Address, LegacyHandle, c_uint);
+                cuIpcGetMemHandle(*mut Handle, Address);
+                cuIpcOpenMemHandle_v2(*mut Address, Handle, c_uint);
                 cuIpcCloseMemHandle(Address);
                 cuModuleLoadData(*mut RawModule, *const c_void);
                 cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char);
@@ -258,7 +258,7 @@ pub(super) struct Access {
 /// `CUipcMemHandle`: IPC handle of plain memory, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LegacyHandle(pub(super) [u8; 64]);
+pub(super) struct Handle(pub(super) [u8; 64]);
 
 /// Sizes of the parameters of a function type, in bytes.
 #[cfg(all(test, feature = "cudarc-0-19"))]
@@ -393,42 +393,13 @@ pub(crate) fn driver() -> Result<&'static Api> {
         let folders = FOLDERS.map(String::from);
         let driver = load("the CUDA driver", &["libcuda.so.1", "libcuda.so"], &folders, Api::of)?;
         // SAFETY: `cuInit` has one parameter, flags, which must be zero.
-        let code = unsafe { (driver.cuInit)(0) };
-        if code != SUCCESS {
-            return Err(error("cuInit", code, name_of(code)));
-        }
+        check("cuInit", unsafe { (driver.cuInit)(0) })?;
         Ok(driver)
     });
     driver.as_ref().map_err(Error::clone)
 }
 
-/// Converts a status code into a result. Only this function and [`check_for`] interpret status
-/// codes.
-pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
-    match code {
-        SUCCESS => Ok(()),
-        _ => Err(error(api, code, name_of(code))),
-    }
-}
-
-/// Whether the work before a query with this result has ended, normally or by a device error. An
-/// error about captures says nothing about it.
-pub(super) fn has_ended(code: u32) -> bool {
-    code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
-}
-
-/// Converts a status code like [`check`]; the error also names the object `what` that the call
-/// concerned.
-pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
-    match code {
-        SUCCESS => Ok(()),
-        _ => Err(error(&format!("{api} {}", what()), code, name_of(code))),
-    }
-}
-
-fn error(api: &str, code: u32, name: String) -> Error {
-    Error::Device { api: api.into(), code, name }
-}
+results!();
 
 /// Name of a status code, from the driver. Loads the library itself instead of calling [`driver`],
 /// because `driver` may be failing with this very code.

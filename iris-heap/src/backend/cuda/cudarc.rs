@@ -41,7 +41,7 @@ mod tests {
     use cudarc::driver::sys;
 
     use crate::backend::cuda::api::{
-        self, Access, Attribute, Configuration, LegacyHandle, Lines, Location, Properties,
+        self, Access, Attribute, Configuration, Handle, Lines, Location, Properties,
     };
     use crate::backend::gpu::RawStream;
 
@@ -83,7 +83,7 @@ mod tests {
                 flags = allocFlags,
             }
             Access = CUmemAccessDesc { flags = flags }
-            LegacyHandle = CUipcMemHandle {}
+            Handle = CUipcMemHandle {}
             api::Device = CUdevice {}
             api::Address = CUdeviceptr {}
             api::Physical = CUmemGenericAllocationHandle {}

@@ -47,6 +47,13 @@ pub(super) struct Device {
 /// an attribute.
 const SHARED_LIMIT: u32 = 48 << 10;
 
+/// Flag for events: without timing.
+const NO_TIMING: u32 = 2;
+
+/// Flags of pinned memory: `CU_MEMHOSTALLOC_PORTABLE` (for all contexts) and
+/// `CU_MEMHOSTALLOC_DEVICEMAP` (mapped into the device's address space).
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+
 /// Source of the copies that [`Device::use_first_of`] enqueues.
 static ZEROS: [u8; 4] = [0; 4];
 
@@ -124,6 +131,9 @@ impl Device {
     pub(super) fn api(&self) -> &'static Api {
         self.driver
     }
+
+    /// Does nothing: unlike HIP's runtime, the driver keeps no last error of a thread.
+    pub(super) fn forget_error(&self) {}
 
     /// Returns the device's primary context, which is retained at the first call.
     fn context(&self) -> Result<RawContext> {
@@ -229,6 +239,11 @@ impl Device {
     }
 }
 
+/// Whether an image has a format whose length the driver can determine: a cubin, or PTX.
+fn is_code(image: &[u8]) -> bool {
+    image.starts_with(b"\x7fELF") || image.last() == Some(&0)
+}
+
 impl Driver for Device {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
@@ -271,20 +286,23 @@ impl Driver for Device {
     }
 
     common_calls! {
-        exchange_capture_mode(api::CAPTURE_RELAXED):
-            cuThreadExchangeStreamCaptureMode as "cuThreadExchangeStreamCaptureMode",
-        memory_info: cuMemGetInfo_v2 as "cuMemGetInfo",
-        destroy_stream: cuStreamDestroy_v2 as "cuStreamDestroy",
-        capture_of: cuStreamGetCaptureInfo_v2 as "cuStreamGetCaptureInfo",
-        sync_stream: cuStreamSynchronize as "cuStreamSynchronize",
-        destroy_event: cuEventDestroy_v2 as "cuEventDestroy",
-        record: cuEventRecord as "cuEventRecord",
-        wait_for: cuStreamWaitEvent as "cuStreamWaitEvent",
-        sync_event: cuEventSynchronize as "cuEventSynchronize",
-        pinned_address: cuMemHostGetDevicePointer_v2 as "cuMemHostGetDevicePointer",
-        resources: cuFuncGetAttribute as "cuFuncGetAttribute",
-        resident: cuOccupancyMaxActiveBlocksPerMultiprocessor
-            as "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        exchange_capture_mode(api::CAPTURE_RELAXED): cuThreadExchangeStreamCaptureMode,
+        memory_info: cuMemGetInfo_v2,
+        destroy_stream: cuStreamDestroy_v2,
+        capture_of: cuStreamGetCaptureInfo_v2,
+        sync_stream: cuStreamSynchronize,
+        stream_is_done: cuStreamQuery,
+        create_event(NO_TIMING): cuEventCreate,
+        event_is_done: cuEventQuery,
+        destroy_event: cuEventDestroy_v2,
+        record: cuEventRecord,
+        wait_for: cuStreamWaitEvent,
+        sync_event: cuEventSynchronize,
+        pin(PORTABLE_AND_MAPPED): cuMemHostAlloc,
+        pinned_address: cuMemHostGetDevicePointer_v2,
+        load(is_code, "a cubin, or PTX that ends with a zero byte"): cuModuleLoadData,
+        resources: cuFuncGetAttribute,
+        resident: cuOccupancyMaxActiveBlocksPerMultiprocessor,
     }
 
     fn shared_by(&self, ranks: u32) {
@@ -320,27 +338,6 @@ impl Driver for Device {
         let code = unsafe { (self.api().cuStreamGetCtx)(stream, &mut context) };
         check("cuStreamGetCtx", code)?;
         Ok(context == self.context()?)
-    }
-
-    unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
-        let Ok(_bound) = self.bind_relaxed() else { return false };
-        // SAFETY: the stream is alive, by the contract of this function.
-        api::has_ended(unsafe { (self.api().cuStreamQuery)(stream) })
-    }
-
-    fn create_event(&self) -> Result<RawEvent> {
-        const NO_TIMING: u32 = 2;
-        let _bound = self.bind_relaxed()?;
-        let mut event = RawEvent::default();
-        // SAFETY: `event` receives the answer.
-        check("cuEventCreate", unsafe { (self.api().cuEventCreate)(&mut event, NO_TIMING) })?;
-        Ok(event)
-    }
-
-    unsafe fn event_is_done(&self, event: RawEvent) -> bool {
-        let Ok(_bound) = self.bind_relaxed() else { return false };
-        // SAFETY: the event is alive, by the contract of this function.
-        api::has_ended(unsafe { (self.api().cuEventQuery)(event) })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
@@ -398,33 +395,6 @@ impl Driver for Device {
         // alive.
         let code = unsafe { (self.api().cuMemsetD8Async)(to, value, bytes as usize, stream) };
         check("cuMemsetD8Async", code)
-    }
-
-    fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        /// `CU_MEMHOSTALLOC_PORTABLE` (for all contexts) and `CU_MEMHOSTALLOC_DEVICEMAP` (mapped
-        /// into the device's address space).
-        const FLAGS: u32 = 1 | 2;
-        let _bound = self.bind_relaxed()?;
-        let mut memory = null_mut();
-        // SAFETY: `memory` receives the answer.
-        let code = unsafe { (self.api().cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
-        check("cuMemHostAlloc", code)?;
-        NonNull::new(memory.cast::<u8>())
-            .ok_or_else(|| Error::invalid("address of pinned memory", "null", "a page's"))
-    }
-
-    fn load(&self, image: &[u8]) -> Result<RawModule> {
-        if !image.starts_with(b"\x7fELF") && image.last() != Some(&0) {
-            let expected = "a cubin, or PTX that ends with a zero byte";
-            return Err(Error::invalid("image of a module", "something else", expected));
-        }
-        let _bound = self.bind_relaxed()?;
-        let mut module = RawModule::default();
-        let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` receives the answer; the driver finds the end of the image itself, for
-        // both kinds of image.
-        check("cuModuleLoadData", unsafe { (self.api().cuModuleLoadData)(&mut module, image) })?;
-        Ok(module)
     }
 
     unsafe fn function(

@@ -5,36 +5,29 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Properties};
+use super::api::{self, Access, Address, Location, Physical, Properties};
 use super::api::{check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
 use crate::backend::gpu::{
-    Driver, MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round, warn,
+    Driver, MemoryDriver, Origin, PLAIN_BLOCK, PlainRegion, Region, Wanted, check_foreign,
+    memory_calls, round, warn,
 };
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
 
-/// Region of device memory, freed on drop.
-struct CudaRegion {
+/// Flag of opened memory: access between devices is enabled when it is needed.
+const LAZY_PEER_ACCESS: u32 = 1;
+
+/// Virtual memory, unmapped on drop. Other processes map it by descriptors.
+struct VirtualRegion {
     device: Arc<Device>,
     address: Address,
     bytes: u64,
-    kind: Kind,
-}
-
-/// Origin of the memory, which determines how it is shared and freed.
-enum Kind {
-    /// Virtual memory: its handle, and the descriptor from which the memory was imported, if a peer
-    /// or the caller passed one.
-    Virtual { handle: Physical, descriptor: Option<OwnedFd> },
-    /// Plain memory that this process allocated.
-    Plain,
-    /// Plain memory of another process, opened by its IPC handle.
-    Legacy,
-    /// Memory of the caller, which dropping the region does not free.
-    Foreign,
+    handle: Physical,
+    /// Descriptor from which the memory was imported, if a peer or the caller passed one.
+    descriptor: Option<OwnedFd>,
 }
 
 impl MemoryDriver for Device {
@@ -48,14 +41,21 @@ impl MemoryDriver for Device {
             // The memory is exportable whenever the device supports that, even for ranks that are
             // threads: a collectives library that registers the memory as a window exports it
             // itself.
-            match CudaRegion::create(&self, bytes, self.descriptors) {
+            match VirtualRegion::create(&self, bytes, self.descriptors) {
                 Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
                     tracing::warn!(%name, "no virtual memory: plain memory is used instead");
                 }
                 outcome => return Ok(Arc::new(outcome?)),
             }
         }
-        Ok(Arc::new(CudaRegion::plain(&self, bytes)?))
+        let _bound = self.bind_relaxed()?;
+        let size = round(bytes, PLAIN_BLOCK)?;
+        let mut address = 0;
+        // SAFETY: `address` receives the answer.
+        let code = unsafe { (self.driver.cuMemAlloc_v2)(&mut address, size) };
+        check_for("cuMemAlloc", || format!("of {size} bytes"), code)?;
+        let memory = (address, size as u64);
+        Ok(PlainRegion::of(self.clone(), memory, Origin::Own))
     }
 
     fn import(self: Arc<Self>, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>> {
@@ -63,19 +63,15 @@ impl MemoryDriver for Device {
             let why = "the device has no virtual memory with descriptors";
             return Err(unsupported("import of a descriptor", why));
         }
-        Ok(Arc::new(CudaRegion::import(&self, descriptor, bytes)?))
+        Ok(Arc::new(VirtualRegion::import(&self, descriptor, bytes)?))
     }
 
-    fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>> {
-        let Ok(handle) = <[u8; 64]>::try_from(handle) else {
-            let expected = "64 bytes, as CUDA's are";
-            return Err(Error::invalid("handle of memory", format!("{handle:?}"), expected));
-        };
-        Ok(Arc::new(CudaRegion::open_legacy(&self, handle, bytes)?))
-    }
-
-    fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
-        Ok(Arc::new(CudaRegion::foreign(&self, address, bytes)?))
+    memory_calls! {
+        open("CUDA", |_| LAZY_PEER_ACCESS): cuIpcOpenMemHandle_v2,
+        close: cuIpcCloseMemHandle,
+        free: cuMemFree_v2,
+        handle_of: cuIpcGetMemHandle,
+        check_foreign(|_| api::OF_A_DEVICE): cuPointerGetAttribute, cuMemGetAddressRange_v2,
     }
 
     fn can_access(&self, ordinal: i32) -> Result<bool> {
@@ -87,7 +83,7 @@ impl MemoryDriver for Device {
     }
 }
 
-impl Region for CudaRegion {
+impl Region for VirtualRegion {
     fn address(&self) -> u64 {
         self.address
     }
@@ -101,44 +97,29 @@ impl Region for CudaRegion {
     }
 
     fn handle(&self) -> Result<Vec<u8>> {
-        match self.kind {
-            Kind::Virtual { .. } => Ok(Vec::new()),
-            Kind::Plain => Ok(self.legacy_handle()?.to_vec()),
-            Kind::Legacy | Kind::Foreign => {
-                let why = "this process did not allocate the memory";
-                Err(unsupported("sharing memory with other processes", why))
-            }
-        }
-    }
-
-    fn is_opened(&self) -> bool {
-        matches!(self.kind, Kind::Legacy)
+        Ok(Vec::new())
     }
 
     fn descriptor(&self) -> Result<Option<OwnedFd>> {
-        match &self.kind {
-            Kind::Virtual { handle, descriptor: None } => self.export(*handle).map(Some),
-            Kind::Virtual { descriptor: Some(known), .. } => duplicate(known.as_fd()).map(Some),
-            _ => Ok(None),
+        match &self.descriptor {
+            Some(known) => duplicate(known.as_fd()).map(Some),
+            None => self.export().map(Some),
         }
     }
 
     fn grant(&self, ordinals: &[i32]) -> Result<()> {
-        match self.kind {
-            Kind::Virtual { .. } => self.map_for(ordinals),
-            _ => Ok(()),
-        }
+        self.map_for(ordinals)
     }
 
     fn asks_for_access(&self) -> bool {
-        !matches!(self.kind, Kind::Virtual { .. })
+        false
     }
 }
 
-impl CudaRegion {
+impl VirtualRegion {
     /// Allocates virtual memory of this device, not zeroed. If `exported`, other processes can map
     /// it.
-    fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<CudaRegion> {
+    fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<VirtualRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let properties = properties(device, exported);
@@ -147,11 +128,11 @@ impl CudaRegion {
         // SAFETY: `handle` receives the answer, `properties` is complete, the flags are zero.
         let code = unsafe { (driver.cuMemCreate)(&mut handle, size, &properties, 0) };
         check_for("cuMemCreate", || format!("of {size} bytes"), code)?;
-        CudaRegion::map(device, handle, size as u64, None)
+        VirtualRegion::map(device, handle, size as u64, None)
     }
 
     /// Maps virtual memory received as a descriptor, at least `bytes` bytes.
-    fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<CudaRegion> {
+    fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<VirtualRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let size = round(bytes, granularity(device, &properties(device, true))?)?;
@@ -163,7 +144,7 @@ impl CudaRegion {
             (driver.cuMemImportFromShareableHandle)(&mut handle, number, api::HANDLE_DESCRIPTOR)
         };
         check("cuMemImportFromShareableHandle", code)?;
-        CudaRegion::map(device, handle, size as u64, Some(descriptor))
+        VirtualRegion::map(device, handle, size as u64, Some(descriptor))
     }
 
     /// Maps a handle for this device; releases the handle on failure.
@@ -172,7 +153,7 @@ impl CudaRegion {
         handle: Physical,
         size: u64,
         descriptor: Option<OwnedFd>,
-    ) -> Result<CudaRegion> {
+    ) -> Result<VirtualRegion> {
         let driver = device.driver;
         let mut address = 0;
         // SAFETY: `address` receives the answer; alignment, requested address and flags are zero,
@@ -193,61 +174,11 @@ impl CudaRegion {
             warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) }));
             return Err(error);
         }
-        let kind = Kind::Virtual { handle, descriptor };
         // From here on, dropping `region` unmaps the memory and releases the handle.
-        let region = CudaRegion { device: device.clone(), address, bytes: size, kind };
-        region.map_for(&[device.ordinal])?;
+        let device = device.clone();
+        let region = VirtualRegion { device, address, bytes: size, handle, descriptor };
+        region.map_for(&[region.device.ordinal])?;
         Ok(region)
-    }
-
-    /// Allocates plain memory of this device, not zeroed.
-    fn plain(device: &Arc<Device>, bytes: u64) -> Result<CudaRegion> {
-        let _bound = device.bind_relaxed()?;
-        let size = round(bytes, PLAIN_BLOCK)?;
-        let mut address = 0;
-        // SAFETY: `address` receives the answer.
-        let code = unsafe { (device.driver.cuMemAlloc_v2)(&mut address, size) };
-        check_for("cuMemAlloc", || format!("of {size} bytes"), code)?;
-        Ok(CudaRegion { device: device.clone(), address, bytes: size as u64, kind: Kind::Plain })
-    }
-
-    /// Opens plain memory of another process by its IPC handle.
-    fn open_legacy(device: &Arc<Device>, handle: [u8; 64], bytes: u64) -> Result<CudaRegion> {
-        const LAZY_PEER_ACCESS: u32 = 1;
-        let _bound = device.bind_relaxed()?;
-        let handle = LegacyHandle(handle);
-        let mut address = 0;
-        // SAFETY: `address` receives the answer; the driver of the peer that owns the memory made
-        // `handle`.
-        let code = unsafe {
-            (device.driver.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS)
-        };
-        check("cuIpcOpenMemHandle", code)?;
-        Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Legacy })
-    }
-
-    /// Makes a region of the caller's memory; fails if the memory does not belong to this device.
-    fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<CudaRegion> {
-        let _bound = device.bind_relaxed()?;
-        let driver = device.driver;
-        let attribute = |attribute| {
-            let mut value = 0_i32;
-            let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: the values of all attributes that are queried below are 4-byte integers.
-            let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
-            (code == api::SUCCESS).then_some(value)
-        };
-        let of_a_device = attribute(api::MEMORY_TYPE) == Some(api::OF_A_DEVICE as i32);
-        let range = || {
-            let (mut base, mut size) = (0, 0);
-            // SAFETY: `base` and `size` receive the answers.
-            let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
-            check("cuMemGetAddressRange", code)?;
-            Ok((base, size as u64))
-        };
-        let owner = || attribute(api::MEMORY_DEVICE);
-        check_foreign((address, bytes), device.ordinal, of_a_device, owner, range)?;
-        Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Foreign })
     }
 
     /// Maps virtual memory, readable and writable, for the devices `ordinals` of this process.
@@ -268,65 +199,41 @@ impl CudaRegion {
     }
 
     /// Exports the physical memory as a new descriptor, which a peer can import.
-    fn export(&self, handle: Physical) -> Result<OwnedFd> {
+    fn export(&self) -> Result<OwnedFd> {
         let _bound = self.device.bind_relaxed()?;
         let mut number: RawFd = -1;
         let to = (&raw mut number).cast::<c_void>();
         // SAFETY: for this handle type the driver writes a descriptor's number, which fits
         // `number`.
         let code = unsafe {
-            (self.device.driver.cuMemExportToShareableHandle)(to, handle, api::HANDLE_DESCRIPTOR, 0)
+            (self.device.driver.cuMemExportToShareableHandle)(
+                to,
+                self.handle,
+                api::HANDLE_DESCRIPTOR,
+                0,
+            )
         };
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver opened the descriptor for the caller, so nothing else closes it.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
-
-    /// IPC handle by which another process opens this plain memory.
-    fn legacy_handle(&self) -> Result<[u8; 64]> {
-        let _bound = self.device.bind_relaxed()?;
-        let mut handle = LegacyHandle([0; 64]);
-        // SAFETY: `handle` receives the answer; the memory is plain memory that this process
-        // allocated.
-        let code = unsafe { (self.device.driver.cuIpcGetMemHandle)(&mut handle, self.address) };
-        check("cuIpcGetMemHandle", code)?;
-        Ok(handle.0)
-    }
 }
 
-impl Drop for CudaRegion {
+impl Drop for VirtualRegion {
     fn drop(&mut self) {
         let bound = self.device.bind_relaxed();
         if let Err(error) = bound {
             return warn(Err(error));
         }
         let driver = self.device.driver;
-        match &self.kind {
-            Kind::Virtual { handle, .. } => {
-                let size = self.bytes as usize;
-                // SAFETY: `map` mapped the whole range, and every user of its addresses holds the
-                // region, so no user is left.
-                warn(check("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, size) }));
-                // SAFETY: the range was reserved by `map` with this size.
-                let code = unsafe { (driver.cuMemAddressFree)(self.address, size) };
-                warn(check("cuMemAddressFree", code));
-                // SAFETY: the region owns `handle`, and its memory is unmapped.
-                warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(*handle) }));
-            }
-            Kind::Plain => {
-                // SAFETY: this process allocated the memory, and every user of its addresses holds
-                // the region, so no user is left here. After a close no process has it open; after a
-                // drop without close one may, for which the vendor promises nothing
-                // (docs/limits.md).
-                warn(check("cuMemFree", unsafe { (driver.cuMemFree_v2)(self.address) }));
-            }
-            Kind::Legacy => {
-                // SAFETY: `open_legacy` opened the address, and no user is left.
-                let code = unsafe { (driver.cuIpcCloseMemHandle)(self.address) };
-                warn(check("cuIpcCloseMemHandle", code));
-            }
-            Kind::Foreign => {}
-        }
+        let size = self.bytes as usize;
+        // SAFETY: `map` mapped the whole range, and every user of its addresses holds the region, so
+        // no user is left.
+        warn(check("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, size) }));
+        // SAFETY: the range was reserved by `map` with this size.
+        warn(check("cuMemAddressFree", unsafe { (driver.cuMemAddressFree)(self.address, size) }));
+        // SAFETY: the region owns `handle`, and its memory is unmapped.
+        warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(self.handle) }));
     }
 }
 

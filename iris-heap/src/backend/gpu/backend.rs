@@ -10,7 +10,7 @@ use super::beside::CopyStreams;
 use super::copies::HostCopies;
 use super::driver::{Current, RawStream};
 use super::mapping::{GpuMapping, as_gpu};
-use super::memory::{MemoryDriver, Region, Wanted};
+use super::memory::{MemoryDriver, Origin, PlainRegion, Region, Wanted};
 use super::module::GpuModule;
 use super::pinned;
 use super::sharing::{self, Joined};
@@ -260,7 +260,9 @@ impl Backend for Gpu {
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
-        Ok(self.hand_out(self.device.clone().foreign(address, bytes)?))
+        self.device.check_foreign(address, bytes)?;
+        let memory = (address, bytes);
+        Ok(self.hand_out(PlainRegion::of(self.device.clone(), memory, Origin::Foreign)))
     }
 
     fn control(&self) -> Arc<Control> {

@@ -3,9 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::driver::Driver;
+use super::driver::{Current, Driver, warn};
 use crate::backend::Purpose;
 use crate::error::{Error, Result};
+use crate::util::unsupported;
 
 /// Memory that a device has mapped. Dropping it returns the memory to the driver, which may wait
 /// for the device.
@@ -66,14 +67,30 @@ pub(crate) trait MemoryDriver: Driver {
     /// [`crate::Error::Unsupported`] if the device has no such descriptors; errors of the device.
     fn import(self: Arc<Self>, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// Maps memory of another process, by the bytes that [`Region::handle`] returned there.
-    fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>>;
+    /// Opens plain memory of another process, by the bytes that [`Region::handle`] returned there,
+    /// and returns its address.
+    fn open(&self, handle: &[u8]) -> Result<u64>;
 
-    /// Makes a region of the caller's memory at `address`, without copying or mapping it.
+    /// Closes memory that [`MemoryDriver::open`] returned; the device is current.
+    ///
+    /// # Safety
+    /// Nobody uses the memory.
+    unsafe fn close(&self, address: u64) -> Result<()>;
+
+    /// Frees plain memory that this process allocated; the device is current.
+    ///
+    /// # Safety
+    /// Nobody uses the memory.
+    unsafe fn free(&self, address: u64) -> Result<()>;
+
+    /// Handle by which other processes open plain memory that this process allocated.
+    fn handle_of(&self, address: u64) -> Result<Vec<u8>>;
+
+    /// Checks that memory of the caller belongs to this device.
     ///
     /// # Errors
     /// [`crate::Error::Invalid`] for memory of another device, or shorter than `bytes`.
-    fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>>;
+    fn check_foreign(&self, address: u64, bytes: u64) -> Result<()>;
 
     /// Whether kernels of this device can access memory of device `ordinal`.
     fn can_access(&self, ordinal: i32) -> Result<bool>;
@@ -81,6 +98,90 @@ pub(crate) trait MemoryDriver: Driver {
     /// Lets kernels of this device access memory of device `ordinal` that its owner has not mapped
     /// for this device. Repeated calls have no effect.
     fn enable_access(&self, ordinal: i32) -> Result<()>;
+}
+
+/// Plain memory, which is shared by handles and by peer access; dropping it frees memory that this
+/// process allocated.
+pub(crate) struct PlainRegion {
+    device: Arc<dyn MemoryDriver>,
+    address: u64,
+    bytes: u64,
+    origin: Origin,
+}
+
+/// Origin of plain memory, which determines how it is shared and freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Memory that this process allocated.
+    Own,
+    /// Memory of another process, opened by its handle.
+    Opened,
+    /// Memory of the caller, which dropping the region does not free.
+    Foreign,
+}
+
+impl PlainRegion {
+    /// Makes a region of the `bytes` bytes at `address`, which the device has mapped.
+    pub(crate) fn of(
+        device: Arc<dyn MemoryDriver>,
+        (address, bytes): (u64, u64),
+        origin: Origin,
+    ) -> Arc<dyn Region> {
+        Arc::new(PlainRegion { device, address, bytes, origin })
+    }
+}
+
+impl Region for PlainRegion {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn ordinal(&self) -> i32 {
+        self.device.ordinal()
+    }
+
+    fn handle(&self) -> Result<Vec<u8>> {
+        if self.origin != Origin::Own {
+            let why = "this process did not allocate the memory";
+            return Err(unsupported("sharing memory with other processes", why));
+        }
+        self.device.handle_of(self.address)
+    }
+
+    fn is_opened(&self) -> bool {
+        self.origin == Origin::Opened
+    }
+
+    fn descriptor(&self) -> Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+
+    fn grant(&self, _: &[i32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn asks_for_access(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for PlainRegion {
+    fn drop(&mut self) {
+        let bound = Current::new(&*self.device, true);
+        warn(bound.and_then(|_bound| match self.origin {
+            // SAFETY: every user of the memory's addresses holds the region, so no user is left
+            // here. After a close no process has it open; after a drop without close one may, for
+            // which the vendors promise nothing (docs/limits.md).
+            Origin::Own => unsafe { self.device.free(self.address) },
+            // SAFETY: as above.
+            Origin::Opened => unsafe { self.device.close(self.address) },
+            Origin::Foreign => Ok(()),
+        }));
+    }
 }
 
 /// Checks that memory of the caller belongs to the heap's device and is long enough. The arguments

@@ -23,13 +23,15 @@ mod table;
 mod vendor;
 
 pub use backend::{DeviceHandle, Gpu};
-pub(super) use calls::common_calls;
+pub(super) use calls::{common_calls, memory_calls};
 pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
-pub(super) use memory::{MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round};
+pub(super) use memory::{
+    MemoryDriver, Origin, PLAIN_BLOCK, PlainRegion, Region, Wanted, check_foreign, round,
+};
 pub(crate) use module::{GpuFunction, GpuModule};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;
-pub(super) use table::{load, outcome, table};
+pub(super) use table::{load, outcome, results, table};
 pub(super) use vendor::{Opened, Vendor};

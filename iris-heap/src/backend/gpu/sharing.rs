@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::mapping::as_gpu;
-use super::memory::{MemoryDriver, Region};
+use super::memory::{MemoryDriver, Origin, PlainRegion, Region};
 use crate::backend::{Export, Mapping, nothing_passed};
 use crate::error::Result;
 use crate::util::unsupported;
@@ -47,7 +47,10 @@ pub(super) fn import(
         joined.regions.push(match descriptors.pop() {
             _ if from == rank => as_gpu(own)?.region()?,
             Some(descriptor) => device.clone().import(descriptor, bytes)?,
-            None if !handle.is_empty() => device.clone().open(handle, bytes)?,
+            None if !handle.is_empty() => {
+                let opened = (device.open(handle)?, bytes);
+                PlainRegion::of(device.clone(), opened, Origin::Opened)
+            }
             None => return Err(nothing_passed(from)),
         });
     }

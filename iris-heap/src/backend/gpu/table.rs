@@ -57,6 +57,43 @@ macro_rules! table {
 }
 pub(in crate::backend) use table;
 
+/// Defines the functions that interpret a driver's status codes, with the numbers of the module that
+/// invokes the macro, and its function `name_of`, which returns the name of a code.
+macro_rules! results {
+    () => {
+        /// Converts a status code into a result. Only this function and [`check_for`] interpret
+        /// status codes. Errors name the function without the suffix of its version.
+        pub(crate) fn check(api: &str, code: u32) -> Result<()> {
+            match code {
+                SUCCESS => Ok(()),
+                _ => {
+                    let api = api.trim_end_matches("_v2").into();
+                    Err(Error::Device { api, code, name: name_of(code) })
+                }
+            }
+        }
+
+        /// Converts a status code like [`check`]; the error also names the object `what` that the
+        /// call concerned.
+        pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
+            match code {
+                SUCCESS => Ok(()),
+                _ => {
+                    let api = format!("{api} {}", what());
+                    Err(Error::Device { api, code, name: name_of(code) })
+                }
+            }
+        }
+
+        /// Whether the work before a query with this result has ended, normally or by a device
+        /// error. An error about captures says nothing about it.
+        pub(super) fn has_ended(code: u32) -> bool {
+            code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
+        }
+    };
+}
+pub(in crate::backend) use results;
+
 /// Return type of a function in the table: the type in its entry, or else `u32`, a status code.
 macro_rules! outcome {
     () => {

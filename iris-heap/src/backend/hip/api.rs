@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
+use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, results, table};
 use crate::error::{Error, Result};
 
 /// Calls macro `$take` with the list of runtime functions, so that one list defines several items.
@@ -296,29 +296,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     loaded.as_ref().map_err(Error::clone)
 }
 
-/// Converts a status code into a result. Only this function and [`check_for`] interpret status
-/// codes.
-pub(crate) fn check(api: &str, code: u32) -> Result<()> {
-    match code {
-        SUCCESS => Ok(()),
-        _ => Err(Error::Device { api: api.into(), code, name: name_of(code) }),
-    }
-}
-
-/// Whether the work before a query with this result has ended, normally or by a device error. An
-/// error about captures says nothing about it.
-pub(super) fn has_ended(code: u32) -> bool {
-    code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
-}
-
-/// Converts a status code like [`check`]; the error also names the object `what` that the call
-/// concerned.
-pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
-    match code {
-        SUCCESS => Ok(()),
-        _ => check(&format!("{api} {}", what()), code),
-    }
-}
+results!();
 
 /// Name that the runtime gives a status code; "unknown code" if it has none.
 fn name_of(code: u32) -> String {

@@ -45,6 +45,13 @@ pub(super) const PIECE: usize = 64 << 10;
 /// Source of the host-to-device copies that zero new memory.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
+/// Flags of events. The release flag is already the default in the source of ROCm 6.2. It is set
+/// because AMD's documentation of coherence says that a release at system scope must be requested.
+const EVENT_FLAGS: u32 = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
+
+/// Flags of pinned memory.
+const HOST_FLAGS: u32 = api::HOST_PORTABLE | api::HOST_MAPPED | api::HOST_COHERENT;
+
 /// Number of threads in a wave on the devices that the kernels support.
 const WAVE: u32 = 64;
 
@@ -352,20 +359,23 @@ impl Driver for Device {
     }
 
     common_calls! {
-        exchange_capture_mode(api::CAPTURE_RELAXED):
-            hipThreadExchangeStreamCaptureMode as "hipThreadExchangeStreamCaptureMode",
-        memory_info: hipMemGetInfo as "hipMemGetInfo",
-        destroy_stream: hipStreamDestroy as "hipStreamDestroy",
-        capture_of: hipStreamGetCaptureInfo_v2 as "hipStreamGetCaptureInfo",
-        sync_stream: hipStreamSynchronize as "hipStreamSynchronize",
-        destroy_event: hipEventDestroy as "hipEventDestroy",
-        record: hipEventRecord as "hipEventRecord",
-        wait_for: hipStreamWaitEvent as "hipStreamWaitEvent",
-        sync_event: hipEventSynchronize as "hipEventSynchronize",
-        pinned_address: hipHostGetDevicePointer as "hipHostGetDevicePointer",
-        resources: hipFuncGetAttribute as "hipFuncGetAttribute",
-        resident: hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
-            as "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
+        exchange_capture_mode(api::CAPTURE_RELAXED): hipThreadExchangeStreamCaptureMode,
+        memory_info: hipMemGetInfo,
+        destroy_stream: hipStreamDestroy,
+        capture_of: hipStreamGetCaptureInfo_v2,
+        sync_stream: hipStreamSynchronize,
+        stream_is_done: hipStreamQuery,
+        create_event(EVENT_FLAGS): hipEventCreateWithFlags,
+        event_is_done: hipEventQuery,
+        destroy_event: hipEventDestroy,
+        record: hipEventRecord,
+        wait_for: hipStreamWaitEvent,
+        sync_event: hipEventSynchronize,
+        pin(HOST_FLAGS): hipHostMalloc,
+        pinned_address: hipHostGetDevicePointer,
+        load(is_code, "a code object, or a bundle of them"): hipModuleLoadData,
+        resources: hipFuncGetAttribute,
+        resident: hipModuleOccupancyMaxActiveBlocksPerMultiprocessor,
     }
 
     fn shared_by(&self, ranks: u32) {
@@ -430,38 +440,6 @@ impl Driver for Device {
         // answer.
         check("hipStreamGetDevice", unsafe { get(stream, &mut device) })?;
         Ok(device == self.ordinal)
-    }
-
-    unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
-        let Ok(_bound) = self.bind_relaxed() else { return false };
-        // SAFETY: the stream is alive, by the contract of this function.
-        let ended = api::has_ended(unsafe { (self.api().hipStreamQuery)(stream) });
-        if !ended {
-            self.forget_error();
-        }
-        ended
-    }
-
-    fn create_event(&self) -> Result<RawEvent> {
-        let _bound = self.bind_relaxed()?;
-        let mut event = RawEvent::default();
-        // The release flag is already the default in the source of ROCm 6.2. It is set because
-        // AMD's documentation of coherence says that a release at system scope must be requested.
-        let flags = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
-        // SAFETY: `event` receives the answer.
-        let code = unsafe { (self.api().hipEventCreateWithFlags)(&mut event, flags) };
-        check("hipEventCreateWithFlags", code)?;
-        Ok(event)
-    }
-
-    unsafe fn event_is_done(&self, event: RawEvent) -> bool {
-        let Ok(_bound) = self.bind_relaxed() else { return false };
-        // SAFETY: the event is alive, by the contract of this function.
-        let ended = api::has_ended(unsafe { (self.api().hipEventQuery)(event) });
-        if !ended {
-            self.forget_error();
-        }
-        ended
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
@@ -529,30 +507,6 @@ impl Driver for Device {
             check("hipMemcpyHtoDAsync", code)?;
         }
         Ok(())
-    }
-
-    fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        const FLAGS: u32 = api::HOST_PORTABLE | api::HOST_MAPPED | api::HOST_COHERENT;
-        let _bound = self.bind_relaxed()?;
-        let mut memory = null_mut();
-        // SAFETY: `memory` receives the answer.
-        let code = unsafe { (self.api().hipHostMalloc)(&mut memory, bytes, FLAGS) };
-        check("hipHostMalloc", code)?;
-        NonNull::new(memory.cast::<u8>())
-            .ok_or_else(|| Error::invalid("address of pinned memory", "null", "a page's"))
-    }
-
-    fn load(&self, image: &[u8]) -> Result<RawModule> {
-        if !is_code(image) {
-            let expected = "a code object, or a bundle of them";
-            return Err(Error::invalid("image of a module", "something else", expected));
-        }
-        let _bound = self.bind_relaxed()?;
-        let mut module = RawModule::default();
-        let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` receives the answer; the image's header gives its length.
-        check("hipModuleLoadData", unsafe { (self.api().hipModuleLoadData)(&mut module, image) })?;
-        Ok(module)
     }
 
     unsafe fn function(

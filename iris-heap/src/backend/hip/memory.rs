@@ -8,11 +8,12 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::api::{self, Address, Handle, check, check_for};
+use super::api::{self, Address, check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
 use crate::backend::gpu::{
-    Driver, MemoryDriver, PLAIN_BLOCK, Region, Wanted, check_foreign, round, warn,
+    Driver, MemoryDriver, Origin, PLAIN_BLOCK, PlainRegion, Region, Wanted, check_foreign,
+    memory_calls, round,
 };
 use crate::env;
 use crate::error::{Error, Result};
@@ -52,24 +53,6 @@ impl Caching {
     }
 }
 
-/// Region of device memory, freed on drop.
-struct HipRegion {
-    device: Arc<Device>,
-    address: Address,
-    bytes: u64,
-    kind: Kind,
-}
-
-/// Origin of the memory, which determines how it is freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Own,
-    /// Memory of another process, opened by its IPC handle.
-    Opened,
-    /// Memory of the caller, which dropping the region does not free.
-    Foreign,
-}
-
 impl MemoryDriver for Device {
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         self.check_usable()?;
@@ -77,12 +60,7 @@ impl MemoryDriver for Device {
         let _bound = self.bind_relaxed()?;
         let bytes = round(bytes, PLAIN_BLOCK)?;
         let address = self.take(bytes, caching)?;
-        Ok(Arc::new(HipRegion {
-            device: self.clone(),
-            address,
-            bytes: bytes as u64,
-            kind: Kind::Own,
-        }))
+        Ok(PlainRegion::of(self.clone(), (address, bytes as u64), Origin::Own))
     }
 
     fn import(self: Arc<Self>, _: OwnedFd, _: u64) -> Result<Arc<dyn Region>> {
@@ -90,46 +68,13 @@ impl MemoryDriver for Device {
         Err(unsupported("import of a descriptor", why))
     }
 
-    fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>> {
-        let Ok(handle) = <[u8; 64]>::try_from(handle) else {
-            let expected = "64 bytes, as HIP's are";
-            return Err(Error::invalid("handle of memory", format!("{handle:?}"), expected));
-        };
-        let _bound = self.bind_relaxed()?;
-        let flags = self.runtime.release().lazy_peer_access;
-        let mut address = 0;
-        // SAFETY: `address` receives the answer; the runtime of the peer that owns the memory made
-        // `handle`.
-        let code = unsafe { (self.api().hipIpcOpenMemHandle)(&mut address, Handle(handle), flags) };
-        check("hipIpcOpenMemHandle", code)?;
-        Ok(Arc::new(HipRegion { device: self.clone(), address, bytes, kind: Kind::Opened }))
-    }
-
-    fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
-        let _bound = self.bind_relaxed()?;
-        let api = self.api();
-        let attribute = |attribute| {
-            let mut value = 0_i32;
-            let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: the values of all attributes that are queried below are 4-byte integers.
-            let code = unsafe { (api.hipPointerGetAttribute)(to, attribute, address) };
-            (code == api::SUCCESS).then_some(value)
-        };
-        let kind = attribute(api::MEMORY_TYPE);
-        let of_a_device = kind == Some(self.runtime.release().of_a_device as i32);
-        if !of_a_device {
-            self.forget_error();
-        }
-        let range = || {
-            let (mut base, mut size) = (0, 0);
-            // SAFETY: `base` and `size` receive the answers.
-            let code = unsafe { (api.hipMemGetAddressRange)(&mut base, &mut size, address) };
-            check("hipMemGetAddressRange", code)?;
-            Ok((base, size as u64))
-        };
-        let owner = || attribute(api::MEMORY_DEVICE);
-        check_foreign((address, bytes), self.ordinal, of_a_device, owner, range)?;
-        Ok(Arc::new(HipRegion { device: self.clone(), address, bytes, kind: Kind::Foreign }))
+    memory_calls! {
+        open("HIP", |this: &Device| this.runtime.release().lazy_peer_access): hipIpcOpenMemHandle,
+        close: hipIpcCloseMemHandle,
+        free: hipFree,
+        handle_of: hipIpcGetMemHandle,
+        check_foreign(|this: &Device| this.runtime.release().of_a_device):
+            hipPointerGetAttribute, hipMemGetAddressRange,
     }
 
     fn can_access(&self, ordinal: i32) -> Result<bool> {
@@ -173,74 +118,6 @@ impl Device {
                 }
             }
             Caching::Uncached | Caching::Fine => with(api::FINE_GRAINED, "fine-grained"),
-        }
-    }
-}
-
-impl Region for HipRegion {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn ordinal(&self) -> i32 {
-        self.device.ordinal
-    }
-
-    fn handle(&self) -> Result<Vec<u8>> {
-        if self.kind != Kind::Own {
-            let why = "this process did not allocate the memory";
-            return Err(unsupported("sharing memory with other processes", why));
-        }
-        let _bound = self.device.bind_relaxed()?;
-        let mut handle = Handle([0; 64]);
-        // SAFETY: `handle` receives the answer; the memory belongs to this process.
-        let code = unsafe { (self.device.api().hipIpcGetMemHandle)(&mut handle, self.address) };
-        check("hipIpcGetMemHandle", code)?;
-        Ok(handle.0.to_vec())
-    }
-
-    fn is_opened(&self) -> bool {
-        self.kind == Kind::Opened
-    }
-
-    fn descriptor(&self) -> Result<Option<OwnedFd>> {
-        Ok(None)
-    }
-
-    fn grant(&self, _: &[i32]) -> Result<()> {
-        Ok(())
-    }
-
-    fn asks_for_access(&self) -> bool {
-        true
-    }
-}
-
-impl Drop for HipRegion {
-    fn drop(&mut self) {
-        let bound = self.device.bind_relaxed();
-        if let Err(error) = bound {
-            return warn(Err(error));
-        }
-        let api = self.device.api();
-        match self.kind {
-            Kind::Own => {
-                // SAFETY: this process allocated the memory, and every user of its addresses holds
-                // the region, so no user is left here. After a close no process has it open; after a
-                // drop without close one may, for which the vendor promises nothing
-                // (docs/limits.md).
-                warn(check("hipFree", unsafe { (api.hipFree)(self.address) }));
-            }
-            Kind::Opened => {
-                // SAFETY: `open` opened the address, and no user is left.
-                let code = unsafe { (api.hipIpcCloseMemHandle)(self.address) };
-                warn(check("hipIpcCloseMemHandle", code));
-            }
-            Kind::Foreign => {}
         }
     }
 }
