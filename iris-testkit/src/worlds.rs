@@ -1,8 +1,9 @@
 //! Worlds whose ranks are threads of a test, beyond those of [`World::run_threads`].
 
+use std::sync::Arc;
 use std::thread;
 
-use iris_heap::{Network, Secret, UniqueId, World};
+use iris_heap::{HeapOptions, Network, Secret, SymmetricHeap, UniqueId, World};
 
 use crate::port;
 
@@ -20,6 +21,27 @@ pub fn on_threads<I: Send, T: Send>(
         let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
         joined.map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
+}
+
+/// Runs `test` on ranks that are threads, each with a heap of these options; closes heap and world, and
+/// returns the result of each rank.
+///
+/// # Panics
+/// If a rank fails.
+#[track_caller]
+pub fn on_heaps<T: Send>(
+    size: usize,
+    options: HeapOptions,
+    test: impl Fn(World, Arc<SymmetricHeap>) -> anyhow::Result<T> + Sync,
+) -> Vec<T> {
+    let rank = |world: World| -> anyhow::Result<T> {
+        let heap = SymmetricHeap::open(&world, options.clone())?;
+        let result = test(world.clone(), heap.clone())?;
+        heap.close()?;
+        world.close()?;
+        Ok(result)
+    };
+    World::run_threads(size, rank).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 /// Runs `f` on ranks that meet over loopback and are authenticated by a secret; returns the result of

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use iris_heap::abi::{FAULT_WORDS, abort};
 use iris_heap::{Error, ErrorKind, Group, Settings, Stream, SymmetricHeap, UniqueId, World};
-use iris_testkit::worlds::on_threads;
+use iris_testkit::worlds::{on_heaps, on_threads};
 
-use super::{each, on_heaps, small};
+use super::{each, small};
 
 /// Tests that an abort word of any value is reported, because a broken peer could write anything.
 #[test]
@@ -62,7 +62,7 @@ fn every_wait_after_a_fault_is_an_error() {
     on_heaps(1, small(), |_, heap| {
         let (stream, x) = (heap.stream()?, heap.zeros::<f32>(4)?);
         let reads = [heap.read_on(&stream, x)?, heap.read_on(&stream, x)?];
-        assert!(heap.control().record_fault(&a_fault(heap)));
+        assert!(heap.control().record_fault(&a_fault(&heap)));
         for other in [&stream, &stream, &heap.stream()?] {
             assert!(matches!(other.sync(), Err(Error::Fault { .. })));
         }

@@ -10,9 +10,9 @@ use iris_heap::{
     BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, UniqueId, World,
 };
 use iris_testkit::guide::fails;
-use iris_testkit::worlds::on_threads;
+use iris_testkit::worlds::{on_heaps, on_threads};
 
-use super::{close, each, on_heaps, small};
+use super::{close, each, small};
 
 /// Peak virtual memory of this process, in bytes.
 fn mapped_bytes() -> u64 {
@@ -75,8 +75,8 @@ fn different_sizes_are_a_disagreement() {
         assert_eq!(heap.free_bytes(Segment::Data), before);
         // Request for another element type, which must be refused even though the size is equal.
         let e = match w.rank() {
-            0 => alloc_named(heap, "f32 x 6"),
-            _ => alloc_named(heap, "i32 x 6"),
+            0 => alloc_named(&heap, "f32 x 6"),
+            _ => alloc_named(&heap, "i32 x 6"),
         };
         assert_eq!(e.unwrap_err().kind(), ErrorKind::Disagreement);
         assert_eq!(heap.alloc::<f32>(6)?.offset(), 0);
@@ -250,7 +250,7 @@ fn one_rank_without_its_part_stops_all() {
     on_heaps(2, small(), |w, heap| {
         let x = heap.zeros::<f32>(5)?;
         // Rank 1 passes a slice of another heap, with equal offset and serial number.
-        let other = SymmetricHeap::open(w, small())?;
+        let other = SymmetricHeap::open(&w, small())?;
         let y = other.zeros::<f32>(5)?;
         let e = heap.free(if w.rank() == 1 { y } else { x }).unwrap_err();
         match w.rank() {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use iris_heap::abi::abort;
 use iris_heap::{DType, Error, Group, Request, Segment, SymmetricHeap, World};
 use iris_testkit::guide::fails;
-use iris_testkit::worlds::on_threads;
+use iris_testkit::worlds::{on_heaps, on_threads};
 
-use super::{each, on_heaps, options};
+use super::{each, options};
 
 /// Polls `done` like a kernel, for at most 300 s, so that a failing test ends.
 fn wait_until(done: impl Fn() -> bool) {

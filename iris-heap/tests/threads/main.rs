@@ -8,8 +8,6 @@ mod layout;
 mod network;
 mod streams;
 
-use std::sync::Arc;
-
 use iris_heap::{Error, HeapOptions, Settings, SymmetricHeap, World};
 
 /// Options of a heap with room for data.
@@ -20,21 +18,6 @@ fn options() -> HeapOptions {
 /// Options of a heap that is soon full.
 fn small() -> HeapOptions {
     HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
-}
-
-/// Runs `test` on each rank with a heap, and closes heap and world at the end.
-#[track_caller]
-fn on_heaps(
-    size: usize,
-    options: HeapOptions,
-    test: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<(), Error> + Sync,
-) {
-    World::run_threads(size, |world| {
-        let heap = SymmetricHeap::open(&world, options.clone())?;
-        test(&world, &heap)?;
-        close(&heap)
-    })
-    .unwrap();
 }
 
 /// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.

@@ -6,13 +6,13 @@ use iris_ops::{
     Operand, Operands, Plan, Ranks, Room, Variant, all_gather_matmul, matmul::Options,
     matmul_all_reduce, scope,
 };
+use iris_testkit::worlds::on_heaps;
 
 /// Tests that an op refuses to write a matrix made from a read-only pointer.
 #[test]
 #[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
 fn inputs_are_only_read_and_no_output() {
-    let rank = |world: World| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    on_heaps(1, HeapOptions::new(), |_, heap| {
         let (a, b, mut c) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0], [0.0_f32; 2]);
         let op = Matmul::new(&heap, &Options::new(1, 2, 2).plan(&heap)?)?;
         let stream = heap.stream()?;
@@ -34,19 +34,15 @@ fn inputs_are_only_read_and_no_output() {
         op.run(&MatmulArgs::new(a, b, written), &stream)?;
         stream.sync()?;
         assert_eq!(c, [13.0, 16.0]);
-        op.free()?;
-        heap.close()?;
-        Ok(world.close()?)
-    };
-    World::run_threads(1, rank).unwrap();
+        Ok(op.free()?)
+    });
 }
 
 /// Tests that a scope in which host memory is lent to calls ends only after these calls have ended,
 /// whatever the program does.
 #[test]
 fn a_scope_waits_for_its_calls_also_when_it_fails() {
-    let rank = |world: World| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    on_heaps(1, HeapOptions::new(), |_, heap| {
         let op = Matmul::new(&heap, &Options::new(1, 2, 2).plan(&heap)?)?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
         let slow = || {
@@ -130,11 +126,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         });
         refused?;
         assert_eq!(c, [6.0, 6.0]);
-        op.free()?;
-        heap.close()?;
-        Ok(world.close()?)
-    };
-    World::run_threads(1, rank).unwrap();
+        Ok(op.free()?)
+    });
 }
 
 /// Tests that the error of a call in a scope begins with the operator's name.

@@ -5,9 +5,7 @@
 pub mod nodes;
 pub mod ready;
 
-use std::sync::Arc;
-
-use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, HeapOptions, World};
 use iris_ops::Epilogue;
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Op, open, run_case};
@@ -48,20 +46,6 @@ pub fn changed(case: &Case, change: Change) -> Case {
     let mut case = case.clone();
     change(&mut case);
     case
-}
-
-/// Runs `test` on each of `size` ranks with a heap of one worker thread, which it closes at the end.
-#[track_caller]
-pub fn on_ranks(
-    size: usize,
-    test: impl Fn(World, Arc<SymmetricHeap>) -> anyhow::Result<()> + Sync,
-) {
-    World::run_threads(size, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        test(world, heap.clone())?;
-        Ok(heap.close()?)
-    })
-    .unwrap();
 }
 
 /// Returns the cases of a long list that run at this level: all, or every seventh at the level

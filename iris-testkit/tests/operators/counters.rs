@@ -1,15 +1,14 @@
 //! Call numbers at the ends of their range, and the traffic of each variant, measured by counters
 //! and traces.
 
-use std::sync::Arc;
-
-use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_heap::HeapOptions;
 use iris_ops::{
     AllGatherMatmul, AllReduce, CollectiveArgs, MatRef, MatmulArgs, Shard, TileShape, TraceSpan,
 };
 use iris_sync::Span;
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Op, Options, Report, plan, run_case};
+use iris_testkit::worlds::on_heaps;
 
 use crate::common::run_all;
 
@@ -42,13 +41,7 @@ fn counters_at_the_ends_of_their_range() {
 
 /// Runs one case in a world of `size` ranks and returns the reports of all ranks.
 fn reports(size: usize, case: &Case) -> Vec<Report> {
-    World::run_threads(size, |world| -> anyhow::Result<Report> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let report = run_case(&heap, case)?;
-        heap.close()?;
-        Ok(report)
-    })
-    .unwrap()
+    on_heaps(size, HeapOptions::new().threads(1), |_, heap| run_case(&heap, case))
 }
 
 /// Tests that the numbers of bytes that variants move have the ratios that the variants'
@@ -103,8 +96,7 @@ fn of_kind(trace: &[Vec<TraceSpan>], kind: Span) -> Vec<TraceSpan> {
 /// Traces of `calls` operators, each of which makes one call; the indices are operator, workgroup
 /// and span.
 fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
-    let results = World::run_threads(2, |world| -> anyhow::Result<_> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
+    let results = on_heaps(2, HeapOptions::new().threads(2), |world, heap| {
         let (m, n, k) = (256, 64, 256);
         // Fills the block that the trace will use with other data, which must not appear as trace
         // spans.
@@ -127,10 +119,9 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
             traces.push(op.trace()?);
             op.free()?;
         }
-        heap.close()?;
         Ok(traces)
     });
-    results.unwrap().concat()
+    results.concat()
 }
 
 /// Tests that the staged variant multiplies while it fetches. The system's scheduler decides which
@@ -162,8 +153,7 @@ fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
 #[test]
 fn traces_take_the_room_they_are_given() {
     let trace_of = |spans: u32| {
-        let result = World::run_threads(2, |world| -> anyhow::Result<_> {
-            let heap: Arc<_> = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        on_heaps(2, HeapOptions::new().threads(1), |world, heap| {
             let options = Options::new(16, 16, 0).tile(TileShape { m: 4, n: 4 }).trace_spans(spans);
             let plan = plan(Op::AllReduce, "one_shot", &world, &options)?;
             let op = AllReduce::new(&heap, &plan)?;
@@ -171,11 +161,8 @@ fn traces_take_the_room_they_are_given() {
             let stream = heap.stream()?;
             op.run(&CollectiveArgs::new(MatRef::sym(a, 16, 16), MatRef::sym(a, 16, 16)), &stream)?;
             stream.sync()?;
-            let trace = op.trace()?;
-            heap.close()?;
-            Ok(trace)
-        });
-        result.unwrap()
+            Ok(op.trace()?)
+        })
     };
     assert!(trace_of(0).iter().all(Vec::is_empty));
     assert!(trace_of(3).iter().all(|groups| groups.concat().len() == 3));

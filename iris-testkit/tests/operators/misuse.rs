@@ -12,15 +12,15 @@ use iris_ops::{
 };
 use iris_testkit::guide::fails;
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
+use iris_testkit::worlds::on_heaps;
 
-use crate::common::on_ranks;
 use crate::common::ready::{Ready, all_cases};
 
 /// Tests that each mistake is an error on the rank that makes it, with the matrix and the reason.
 /// The other ranks wait in their call until that rank calls again, this time rightly.
 #[test]
 fn wrong_matrices_are_refused_and_the_next_call_is_right() {
-    on_ranks(2, |world, heap| {
+    on_heaps(2, HeapOptions::new().threads(1), |world, heap| {
         let other = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let (m, n, k) = (8, 6, 9);
         let plan = plan(Op::MatmulAllReduce, "two_shot", &world, &Options::new(m, n, k))?;
@@ -97,7 +97,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
 /// has no RMSNorm.
 #[test]
 fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
-    on_ranks(2, |world, heap| {
+    on_heaps(2, HeapOptions::new().threads(1), |world, heap| {
         let (m, n) = (8, 6);
         let made = |options: &Options| plan(Op::AllReduce, "two_shot", &world, options);
         let plain = AllReduce::new(&heap, &made(&Options::new(m, n, 0))?)?;
@@ -161,7 +161,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
 
 #[test]
 fn wrong_messages_and_shards_are_refused() {
-    on_ranks(2, |world, heap| {
+    on_heaps(2, HeapOptions::new().threads(1), |world, heap| {
         let stream = heap.stream()?;
         let options = Options::new(8, 6, 0);
         let (a, c) = (heap.zeros::<f32>(100)?, heap.zeros::<f32>(100)?);
@@ -209,8 +209,7 @@ fn wrong_messages_and_shards_are_refused() {
 /// next op works.
 #[test]
 fn an_op_that_one_rank_cannot_make_is_made_by_none() {
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().device_words(4096).threads(1))?;
+    on_heaps(3, HeapOptions::new().device_words(4096).threads(1), |world, heap| {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let mut before = free();
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
@@ -238,10 +237,8 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
             let words = heap.alloc_device_words(4096 - 32)?;
             heap.free_device_words(words)?;
         }
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 #[test]
@@ -258,7 +255,7 @@ fn plans_that_differ_are_refused_and_named() {
         ("trace_spans", |o| o.trace_spans = 5),
         ("first_call", |o| o.first_call = 7),
     ];
-    on_ranks(3, |world, heap| {
+    on_heaps(3, HeapOptions::new().threads(1), |world, heap| {
         let free = heap.free_bytes(Segment::Data);
         for (item, change) in changes {
             let mut options = Options::new(8, 6, 11).tile(TileShape { m: 2, n: 4 });
@@ -321,7 +318,7 @@ fn plans_that_differ_are_refused_and_named() {
 /// fails with an error that names variants that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
-    on_ranks(2, |_, heap| {
+    on_heaps(2, HeapOptions::new().threads(1), |_, heap| {
         let options = Options::new(107, 1536, 40);
         for op in Op::ALL.into_iter().filter(|op| op.multiplies()) {
             for external in [true, false] {
@@ -340,9 +337,7 @@ fn an_automatic_choice_takes_operands_in_any_memory() {
 
 #[test]
 fn a_full_heap_refuses_an_op_and_stays_usable() {
-    World::run_threads(3, |world| -> anyhow::Result<()> {
-        let options = HeapOptions::new().data_bytes(1 << 20).threads(1);
-        let heap = SymmetricHeap::open(&world, options)?;
+    on_heaps(3, HeapOptions::new().data_bytes(1 << 20).threads(1), |world, heap| {
         let free = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let words = heap.alloc_device_words(1)?;
         let large = Options::new(1000, 1000, 0);
@@ -374,16 +369,14 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
             Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;
         ready.call_and_sync()?;
         assert!(heap.read(ready.c)?[..48].iter().all(|value| value.is_finite()));
-        heap.close()?;
         Ok(())
-    })
-    .unwrap();
+    });
 }
 
 /// Tests that an op takes exactly the number of bytes and words that its plan announces.
 #[test]
 fn plans_tell_the_bytes_that_ops_take() {
-    on_ranks(3, |world, heap| {
+    on_heaps(3, HeapOptions::new().threads(1), |world, heap| {
         for case in all_cases() {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
             let free = || (heap.free_bytes(Segment::Data).0, heap.free_bytes(Segment::Signal).0);
@@ -400,7 +393,7 @@ fn plans_tell_the_bytes_that_ops_take() {
 
 #[test]
 fn calls_take_no_memory() {
-    on_ranks(3, |_, heap| {
+    on_heaps(3, HeapOptions::new().threads(1), |_, heap| {
         for case in all_cases() {
             let mut ready = Ready::on(heap.clone(), &case)?;
             let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
@@ -444,7 +437,7 @@ fn run_returns_before_any_peer_has_come() {
 
 #[test]
 fn frees_in_another_order_are_refused() {
-    on_ranks(2, |world, heap| {
+    on_heaps(2, HeapOptions::new().threads(1), |world, heap| {
         let options = Options::new(8, 6, 0);
         let plan = plan(Op::AllReduce, "two_shot", &world, &options)?;
         let (first, second) = (AllReduce::new(&heap, &plan)?, AllReduce::new(&heap, &plan)?);
@@ -458,7 +451,7 @@ fn frees_in_another_order_are_refused() {
 /// Tests that an op may be dropped even while a call is running; the op's memory is not freed then.
 #[test]
 fn ops_may_be_dropped() {
-    on_ranks(3, |_, heap| {
+    on_heaps(3, HeapOptions::new().threads(1), |_, heap| {
         for case in all_cases() {
             let mut ready = Ready::on(heap.clone(), &case)?;
             ready.call()?;

@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 
 use half::bf16;
-use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
+use iris_heap::{DType, HeapOptions};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
 use iris_testkit::harness::rows;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
+use iris_testkit::worlds::on_heaps;
 
 use crate::common::nodes::TYPES;
 use crate::common::{Change, changed, run_all, sampled};
@@ -285,8 +286,7 @@ fn the_automatic_choice_works() {
 /// This is the smallest case in which another order changes the result.
 #[test]
 fn columns_m4_k_local2_w2() {
-    let results = World::run_threads(2, |world| -> anyhow::Result<Vec<Vec<f32>>> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    let results = on_heaps(2, HeapOptions::new(), |world, heap| {
         let rank = world.rank();
         let (a, b) = (heap.alloc::<bf16>(8)?, heap.alloc::<bf16>(8)?);
         let c = heap.alloc::<f32>(8)?;
@@ -309,10 +309,8 @@ fn columns_m4_k_local2_w2() {
             results.push(heap.read(c)?);
             op.free()?;
         }
-        heap.close()?;
         Ok(results)
-    })
-    .unwrap();
+    });
     let rows = [[189.0, 14.0], [605.0, 38.0], [1021.0, 62.0], [1437.0, 86.0]];
     for result in results.into_iter().flatten() {
         assert_eq!(result, rows.concat());
