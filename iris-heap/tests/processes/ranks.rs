@@ -403,6 +403,7 @@ rows! {
 }
 
 /// Runs a case whose rank `victim` ends in this way, and checks that the others name it.
+#[track_caller]
 fn is_lost(case: &'static str, size: usize, (victim, end): (usize, &str)) {
     let job = Job::new(case);
     let mut texts = job.results(job.ranks(size, no_vars));
