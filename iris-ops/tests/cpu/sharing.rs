@@ -73,7 +73,7 @@ fn collectives_take_any_number_of_elements() {
     const MOST: usize = 20_011;
     for (nodes, per_node) in [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (2, 3)] {
         let size = nodes * per_node;
-        let counts = [MOST, 17, 1, 0, 4096, size, MOST - 1, 7, 5000];
+        let counts = [MOST, 17, 1, 0, 4096, size, MOST - 1, 7, 5000, 1003, 1000];
         for op in Op::ALL.into_iter().filter(|&op| !op.multiplies() && op != Op::Barrier) {
             World::run_nodes(nodes, per_node, |world| -> Result<()> {
                 let (rank, root) = (world.rank(), size - 1);
