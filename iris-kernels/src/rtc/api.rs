@@ -6,39 +6,33 @@ use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::{Error, KernelSource, Result, search};
+use super::search::{self, library};
+use super::{Error, KernelSource, Result};
 
-/// Names of the functions and files of one vendor's compiler library.
+/// Names of one vendor's compiler library.
 pub(super) struct Names {
     pub(super) what: &'static str,
-    pub(super) create: &'static str,
-    pub(super) destroy: &'static str,
-    pub(super) compile: &'static str,
-    pub(super) log_size: &'static str,
-    pub(super) log: &'static str,
-    pub(super) code_size: &'static str,
+    /// Start of the names of all functions.
+    pub(super) prefix: &'static str,
+    /// Rest of the name of the function that returns machine code.
     pub(super) code: &'static str,
-    pub(super) text_size: Option<&'static str>,
+    /// Rest of the name of the function that returns PTX; `None` if there is no such function.
     pub(super) text: Option<&'static str>,
-    pub(super) version: &'static str,
-    pub(super) error: &'static str,
 }
 
 type Program = *mut c_void;
-type Create = unsafe extern "C" fn(
-    *mut Program,
-    *const c_char,
-    *const c_char,
-    c_int,
-    *const *const c_char,
-    *const *const c_char,
-) -> c_int;
-type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
-type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
-type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+
+library! { Table,
+    CreateProgram(
+        *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+    ) -> c_int;
+    DestroyProgram(*mut Program) -> c_int;
+    CompileProgram(Program, c_int, *const *const c_char) -> c_int;
+    Version(*mut c_int, *mut c_int) -> c_int;
+    GetErrorString(c_int) -> *const c_char;
+}
 
 /// Pair of functions for one output of a compilation. One function returns the size of the output,
 /// the other copies the bytes of the output.
@@ -58,21 +52,19 @@ pub(super) struct Compiled {
 }
 
 /// Loaded compiler library (NVRTC or hiprtc), with its functions.
-#[derive(Debug)]
 pub(super) struct Api {
     path: PathBuf,
-    create: Create,
-    destroy: Destroy,
-    compile: Compile,
+    prefix: &'static str,
+    table: Table,
     log: Output,
     code: Output,
     text: Option<Output>,
-    version: Version,
-    error: ErrorString,
-    create_name: &'static str,
-    // Libraries to which the function pointers above point. The field is the last one, so that the
-    // libraries are dropped last.
-    _libraries: Vec<Library>,
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Api({})", self.path.display())
+    }
 }
 
 impl Api {
@@ -96,42 +88,28 @@ impl Api {
         names: &Names,
         file: &Path,
         before: impl Fn(&str) -> bool,
-    ) -> std::result::Result<Self, libloading::Error> {
-        let mut libraries = Vec::new();
+    ) -> std::result::Result<Self, String> {
+        let text_of = |error: libloading::Error| error.to_string();
+        let mut others = Vec::new();
         for file in file.parent().map(|folder| search::named(folder, before)).unwrap_or_default() {
             // SAFETY: this file is part of the compiler and lies in its folder; the compiler itself
             // would load it in the same way.
-            libraries.push(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }?);
+            let other = unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) };
+            others.push(other.map_err(text_of)?);
         }
         // SAFETY: this is the vendor's library, which has no special requirements for loading.
-        let library = unsafe { Library::open(Some(file), RTLD_NOW) }?;
-        let output = |size: &'static str, bytes: &'static str| {
-            Ok::<_, libloading::Error>(Output {
-                name: bytes,
-                size: symbol::<Size>(&library, size)?,
-                bytes: symbol::<Bytes>(&library, bytes)?,
-            })
+        let library = unsafe { Library::open(Some(file), RTLD_NOW) }.map_err(text_of)?;
+        let output = |name: &'static str| {
+            let full = format!("{}{name}", names.prefix);
+            let size = symbol::<Size>(&library, &format!("{full}Size"))?;
+            Ok::<_, String>(Output { name, size, bytes: symbol::<Bytes>(&library, &full)? })
         };
-        let text = match (names.text_size, names.text) {
-            (Some(size), Some(bytes)) => Some(output(size, bytes)?),
-            _ => None,
-        };
-        Ok(Self {
-            path: file.to_path_buf(),
-            create: symbol(&library, names.create)?,
-            destroy: symbol(&library, names.destroy)?,
-            compile: symbol(&library, names.compile)?,
-            log: output(names.log_size, names.log)?,
-            code: output(names.code_size, names.code)?,
-            text,
-            version: symbol(&library, names.version)?,
-            error: symbol(&library, names.error)?,
-            create_name: names.create,
-            _libraries: {
-                libraries.push(library);
-                libraries
-            },
-        })
+        let (log, code) = (output("GetProgramLog")?, output(names.code)?);
+        let text = names.text.map(output).transpose()?;
+        let table = Table::of(library, names.prefix)?;
+        // The other libraries stay loaded, too.
+        std::mem::forget(others);
+        Ok(Self { path: file.to_path_buf(), prefix: names.prefix, table, log, code, text })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -141,8 +119,8 @@ impl Api {
     pub(super) fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers refer to integers that receive the answer.
-        let code = unsafe { (self.version)(&mut major, &mut minor) };
-        self.check("version", code)?;
+        let code = unsafe { (self.table.Version)(&mut major, &mut minor) };
+        self.check("Version", code)?;
         Ok((major, minor))
     }
 
@@ -158,8 +136,9 @@ impl Api {
         let options = c_strings(options.iter().map(String::as_str), "an option")?;
         let pointers = pointers(&options);
         // SAFETY: the program object is live, and the array has as many strings as the length says.
-        let code =
-            unsafe { (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr()) };
+        let code = unsafe {
+            (self.table.CompileProgram)(program.program, pointers.len() as c_int, pointers.as_ptr())
+        };
         if code != 0 {
             let mut log = self.output(&program, self.log).unwrap_or_default();
             log.retain(|&byte| byte != 0);
@@ -187,7 +166,7 @@ impl Api {
         // SAFETY: all strings live until the call returns, and the library copies them; both arrays
         // have the length that is passed.
         let code = unsafe {
-            (self.create)(
+            (self.table.CreateProgram)(
                 &mut program,
                 text.as_ptr(),
                 name.as_ptr(),
@@ -196,7 +175,7 @@ impl Api {
                 names.as_ptr(),
             )
         };
-        self.check(self.create_name, code)?;
+        self.check("CreateProgram", code)?;
         Ok(Handle { program, api: self })
     }
 
@@ -219,12 +198,13 @@ impl Api {
         if code == 0 {
             return Ok(());
         }
-        Err(Error::Call { function: function.into(), code, name: self.error_name(code) })
+        let function = format!("{}{function}", self.prefix);
+        Err(Error::Call { function, code, name: self.error_name(code) })
     }
 
     fn error_name(&self, code: c_int) -> String {
         // SAFETY: the library returns the name of an error for any code.
-        let name = unsafe { (self.error)(code) };
+        let name = unsafe { (self.table.GetErrorString)(code) };
         if name.is_null() {
             return "unknown".into();
         }
@@ -243,14 +223,15 @@ impl Drop for Handle<'_> {
     fn drop(&mut self) {
         // SAFETY: the program is live and not used afterwards. A failure is ignored, because a
         // destructor cannot return an error.
-        let _ = unsafe { (self.api.destroy)(&mut self.program) };
+        let _ = unsafe { (self.api.table.DestroyProgram)(&mut self.program) };
     }
 }
 
-fn symbol<T: Copy>(library: &Library, name: &str) -> std::result::Result<T, libloading::Error> {
+fn symbol<T: Copy>(library: &Library, name: &str) -> std::result::Result<T, String> {
     // SAFETY: the callers in this file use the types that the vendors' headers declare for these
     // names.
-    unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol)
+    let symbol = unsafe { library.get::<T>(name.as_bytes()) };
+    symbol.map(|symbol| *symbol).map_err(|why| format!("it has no {name}: {why}"))
 }
 
 fn c_string(text: &str, what: &str) -> Result<CString> {

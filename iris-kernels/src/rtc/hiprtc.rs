@@ -7,20 +7,8 @@ use iris_heap::BackendKind;
 use super::api::{Api, Names};
 use super::{Compiler, Error, Result, Tool, Vendor, search};
 
-const NAMES: Names = Names {
-    what: "hiprtc (libhiprtc.so)",
-    create: "hiprtcCreateProgram",
-    destroy: "hiprtcDestroyProgram",
-    compile: "hiprtcCompileProgram",
-    log_size: "hiprtcGetProgramLogSize",
-    log: "hiprtcGetProgramLog",
-    code_size: "hiprtcGetCodeSize",
-    code: "hiprtcGetCode",
-    text_size: None,
-    text: None,
-    version: "hiprtcVersion",
-    error: "hiprtcGetErrorString",
-};
+const NAMES: Names =
+    Names { what: "hiprtc (libhiprtc.so)", prefix: "hiprtc", code: "GetCode", text: None };
 
 fn folders() -> Vec<PathBuf> {
     let roots =

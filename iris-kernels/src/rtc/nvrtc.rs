@@ -3,20 +3,8 @@
 use super::api::{Api, Names};
 use super::{Compiler, Result, Tool, Vendor, search};
 
-const NAMES: Names = Names {
-    what: "NVRTC (libnvrtc.so)",
-    create: "nvrtcCreateProgram",
-    destroy: "nvrtcDestroyProgram",
-    compile: "nvrtcCompileProgram",
-    log_size: "nvrtcGetProgramLogSize",
-    log: "nvrtcGetProgramLog",
-    code_size: "nvrtcGetCUBINSize",
-    code: "nvrtcGetCUBIN",
-    text_size: Some("nvrtcGetPTXSize"),
-    text: Some("nvrtcGetPTX"),
-    version: "nvrtcVersion",
-    error: "nvrtcGetErrorString",
-};
+const NAMES: Names =
+    Names { what: "NVRTC (libnvrtc.so)", prefix: "nvrtc", code: "GetCUBIN", text: Some("GetPTX") };
 
 /// Folders below Python's package folders that may contain the NVRTC library.
 const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];

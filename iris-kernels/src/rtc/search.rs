@@ -4,6 +4,43 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Defines a struct of functions of a C library, which are loaded by name. The common prefix of the
+/// names is passed when the library is loaded.
+///
+/// The library stays loaded until the process ends, because threads that it has started may still
+/// run its code. An example are threads of an NCCL communicator that was not destroyed because a
+/// call had failed.
+macro_rules! library {
+    ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
+        /// Functions of the library, as the vendor's header declares them.
+        #[allow(non_snake_case, reason = "names of the library's functions")]
+        pub(super) struct $table {
+            $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl $table {
+            #[allow(non_snake_case, reason = "names of the library's functions")]
+            pub(super) fn of(
+                library: impl Into<libloading::Library>,
+                prefix: &str,
+            ) -> ::std::result::Result<$table, String> {
+                let library = library.into();
+                $(
+                    let name = format!("{prefix}{}", stringify!($name));
+                    // SAFETY: the function has this type in the vendor's header.
+                    let symbol = unsafe {
+                        library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
+                    };
+                    let $name = *symbol.map_err(|why| format!("it has no {name}: {why}"))?;
+                )*
+                std::mem::forget(library);
+                Ok($table { $($name,)* })
+            }
+        }
+    };
+}
+pub(crate) use library;
+
 /// Opens the first usable file of a vendor's library: at the path that the environment variable
 /// `variable_name` gives, otherwise in `folders`, otherwise by its bare name on the loader's path.
 /// The error lists every place that was searched, each with the reason why no file there was used.

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 
 use iris_heap::BackendKind;
 
-use crate::rtc::search;
+use crate::rtc::search::{self, library};
 
 pub use blas::{Algorithm, Blas, Multiplier, Product};
 pub use dialect::Dialect;
@@ -113,42 +113,6 @@ pub enum Error {
 
 /// Result with the error type of GEMM libraries.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// Defines a struct of functions of a C library, which are loaded by name. The common prefix of the
-/// names is passed when the library is loaded.
-///
-/// The library stays loaded until the process ends, because threads that it has started may still
-/// run its code. An example are threads of an NCCL communicator that was not destroyed because a
-/// call had failed.
-macro_rules! library {
-    ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
-        /// Functions of the library, as the vendor's header declares them.
-        #[allow(non_snake_case, reason = "names of the library's functions")]
-        pub(super) struct $table {
-            $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-        }
-
-        impl $table {
-            #[allow(non_snake_case, reason = "names of the library's functions")]
-            pub(super) fn of(
-                library: libloading::Library,
-                prefix: &str,
-            ) -> ::std::result::Result<$table, String> {
-                $(
-                    let name = format!("{prefix}{}", stringify!($name));
-                    // SAFETY: the function has this type in the vendor's header.
-                    let symbol = unsafe {
-                        library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
-                    };
-                    let $name = *symbol.map_err(|why| format!("it has no {name}: {why}"))?;
-                )*
-                std::mem::forget(library);
-                Ok($table { $($name,)* })
-            }
-        }
-    };
-}
-use library;
 
 /// Opens the first usable file of a library whose files are called `name` plus a version: at the
 /// path that the environment variable `variable` gives, otherwise in `folders`, otherwise as `bare`
