@@ -58,18 +58,35 @@ struct Tiles : Partials {
 
     // Copy of one part to a peer, as a copy engine makes it; the skeleton `copied` calls it.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
-    /// Waits for each part of each peer and checks it, then writes this rank's sums.
-    void take_copied(const Launch& launch) {
+    /// Checks an element of a tile of rank `source` in `array`.
+    void expect_from(u32 array, u32 source, u32 tile, u32 element) const {
+        expect(at(me(), array, source, tile, element), value(source, call, tile, element));
+    }
+    /// Waits for each part of each peer and checks it in `array`; `first` is the index of the first
+    /// part's signal. Returns whether all parts arrived.
+    bool take_gated(const Launch& launch, u32 first, u32 array) const {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
             for (u32 tile = 0; tile < in.tiles; ++tile) {
-                if (!flow::gate(launch, source, tile, 1)) return;
-                const u32 element = crossed();
-                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
+                if (!flow::gate(launch, source, first + tile, 1)) return false;
+                expect_from(array, source, tile, crossed());
             }
         }
+        return true;
+    }
+    /// Waits for the copied parts, then writes this rank's sums.
+    void take_copied(const Launch& launch) {
+        if (!take_gated(launch, 0, OUT)) return;
         for (u32 tile = 0; tile < in.tiles; ++tile) {
             put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
+        }
+    }
+    /// Calls `each` for this workgroup's share of the tiles of each peer.
+    template <class Each> void share(const Launch& launch, Each each) const {
+        for (u32 step = 1; step < ranks(); ++step) {
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                each(in.channel->peer(step), tile);
+            }
         }
     }
     /// Multiplies this workgroup's share of the received parts, in one launch whose thread 0 waits
@@ -77,46 +94,23 @@ struct Tiles : Partials {
     void take_arriving(const Launch& launch) {
         if (port::thread() != 0) return;
         flow::Arrivals arrivals(launch);
-        for (u32 step = 1; step < ranks(); ++step) {
-            const u32 source = in.channel->peer(step);
-            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
-                if (!arrivals.wait_part(source, tile)) continue;
-                const u32 element = crossed();
-                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
-            }
-        }
+        share(launch, [&](u32 source, u32 tile) {
+            if (arrivals.wait_part(source, tile)) expect_from(OUT, source, tile, crossed());
+        });
     }
     /// Stores this workgroup's tiles to their owners. Then waits for the tiles that peers stored to
     /// this rank, and checks them.
     void store_to_owners(const Launch& launch, flow::Arrivals& arrivals, bool mutes) {
         if (port::thread() != 0) return;
         const flow::Departures departures(launch);
-        for (u32 step = 1; step < ranks(); ++step) {
-            const u32 peer = in.channel->peer(step);
-            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
-                if (!departures.may_store() && mutes) continue;
-                put(at(peer, OUT, me(), tile, 0), value(me(), call, tile, 0));
-                departures.signal_part(peer, tile);
-            }
-        }
-        for (u32 step = 1; step < ranks(); ++step) {
-            const u32 source = in.channel->peer(step);
-            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
-                if (!arrivals.wait_part(source, tile)) continue;
-                expect(at(me(), OUT, source, tile, 0), value(source, call, tile, 0));
-            }
-        }
-    }
-    /// Waits for the sums that the peers send, and checks them.
-    void take_sums(const Launch& launch) {
-        for (u32 step = 1; step < ranks(); ++step) {
-            const u32 source = in.channel->peer(step);
-            for (u32 tile = 0; tile < in.tiles; ++tile) {
-                if (!flow::gate(launch, source, in.tiles + tile, 1)) return;
-                const u32 element = crossed();
-                expect(at(me(), RESULT, source, tile, element), value(source, call, tile, element));
-            }
-        }
+        share(launch, [&](u32 peer, u32 tile) {
+            if (!departures.may_store() && mutes) return;
+            put(at(peer, OUT, me(), tile, 0), value(me(), call, tile, 0));
+            departures.signal_part(peer, tile);
+        });
+        share(launch, [&](u32 source, u32 tile) {
+            if (arrivals.wait_part(source, tile)) expect_from(OUT, source, tile, 0);
+        });
     }
 
     // Tile operations that the skeleton `accumulate` calls: zero, add, convert.
@@ -485,7 +479,7 @@ int iris_model_copied(const Input& in) {
         if (sends_on) {
             Sums sums{body};
             if (is_engine) (void)flow::copies(alone, in.tiles, Delivery{in.tiles, body.me(), false}, sums);
-            if (is_stream) body.take_sums(alone);
+            if (is_stream) (void)body.take_gated(alone, in.tiles, RESULT);
             iris_model_boundary();
         }
         return !is_stream || flow::close(alone);

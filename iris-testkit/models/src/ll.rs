@@ -10,7 +10,7 @@
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlParts, LlRows, LlTile, LlTiles, Parts};
 use iris_sync::ll::{HEAD, Item, Pack, Pair, Rows, SOURCES, Strip, Used};
-use iris_sync::{Field, Memory, Record, Stop, Workgroup};
+use iris_sync::{Field, Memory, Stop, Workgroup};
 
 use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
@@ -426,8 +426,7 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                             flow::exchange::<Pair, _>(&launch, &plan, &mut body)
                         }
                     }
-                    (_, How::WaitsFirst) => waits_first(&launch),
-                    (_, How::CountsFirst) => counts_first(&launch),
+                    (_, How::WaitsFirst | How::CountsFirst) => out_of_order(&launch, how),
                 };
                 if how == How::Early {
                     continue;
@@ -444,26 +443,22 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         })
 }
 
-fn waits_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
+/// Call of heads alone, whose steps are not in the order of [`flow::exchange`].
+fn out_of_order(launch: &Launch<'_, Thread<'_>>, how: How) -> Result<(), Stop> {
     let (index, count) = (launch.index, launch.count);
     let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
+    if how == How::CountsFirst {
+        wg.count_out();
+    }
     let all = Members::all(launch.channel.size);
     let result = wg.begin_push(all).and_then(|()| {
+        if how == How::CountsFirst {
+            wg.push_head(all);
+        }
         let taken = wg.wait_head(all, SOURCES);
-        wg.push_head(all);
-        wg.leave_together(taken)
-    });
-    wg.finish_push(iris_sync::End::Advance, result, |_| Used { pairs: HEAD, packs: 0 })
-}
-
-fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
-    let (index, count) = (launch.index, launch.count);
-    let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
-    wg.count_out();
-    let all = Members::all(launch.channel.size);
-    let result = wg.begin_push(all).and_then(|()| {
-        wg.push_head(all);
-        let taken = wg.wait_head(all, SOURCES);
+        if how == How::WaitsFirst {
+            wg.push_head(all);
+        }
         wg.leave_together(taken)
     });
     wg.finish_push(iris_sync::End::Advance, result, |_| Used { pairs: HEAD, packs: 0 })
@@ -510,40 +505,38 @@ pub fn partial(pattern: Pattern, ranks: u32, first: i32, used: &'static [u32]) -
     scenario.calls(used.len() as u32, first)
 }
 
-/// Mutant in which ranks poll the head words of their peers before they push their own.
-pub fn waiting_first() -> Scenario {
-    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
-    scenario.name.push_str(", waits first");
+/// Scenario that deviates from the protocol, and does so in Rust alone.
+fn deviating(mut scenario: Scenario, what: &str) -> Scenario {
+    scenario.name.push_str(what);
     scenario.headers = None;
     scenario
+}
+
+/// Mutant in which ranks poll the head words of their peers before they push their own.
+pub fn waiting_first() -> Scenario {
+    deviating(scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst), ", waits first")
 }
 
 /// Mutant that counts a workgroup as finished while some of its threads may not have read the call
 /// number.
 pub fn counting_first() -> Scenario {
-    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
-    scenario.name.push_str(", counts first");
-    scenario.headers = None;
-    scenario
+    let scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
+    deviating(scenario, ", counts first")
 }
 
 /// Mutant in which a launch begins before the launch before it is over. With two workgroups per
 /// rank, one can already be in the next call while the other has not yet begun this call.
 pub fn early() -> Scenario {
-    let mut scenario = scenario(Pattern::All, 2, 2, &[2, 2], How::Early).groups(&[2, 2]);
-    scenario.name.push_str(", launched early");
-    scenario.headers = None;
-    scenario
+    let scenario = scenario(Pattern::All, 2, 2, &[2, 2], How::Early).groups(&[2, 2]);
+    deviating(scenario, ", launched early")
 }
 
 /// Scenario of an in-place call over two rows: each result is written over its input item. With
 /// `spread` it is a mutant, because the protocol forbids spread pushes in place.
 pub fn in_place(spread: bool) -> Scenario {
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
-    let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[3, 3]);
-    scenario.name.push_str(", in place");
-    scenario.headers = None;
-    scenario
+    let scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[3, 3]);
+    deviating(scenario, ", in place")
 }
 
 /// Mutant with mismatched calls: all ranks make two one_shot calls, then rank 0 enters the third
@@ -556,12 +549,5 @@ pub fn two_kinds() -> Scenario {
 
 /// Scenario in which rank 1 calls with another M than the others.
 pub fn different_m() -> Scenario {
-    let record = |m| {
-        let mut record = Record::default();
-        record.fields[Field::M as usize] = m;
-        record
-    };
-    let mut scenario = exchange(Pattern::All, 2, 1).record(0, record(128)).record(1, record(107));
-    scenario.name = "ll all, ranks with different M".into();
-    scenario
+    super::ops::of_different_m(exchange(Pattern::All, 2, 1), "ll all, ranks with different M")
 }

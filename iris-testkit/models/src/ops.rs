@@ -946,7 +946,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
                         let _ = flow::copies(&alone, tiles, &plan, &mut Sums(body));
                     }
                     if is_stream {
-                        body.take_sums(&alone);
+                        body.take_gated(&alone, tiles, RESULT);
                     }
                     thread.boundary();
                 }
@@ -1032,22 +1032,42 @@ impl flow::CopiedTiles for Sums<'_, '_> {
 }
 
 impl<'b> Tiles<'_, 'b> {
-    /// Waits for each part of each peer and checks it, then writes this rank's sums.
-    fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
-        for source in launch.channel.peers() {
-            for tile in 0..self.tiles {
-                if flow::gate(launch, source, (tile, 1)).is_err() {
-                    return;
-                }
-                let element = self.crossed();
-                let place = self.at(self.me(), OUT, source, tile, element);
-                self.thread.expect(place, value(source, self.call, tile, element));
+    /// Waits for each part of each peer and checks it in `array`; `first` is the index of the first
+    /// part's signal. Returns whether all parts arrived.
+    fn take_gated(&self, launch: &Launch<'_, Thread<'b>>, first: u32, array: u32) -> bool {
+        let parts =
+            launch.channel.peers().flat_map(|peer| (0..self.tiles).map(move |it| (peer, it)));
+        parts.into_iter().all(|(source, tile)| {
+            let arrived = flow::gate(launch, source, (first + tile, 1)).is_ok();
+            if arrived {
+                self.expect_from(array, source, tile, self.crossed());
             }
+            arrived
+        })
+    }
+
+    /// Checks an element of a tile of rank `source` in `array`.
+    fn expect_from(&self, array: u32, source: u32, tile: u32, element: u32) {
+        let place = self.at(self.me(), array, source, tile, element);
+        self.thread.expect(place, value(source, self.call, tile, element));
+    }
+
+    /// Waits for the copied parts, then writes this rank's sums.
+    fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
+        if !self.take_gated(launch, 0, OUT) {
+            return;
         }
         for tile in 0..self.tiles {
             let sum = value(self.me(), self.call, tile, self.mine());
             self.thread.write(self.at(self.me(), WORK, 0, tile, self.mine()), sum);
         }
+    }
+
+    /// This workgroup's share of the tiles of each peer.
+    fn share(&self, launch: &Launch<'_, Thread<'b>>) -> impl Iterator<Item = (u32, u32)> + use<> {
+        let (tiles, index, count) = (self.tiles, launch.index, launch.count as usize);
+        let of = move |peer| (index..tiles).step_by(count).map(move |tile| (peer, tile));
+        launch.channel.peers().flat_map(of)
     }
 
     /// Multiplies this workgroup's share of the received parts, in one launch whose thread 0 waits
@@ -1057,13 +1077,9 @@ impl<'b> Tiles<'_, 'b> {
             return;
         }
         let mut arrivals = flow::Arrivals::begin(launch);
-        for source in launch.channel.peers() {
-            for tile in (launch.index..self.tiles).step_by(launch.count as usize) {
-                if arrivals.wait_part(source, tile).is_ok() {
-                    let element = self.crossed();
-                    let place = self.at(self.me(), OUT, source, tile, element);
-                    self.thread.expect(place, value(source, self.call, tile, element));
-                }
+        for (source, tile) in self.share(launch) {
+            if arrivals.wait_part(source, tile).is_ok() {
+                self.expect_from(OUT, source, tile, self.crossed());
             }
         }
     }
@@ -1079,37 +1095,17 @@ impl<'b> Tiles<'_, 'b> {
         if self.thread.id().thread != 0 {
             return;
         }
-        let share = || (launch.index..self.tiles).step_by(launch.count as usize);
         let departures = flow::Departures::begin(launch);
-        for (peer, tile) in
-            launch.channel.peers().flat_map(|peer| share().map(move |it| (peer, it)))
-        {
+        for (peer, tile) in self.share(launch) {
             if departures.may_store() || !mutes {
                 let place = self.at(peer, OUT, self.me(), tile, 0);
                 self.thread.write(place, value(self.me(), self.call, tile, 0));
                 departures.signal_part(peer, tile);
             }
         }
-        for (source, tile) in
-            launch.channel.peers().flat_map(|peer| share().map(move |it| (peer, it)))
-        {
+        for (source, tile) in self.share(launch) {
             if arrivals.wait_part(source, tile).is_ok() {
-                let place = self.at(self.me(), OUT, source, tile, 0);
-                self.thread.expect(place, value(source, self.call, tile, 0));
-            }
-        }
-    }
-
-    /// Waits for the sums that the peers send, and checks them.
-    fn take_sums(self, launch: &Launch<'_, Thread<'b>>) {
-        for source in launch.channel.peers() {
-            for tile in 0..self.tiles {
-                if flow::gate(launch, source, (self.tiles + tile, 1)).is_err() {
-                    return;
-                }
-                let element = self.crossed();
-                let place = self.at(self.me(), RESULT, source, tile, element);
-                self.thread.expect(place, value(source, self.call, tile, element));
+                self.expect_from(OUT, source, tile, 0);
             }
         }
     }
@@ -1175,12 +1171,14 @@ pub fn given_up(mut scenario: Scenario) -> Scenario {
 /// Scenario in which rank 1 calls with another M; ranks that consume its tiles must report the
 /// mismatch.
 pub fn different_m() -> Scenario {
-    let record = |m| {
-        let mut record = Record::default();
+    of_different_m(one_shot(2, 1, 1), "one_shot, ranks with different M")
+}
+
+/// Changes a scenario so that rank 1 calls with another M than rank 0.
+pub(super) fn of_different_m(mut scenario: Scenario, name: &str) -> Scenario {
+    for (record, m) in scenario.records.iter_mut().zip([128, 107]) {
         record.fields[Field::M as usize] = m;
-        record
-    };
-    let mut scenario = one_shot(2, 1, 1).record(0, record(128)).record(1, record(107));
-    scenario.name = "one_shot, ranks with different M".into();
+    }
+    scenario.name = name.into();
     scenario
 }
