@@ -184,54 +184,34 @@ fn pick<T: Copy>(all: &[T], number: i32, what: &str) -> T {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_thread() -> u32 {
-    target!(|t| Memory::thread(t))
+/// Hooks that the target of this OS thread answers.
+macro_rules! answered {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty: |$target:ident| $answer:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C-unwind" fn $name($($argument: $of),*) -> $result {
+            target!(|$target| $answer)
+        }
+    )*};
 }
 
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_threads() -> u32 {
-    target!(|t| Target::extent(t).0)
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_workgroup() -> u32 {
-    target!(|t| Target::id(t).group)
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_workgroups() -> u32 {
-    target!(|t| Target::extent(t).1)
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_vote(ok: i32, site: i32) -> i32 {
-    target!(|t| Target::vote_at(t, ok != 0, pick(&Site::ALL, site, "site"))).into()
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_diverge() {
-    target!(|t| Memory::diverge(t));
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_reconverge() {
-    target!(|t| Memory::reconverge(t));
+answered! {
+    iris_hook_thread() -> u32: |t| Memory::thread(t);
+    iris_hook_threads() -> u32: |t| Target::extent(t).0;
+    iris_hook_workgroup() -> u32: |t| Target::id(t).group;
+    iris_hook_workgroups() -> u32: |t| Target::extent(t).1;
+    iris_hook_vote(ok: i32, site: i32) -> i32:
+        |t| Target::vote_at(t, ok != 0, pick(&Site::ALL, site, "site")).into();
+    iris_hook_diverge() -> (): |t| Memory::diverge(t);
+    iris_hook_reconverge() -> (): |t| Memory::reconverge(t);
+    iris_hook_pause(spins: u32) -> (): |t| Memory::pause(t, spins);
+    iris_hook_expired(number: i32, spins: u32, _ns: u64) -> i32:
+        |t| Memory::expired(t, limit(number), spins).into();
+    iris_hook_host_abort(_control: u64) -> i32: |t| Memory::host_abort(t);
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_now() -> u64 {
     0
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_pause(spins: u32) {
-    target!(|t| Memory::pause(t, spins));
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_expired(number: i32, spins: u32, _ns: u64) -> i32 {
-    target!(|t| Memory::expired(t, limit(number), spins)).into()
 }
 
 #[unsafe(no_mangle)]
@@ -255,11 +235,6 @@ extern "C-unwind" fn iris_hook_is_of(number: i32, want: i32, seen: i32, answer: 
         Some(access) => target!(|t| Memory::is_of(t, access, Call::new(want), seen)).into(),
         None => answer,
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
-    target!(|t| Memory::host_abort(t))
 }
 
 /// # Safety
