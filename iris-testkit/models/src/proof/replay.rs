@@ -22,7 +22,7 @@ use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
 use engines::Engines;
 use kernels::Kernels;
-use log::{Event, Log, loads};
+use log::{Event, Log, loads, stores};
 use members::Members;
 use slots::{Plan, Slots};
 use stages::Stages;

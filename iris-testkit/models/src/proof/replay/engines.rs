@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap as HashMap;
 use super::track::Track;
 use super::{
     Event, Follows, Log, NUMBER, RANKS, Replay, Word, is_spoken_of, loads, meaning, owner,
-    refreshes, universe, word,
+    refreshes, stores, universe, word,
 };
 use crate::proof::concrete::Universe;
 use crate::proof::engine::engines;
@@ -231,15 +231,13 @@ impl Follows for Replay<Engines, Seen> {
                 }
                 Ok(())
             }
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
-                if index == self.channel.call {
-                    self.progress.number(thread, false);
-                    return self.close(me);
-                } else if index == self.channel.flags {
-                    self.track.row(Access::FlagLoad, op)?;
-                    self.progress.number(thread, true);
-                }
-                Ok(())
+            _ if loads(op, self.channel.call) => {
+                self.progress.number(thread, false);
+                self.close(me)
+            }
+            _ if loads(op, self.channel.flags) => {
+                self.progress.number(thread, true);
+                self.track.row(Access::FlagLoad, op)
             }
             (Op::Store { value, .. }, Place::Dev { index, .. }) if index == self.channel.flags => {
                 self.flag(me, op, value)
@@ -247,9 +245,7 @@ impl Follows for Replay<Engines, Seen> {
             (Op::Write { value, .. }, Place::Dev { index, .. }) if index == self.channel.flags => {
                 self.flag(me, op, value.into())
             }
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
-                if index == self.channel.call =>
-            {
+            _ if stores(op, self.channel.call) => {
                 self.progress.advanced |= 1 << me;
                 Ok(())
             }

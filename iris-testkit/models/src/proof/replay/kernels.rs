@@ -6,7 +6,7 @@ use iris_sync::Access;
 
 use super::track::Track;
 use super::{
-    Event, Follows, Log, NUMBER, Replay, Word, is_spoken_of, loads, owner, universe, word,
+    Event, Follows, Log, NUMBER, Replay, Word, is_spoken_of, loads, owner, stores, universe, word,
 };
 use crate::ops::COPY_OF_CALL;
 use crate::proof::beside::beside;
@@ -59,12 +59,8 @@ impl Replay<Kernels, ()> {
     fn of_kernel(&mut self, me: i64, op: &Op, place: Place, result: i64) -> Result<(), Forbidden> {
         let kernel = self.get("kernel", &[me]);
         match (*op, place) {
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
-                if index == COPY_OF_CALL || index == self.channel.call =>
-            {
-                if index != COPY_OF_CALL {
-                    return Err(Forbidden::new(NOTED, format!("{op:?}")));
-                }
+            _ if loads(op, self.channel.call) => Err(Forbidden::new(NOTED, format!("{op:?}"))),
+            _ if loads(op, COPY_OF_CALL) => {
                 if self.ghost(me, result) != self.get("noted", &[me]) {
                     return Err(Forbidden::new(NUMBER, format!("{op:?} finds {result}")));
                 }
@@ -88,14 +84,8 @@ impl Replay<Kernels, ()> {
     fn of_call(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
         let (me, peer) = (i64::from(by.rank), owner(place));
         match (*op, place) {
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index: COPY_OF_CALL, .. }) => {
-                self.step("note", &[me])
-            }
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
-                if index == self.channel.call =>
-            {
-                self.step("finish", &[me])
-            }
+            _ if stores(op, COPY_OF_CALL) => self.step("note", &[me]),
+            _ if stores(op, self.channel.call) => self.step("finish", &[me]),
             (Op::Write { .. }, Place::Cell { .. })
                 if self.rule.writers.get(&place) == Some(&me) =>
             {

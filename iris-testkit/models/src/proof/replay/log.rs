@@ -97,3 +97,9 @@ pub(super) fn loads(op: &Op, index: u32) -> bool {
     matches!(op, Op::Read { .. } | Op::Load { .. })
         && matches!(op.place(), Some(Place::Dev { index: of, .. }) if of == index)
 }
+
+/// Whether the operation writes the device word `index`, atomically or not.
+pub(super) fn stores(op: &Op, index: u32) -> bool {
+    matches!(op, Op::Write { .. } | Op::Store { .. })
+        && matches!(op.place(), Some(Place::Dev { index: of, .. }) if of == index)
+}

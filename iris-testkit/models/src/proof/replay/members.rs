@@ -259,9 +259,7 @@ impl Follows for Replay<Members, Accesses> {
             self.passed(me, thread, place)?;
         }
         match (*op, place) {
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
-                if index == self.channel.call =>
-            {
+            _ if loads(op, self.channel.call) => {
                 if self.is("dead", &[me]) {
                     return Ok(());
                 }

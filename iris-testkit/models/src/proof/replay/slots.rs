@@ -14,8 +14,8 @@ use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::track::Track;
 use super::{
-    Event, Follows, Log, NUMBER, PLAN, RANKS, Replay, Word, array_of, is_spoken_of, kernels,
-    meaning, owner, refreshes, universe, word,
+    Event, Follows, Log, NUMBER, PLAN, RANKS, Replay, Word, array_of, is_spoken_of, kernels, loads,
+    meaning, owner, refreshes, stores, universe, word,
 };
 use crate::ops::array;
 use crate::proof::concrete::Universe;
@@ -551,9 +551,7 @@ impl Follows for Replay<Slots, Progress> {
             return Ok(());
         }
         match (*op, place) {
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
-                if index == self.channel.call =>
-            {
+            _ if loads(op, self.channel.call) => {
                 self.track.row(Access::CallLoad, op)?;
                 if self.rule.agents[me as usize].len() == 1 {
                     self.close(me)?;
@@ -564,9 +562,7 @@ impl Follows for Replay<Slots, Progress> {
                 let v = self.ghost(me, result);
                 self.step("load", &[agent, v])
             }
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
-                if index == self.channel.call =>
-            {
+            _ if stores(op, self.channel.call) => {
                 self.track.row(Access::CallStore, op)?;
                 if self.is("dead", &[me]) {
                     return Ok(());
@@ -579,9 +575,7 @@ impl Follows for Replay<Slots, Progress> {
                 let last = self.progress.counted_out[me as usize].replace(agent as u8);
                 last.map_or(Ok(()), |last| self.track.turn(agent, last.into()))
             }
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
-                if index == self.channel.finished =>
-            {
+            _ if stores(op, self.channel.finished) => {
                 self.progress.counted_out[me as usize] = None;
                 self.track.row(Access::FinishStore, op)
             }
