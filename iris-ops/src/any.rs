@@ -187,8 +187,8 @@ impl Request {
             if let Some(value) = value
                 && !op.options().contains(&what)
             {
-                let expected = "the default, because this operator does not read the option".into();
-                return Err(Error::Invalid { op: op.into(), what: what.into(), value, expected });
+                let expected = "the default, because this operator does not read the option";
+                return Err(Error::invalid(op, what, value, expected));
             }
         }
         Plan::new(ranks.into(), self)

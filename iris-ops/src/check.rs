@@ -45,11 +45,9 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         return member(plan).map(|()| Call { m: 0, n: 0, root, matrices: Matrices::default() });
     }
     let mut call = Call { m: request.m, n: request.n, root, matrices: *matrices };
-    let missing = |what: &str| Error::Invalid {
-        op: op.into(),
-        what: what.into(),
-        value: "missing".into(),
-        expected: format!("a matrix: rank {} takes part with one", plan.ranks().rank),
+    let missing = |what: &str| {
+        let expected = format!("a matrix: rank {} takes part with one", plan.ranks().rank);
+        Error::invalid(op, what, "missing", expected)
     };
     let names = names(row);
     let Matrices { a, c, .. } = &mut call.matrices;
@@ -173,17 +171,12 @@ pub(crate) fn places(plan: &Plan, issuing: &Issuing<'_>, matrices: &Matrices) ->
 pub(crate) fn pulled(plan: &Plan, form: &Form, a: Option<&MatRef>) -> Result<u64> {
     let place = a.filter(|a| !a.is_transposed()).and_then(MatRef::sym_offset);
     place.ok_or_else(|| {
-        let others = plan.row().forms.iter().filter(|form| !form.pulls);
-        let names: Vec<_> = others.map(|form| form.variant.name()).collect();
-        Error::Invalid {
-            op: plan.op().into(),
-            what: format!("A of variant {}", form.variant),
-            value: "external or transposed".into(),
-            expected: format!(
-                "a row-major A in the symmetric heap, because peers read it in place; any A with variant {}",
-                names.join(", ")
-            ),
-        }
+        let what = format!("A of variant {}", form.variant);
+        let expected = format!(
+            "a row-major A in the symmetric heap, because peers read it in place; any A with variant {}",
+            plan.row().names(|form| !form.pulls)
+        );
+        Error::invalid(plan.op(), what, "external or transposed", expected)
     })
 }
 
@@ -196,10 +189,8 @@ pub(crate) fn names(row: &Row) -> [&'static str; 2] {
 /// shapes and types of these matrices.
 fn normed(plan: &Plan, norm: Option<&NormArgs>, shape: (usize, usize)) -> Result<()> {
     let op = plan.op();
-    let invalid = |value: &str, expected: &str| {
-        let (value, expected) = (value.into(), expected.into());
-        Err(Error::Invalid { op: op.into(), what: "norm of the call".into(), value, expected })
-    };
+    let invalid =
+        |value: &str, expected: &str| Err(Error::invalid(op, "norm of the call", value, expected));
     let NormArgs { residual, weight, normed } = match (norm, plan.request().rms_norm) {
         (Some(norm), Some(_)) => norm,
         (None, None) => return Ok(()),
@@ -276,15 +267,9 @@ fn member(plan: &Plan) -> Result<()> {
     if plan.members().contains(rank as u32) {
         return Ok(());
     }
-    Err(Error::Invalid {
-        op: plan.op().into(),
-        what: "rank".into(),
-        value: rank.to_string(),
-        expected: format!(
-            "a member of the barrier: one of {:?}",
-            plan.request().members.as_deref().unwrap_or_default()
-        ),
-    })
+    let members = plan.request().members.as_deref().unwrap_or_default();
+    let expected = format!("a member of the barrier: one of {members:?}");
+    Err(Error::invalid(plan.op(), "rank", rank, expected))
 }
 
 /// Checks that `matrix` has `rows` x `cols` elements. `why` states in the error text from where
@@ -314,13 +299,9 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     if matrix.is_writable() {
         return Ok(());
     }
-    Err(Error::Invalid {
-        op: op.into(),
-        what: format!("memory of {name}"),
-        value: "MatRef::external, which is only read".into(),
-        expected: "MatRef::external_mut, MatRef::sym, or in a scope what scope.write returns"
-            .into(),
-    })
+    let value = "MatRef::external, which is only read";
+    let expected = "MatRef::external_mut, MatRef::sym, or in a scope what scope.write returns";
+    Err(Error::invalid(op, format!("memory of {name}"), value, expected))
 }
 
 /// Checks that the elements of `matrix` have the type `expected`.

@@ -206,6 +206,17 @@ fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
 }
 
 impl Error {
+    /// Error for an argument or option of `op`, named `what`, that cannot be `value`.
+    pub(crate) fn invalid(
+        op: Op,
+        what: impl Into<String>,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        let (what, value, expected) = (what.into(), value.to_string(), expected.into());
+        Error::Invalid { op: op.into(), what, value, expected }
+    }
+
     /// Wraps an error of a communicator's heap or world.
     pub(crate) fn comm(cause: iris_heap::Error) -> Self {
         Error::Comm { cause: Box::new(cause) }

@@ -268,11 +268,8 @@ impl MatRef {
         name: &'static str,
         issuing: &Issuing<'_>,
     ) -> Result<Matrix> {
-        let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op: op.into(),
-            what: format!("{what} of {name}"),
-            value,
-            expected,
+        let invalid = |what: &str, value: String, expected: String| {
+            Error::invalid(op, format!("{what} of {name}"), value, expected)
         };
         let len = if self.transposed { self.rows } else { self.cols };
         if self.ld < len {

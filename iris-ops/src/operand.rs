@@ -242,12 +242,7 @@ impl sealed::MatrixArg for Operand<'_> {
     fn check(&self, op: Op, heap: &SymmetricHeap, stream: &Stream) -> Result<()> {
         let backend = heap.options().backend;
         let invalid = |what: &str, value: String, expected: &str| {
-            Err(Error::Invalid {
-                op: op.into(),
-                what: what.into(),
-                value,
-                expected: expected.into(),
-            })
+            Err(Error::invalid(op, what, value, expected))
         };
         match self.lent.origin() {
             Lent::Always | Lent::Shared(_) => Ok(()),

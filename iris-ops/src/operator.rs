@@ -193,14 +193,10 @@ impl Operator {
         if a.ld > longest {
             return Ok(a.ld);
         }
-        Err(Error::Invalid {
-            op: self.plan.op().into(),
-            what: "leading dimension of A".into(),
-            value: a.ld.to_string(),
-            expected: format!(
-                "{len} (contiguous), or one value above {longest} on all ranks, because peers read A"
-            ),
-        })
+        let expected = format!(
+            "{len} (contiguous), or one value above {longest} on all ranks, because peers read A"
+        );
+        Err(Error::invalid(self.plan.op(), "leading dimension of A", a.ld, expected))
     }
 
     /// Returns the fault that enqueued calls of this heap left; `Ok` if there is none.

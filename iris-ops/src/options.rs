@@ -296,12 +296,7 @@ impl Request {
     pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
-            Err(Error::Invalid {
-                op: op.into(),
-                what: what.into(),
-                value: value.to_string(),
-                expected: expected.into(),
-            })
+            Err(Error::invalid(op, what, value.to_string(), expected))
         };
         let most = format!("at most {MOST_ELEMENTS}");
         if ranks.size == 0 || ranks.size / ranks.nodes() > iris_heap::MAX_RANKS {
@@ -383,14 +378,10 @@ impl Request {
     /// time.
     pub(crate) fn check_arrival(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
-            let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
-            let names: Vec<_> = able.map(|form| form.variant.name()).collect();
-            return Err(Error::Invalid {
-                op: self.op().into(),
-                what: "variant with a kernel beside it".into(),
-                value: form.variant.to_string(),
-                expected: format!("one whose tiles of C have signals: {}", names.join(", ")),
-            });
+            let able = self.row.names(|form| form.arrival.is_some());
+            let expected = format!("one whose tiles of C have signals: {able}");
+            let what = "variant with a kernel beside it";
+            return Err(Error::invalid(self.op(), what, form.variant, expected));
         }
         Ok(())
     }
@@ -399,31 +390,22 @@ impl Request {
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         let (wire, output) = (self.wire_dtype(), self.output_dtype());
         if form.sends_sums_as_items() && wire != output {
-            return Err(Error::Invalid {
-                op: self.op().into(),
-                what: format!("wire of variant {}", form.variant),
-                value: wire.to_string(),
-                expected: format!("{output}, the type of C"),
-            });
+            let what = format!("wire of variant {}", form.variant);
+            let expected = format!("{output}, the type of C");
+            return Err(Error::invalid(self.op(), what, wire, expected));
         }
         if form.serves(self) {
             return Ok(());
         }
-        let able = self.row.forms.iter().filter(|form| form.norm != Norm::None);
-        let names: Vec<_> = able.map(|form| form.variant.name()).collect();
-        Err(Error::Invalid {
-            op: self.op().into(),
-            what: "variant with rms_norm".into(),
-            value: form.variant.to_string(),
-            expected: format!("auto, {}", names.join(", ")),
-        })
+        let expected = format!("auto, {}", self.row.names(|form| form.norm != Norm::None));
+        Err(Error::invalid(self.op(), "variant with rms_norm", form.variant, expected))
     }
 
     /// Checks the conditions on the requested RMSNorm that hold for every variant.
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
-            Err(Error::Invalid { op: self.op().into(), what: what.into(), value, expected })
+            Err(Error::invalid(self.op(), what, value, expected))
         };
         if !(epsilon.is_finite() && epsilon > 0.0) {
             let expected = "a finite number above 0".into();

@@ -144,18 +144,9 @@ impl Plan {
             Some(variant) => (variant, ChoiceReason::Requested),
             None => tune::variant(self.ranks, &sized),
         };
-        let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
-            op: self.op().into(),
-            what: "variant".into(),
-            value: variant.to_string(),
-            expected: sized
-                .row
-                .forms
-                .iter()
-                .map(|form| form.variant.name())
-                .collect::<Vec<_>>()
-                .join(", "),
-        })?;
+        let known = || sized.row.names(|_| true);
+        let unknown = || Error::invalid(self.op(), "variant", variant, known());
+        let form = sized.row.form(variant).ok_or_else(unknown)?;
         // One rank refuses this too, though it does without the form: a program that was tried on
         // one rank must run on several.
         sized.check_form(form)?;

@@ -96,12 +96,9 @@ impl Plan {
         let first = plans.first().ok_or(Error::NoPlan)?;
         let backend = first.ranks().device.backend;
         if let Some(other) = plans.iter().find(|plan| plan.ranks().device.backend != backend) {
-            return Err(Error::Invalid {
-                op: other.op().into(),
-                what: "backend".into(),
-                value: other.ranks().device.backend.to_string(),
-                expected: format!("{backend}, that of {}", first.op()),
-            });
+            let expected = format!("{backend}, that of {}", first.op());
+            let value = other.ranks().device.backend;
+            return Err(Error::invalid(other.op(), "backend", value, expected));
         }
         let needs = plans.iter().map(|plan| Footprint::of(plan));
         let needs = needs.fold(room.into().of(plans), Footprint::plus);

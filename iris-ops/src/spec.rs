@@ -276,13 +276,14 @@ impl Row {
             return Ok(None);
         }
         let found = name.parse().ok().filter(|&variant| self.form(variant).is_some());
-        let names: Vec<_> = self.forms.iter().map(|form| form.variant.name()).collect();
-        found.map(Some).ok_or_else(|| Error::Invalid {
-            op: self.op.into(),
-            what: "variant".into(),
-            value: name.into(),
-            expected: format!("auto, {}", names.join(", ")),
-        })
+        let expected = || format!("auto, {}", self.names(|_| true));
+        found.map(Some).ok_or_else(|| Error::invalid(self.op, "variant", name, expected()))
+    }
+
+    /// Names of the variants whose forms fulfil `is`, for error texts.
+    pub(crate) fn names(&self, is: impl Fn(&Form) -> bool) -> String {
+        let forms = self.forms.iter().filter(|form| is(form));
+        forms.map(|form| form.variant.name()).collect::<Vec<_>>().join(", ")
     }
 
     /// Form of a variant; `None` if the operator does not have the variant.

@@ -185,11 +185,11 @@ impl Workspace {
         let index = |what: &str, offset: u64, words: u32| {
             let first = u32::try_from(offset / 4).ok();
             let first = first.filter(|first| first.checked_add(words).is_some());
-            first.ok_or_else(|| Error::Invalid {
-                op: self.op.into(),
-                what: format!("offset of the {what} of its workspace"),
-                value: format!("{offset}, with {words} words there"),
-                expected: "word indices below 2^32: use a segment of at most 16 GiB".into(),
+            first.ok_or_else(|| {
+                let what = format!("offset of the {what} of its workspace");
+                let value = format!("{offset}, with {words} words there");
+                let expected = "word indices below 2^32: use a segment of at most 16 GiB";
+                Error::invalid(self.op, what, value, expected)
             })
         };
         let first = index("signals", self.signal.offset(), self.extent.signal_words())?;
@@ -273,13 +273,12 @@ impl Workspace {
         let used = Arc::strong_count(&self) - 1;
         let unused = match used {
             0 => Ok(()),
-            _ => Err(Error::Invalid {
-                op: self.op.into(),
-                what: "workspace to free".into(),
-                value: format!("held by {used} others"),
-                expected: "a workspace that no operator uses: free or drop its operators first"
-                    .into(),
-            }),
+            _ => {
+                let value = format!("held by {used} others");
+                let expected =
+                    "a workspace that no operator uses: free or drop its operators first";
+                Err(Error::invalid(self.op, "workspace to free", value, expected))
+            }
         };
         let all_ok = match self.heap.check_before_step() {
             Ok(()) => self.heap.local_world().all_ok("free a workspace", outcome(&unused)),
@@ -309,33 +308,23 @@ impl Workspace {
 
 /// Makes the error for a workspace that is too small for an operator of this plan.
 fn too_small(plan: &Plan) -> Error {
-    Error::Invalid {
-        op: plan.op().into(),
-        what: "workspace".into(),
-        value: "too small".into(),
-        expected: "a workspace made for this plan: pass the plan to Workspace::for_plans".into(),
-    }
+    let expected = "a workspace made for this plan: pass the plan to Workspace::for_plans";
+    Error::invalid(plan.op(), "workspace", "too small", expected)
 }
 
 /// Checks that calls of this plan may be numbered together with calls of other operators, whose
 /// first call has the number `first_call`.
 fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
-    let invalid = |what: &str, value: String, expected: String| {
-        Err(Error::Invalid { op: plan.op().into(), what: what.into(), value, expected })
-    };
-    let own = plan.request().first_call;
-    if plan.op() == Op::Barrier {
+    let (op, own) = (plan.op(), plan.request().first_call);
+    if op == Op::Barrier {
         // A barrier writes no entry record, but the next operator in the workspace would wait for
         // such a record.
-        return invalid(
-            "workspace",
-            "shared".into(),
-            "one of the barrier's own: make it with Barrier::new".into(),
-        );
+        let expected = "one of the barrier's own: make it with Barrier::new";
+        return Err(Error::invalid(op, "workspace", "shared", expected));
     }
     if own != first_call {
         let expected = format!("{first_call}, as in the other plans of the workspace");
-        return invalid("first_call", own.to_string(), expected);
+        return Err(Error::invalid(op, "first_call", own, expected));
     }
     Ok(())
 }
@@ -366,12 +355,8 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     }
     let (planned, backend) = (ranks.device.backend, heap.options().backend);
     if planned != backend {
-        return Err(Error::Invalid {
-            op: op.into(),
-            what: "backend of the plan".into(),
-            value: planned.to_string(),
-            expected: format!("{backend}, the device of the heap"),
-        });
+        let expected = format!("{backend}, the device of the heap");
+        return Err(Error::invalid(op, "backend of the plan", planned, expected));
     }
     let device = Device::from(heap);
     plan.check_device(device)?;

@@ -112,7 +112,7 @@ impl Comm {
             let expected = format!(
                 "memory to send, since rank {root} is the root; Comm::broadcast_in_place sends what it gets"
             );
-            return Err(invalid(Op::Broadcast, "input", "None".into(), expected));
+            return Err(Error::invalid(Op::Broadcast, "input", "None", expected));
         }
         let (input, output) =
             (input.map(|input| input.lend(&self.stream)), output.lend_mut(&self.stream));
@@ -148,7 +148,7 @@ impl Comm {
         let found = usize::try_from(root).ok().filter(|&root| root < self.world_size());
         found.ok_or_else(|| {
             let expected = format!("a rank, from 0 to {}", self.world_size() - 1);
-            invalid(Op::Broadcast, "root", root.to_string(), expected)
+            Error::invalid(Op::Broadcast, "root", root, expected)
         })
     }
 
@@ -162,13 +162,9 @@ impl Comm {
         operation: ReduceOp,
     ) -> Result<()> {
         if operation != ReduceOp::Sum {
-            let expected = "Sum, the one operation of this communicator".into();
-            return Err(invalid(
-                op,
-                "operation of a reduction",
-                format!("{operation:?}"),
-                expected,
-            ));
+            let expected = "Sum, the one operation of this communicator";
+            let value = format!("{operation:?}");
+            return Err(Error::invalid(op, "operation of a reduction", value, expected));
         }
         let parts = if op == Op::ReduceScatter { self.world_size() } else { 1 };
         // Addresses are looked up under the lock, so that a call that has waited for the lock, while
@@ -227,17 +223,12 @@ impl Comm {
         };
         if count * got != output.len() {
             let expected = format!("a multiple of {size}, a part from each rank");
-            return Err(invalid(op, "length of the output", output.len().to_string(), expected));
+            return Err(Error::invalid(op, "length of the output", output.len(), expected));
         }
         if let Some(input) = input
             && Some(input.len()) != count.checked_mul(sent)
         {
-            return Err(invalid(
-                op,
-                "length of the input",
-                input.len().to_string(),
-                expected(sent),
-            ));
+            return Err(Error::invalid(op, "length of the input", input.len(), expected(sent)));
         }
         let bytes = |lent: &Lent<'_>| lent.bytes(op, &self.heap, element as u64);
         let (own, output) = (input.map(bytes).transpose()?, bytes(output)?);
@@ -288,10 +279,6 @@ impl Comm {
     }
 }
 
-fn invalid(op: Op, what: &str, value: String, expected: String) -> Error {
-    Error::Invalid { op: op.into(), what: what.into(), value, expected }
-}
-
 fn open(operators: &Option<Operators>) -> Result<&Operators> {
     let closed = || Error::comm(iris_heap::Error::Closed { what: "the communicator" });
     operators.as_ref().ok_or_else(closed)
@@ -305,7 +292,7 @@ fn find(operators: &Operators, op: Op, dtype: DType) -> Result<&Operator> {
             true => "no sum, since Options::sums of the communicator has no type".into(),
             false => format!("one of Options::sums of the communicator: {}", names.join(", ")),
         };
-        invalid(op, "element type", dtype.to_string(), expected)
+        Error::invalid(op, "element type", dtype, expected)
     })
 }
 

@@ -99,11 +99,8 @@ impl Lent<'_> {
     /// access it.
     pub(super) fn bytes(&self, op: Op, heap: &SymmetricHeap, elements: u64) -> Result<Bytes> {
         let backend = heap.options().backend;
-        let invalid = |value: &str, expected: String| Error::Invalid {
-            op: op.into(),
-            what: "memory of a message".into(),
-            value: value.into(),
-            expected,
+        let invalid = |value: &str, expected: String| {
+            Error::invalid(op, "memory of a message", value, expected)
         };
         let bytes = (self.len as u64).saturating_mul(elements);
         let (address, sym) = match self.place {

@@ -35,15 +35,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ["x.toml is for 4 ranks", "expected 2", "run `iris tune`"],
         ),
         (Error::NoPlan, ["0 plans", "expected at least one", "pass the plans"]),
-        (
-            Error::Invalid {
-                op: op(),
-                what: "root".into(),
-                value: "7".into(),
-                expected: "below 4".into(),
-            },
-            ["root is 7", "expected", "below 4"],
-        ),
+        (Error::invalid(Op::AllReduce, "root", 7, "below 4"), ["root is 7", "expected", "below 4"]),
         (
             Error::Shape { op: op(), matrix: "C", rows: 3, cols: 4, expected: "3 x 5".into() },
             ["C is 3 x 4", "expected 3 x 5", "pass such a matrix"],

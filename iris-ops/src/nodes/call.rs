@@ -262,12 +262,8 @@ impl Calling<'_> {
     }
 
     fn matrix(&self, matrix: Option<MatRef>, what: &str) -> Result<MatRef> {
-        matrix.ok_or_else(|| Error::Invalid {
-            op: self.record.op.into(),
-            what: what.into(),
-            value: "missing".into(),
-            expected: format!("a matrix of rank {}", self.op.heap.rank()),
-        })
+        let expected = || format!("a matrix of rank {}", self.op.heap.rank());
+        matrix.ok_or_else(|| Error::invalid(self.record.op, what, "missing", expected()))
     }
 
     /// Rows (or parts) of the call that node `node` owns, and the rows among them that one rank

@@ -347,26 +347,16 @@ fn give_back_or_warn(
 /// Checks that a plan belongs to this operator, rank and world.
 fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     if plan.op() != op {
-        return Err(Error::Invalid {
-            op: op.into(),
-            what: "plan".into(),
-            value: format!("one of {}", plan.op()),
-            expected: format!("one of {op}"),
-        });
+        let value = format!("one of {}", plan.op());
+        return Err(Error::invalid(op, "plan", value, format!("one of {op}")));
     }
     let backend = heap.device().kind;
     if !backend.traits().host_threads
         && let Err(error) = Nccl::get(backend)
     {
-        return Err(Error::Invalid {
-            op: op.into(),
-            what: format!("{} between nodes", Nccl::name(backend)),
-            value: error.to_string(),
-            expected: format!(
-                "{} 2.18 or later, which moves data between nodes",
-                Nccl::name(backend)
-            ),
-        });
+        let name = Nccl::name(backend);
+        let expected = format!("{name} 2.18 or later, which moves data between nodes");
+        return Err(Error::invalid(op, format!("{name} between nodes"), error, expected));
     }
     let (ranks, world) = (plan.ranks(), heap.whole_world());
     let planned = (ranks.rank, ranks.size, ranks.nodes());

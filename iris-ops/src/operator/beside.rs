@@ -20,11 +20,9 @@ impl Operator {
 
     fn tiles_of_next(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         let op = self.plan.op();
-        let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op: op.into(),
-            what: format!("{what} of a call with a kernel beside it"),
-            value,
-            expected,
+        let invalid = |what: &str, value: &str, expected: &str| {
+            let what = format!("{what} of a call with a kernel beside it");
+            Error::invalid(op, what, value, expected)
         };
         let call = check::call(&self.plan, matrices)?;
         let form = self.plan.at(call.size(&self.plan)).form;
@@ -39,11 +37,11 @@ impl Operator {
         let arrival = arrival.ok_or_else(|| {
             let expected =
                 "the number of the kernel's workgroups: set it by Options::beside of the plan";
-            invalid("multiprocessors", "0".into(), expected.into())
+            invalid("multiprocessors", "0", expected)
         })?;
         if args.record.direct == 0 && !self.plan.alone() {
-            let expected = "a row-major matrix in the symmetric heap that does not overlap A, so that peers can write it".into();
-            return Err(invalid("C", "external, transposed or A itself".into(), expected));
+            let expected = "a row-major matrix in the symmetric heap that does not overlap A, so that peers can write it";
+            return Err(invalid("C", "external, transposed or A itself", expected));
         }
         let first = (self.words.offset() / 4) as usize + COUNTER_WORDS;
         let copies = [first as u32, first as u32 + 1];

@@ -33,12 +33,8 @@ impl Own {
         workspace: Option<&Workspace>,
     ) -> Result<Self> {
         if plan.op() != op {
-            return Err(Error::Invalid {
-                op: op.into(),
-                what: "plan".into(),
-                value: format!("a plan of {}", plan.op()),
-                expected: format!("a plan of {op}"),
-            });
+            let value = format!("a plan of {}", plan.op());
+            return Err(Error::invalid(op, "plan", value, format!("a plan of {op}")));
         }
         check_plan(heap, plan)?;
         workspace.map_or(Ok(()), |workspace| workspace.check(plan))?;
@@ -68,32 +64,22 @@ impl Own {
                 _ => executor.resident(),
             };
             if resident == 0 {
-                return Err(Error::Invalid {
-                    op: op.into(),
-                    what: "beside".into(),
-                    value: beside.to_string(),
-                    expected: format!(
-                        "fewer than the {} multiprocessors of rank {}",
-                        heap.workgroups(),
-                        heap.rank()
-                    ),
-                });
+                let (all, rank) = (heap.workgroups(), heap.rank());
+                let expected = format!("fewer than the {all} multiprocessors of rank {rank}");
+                return Err(Error::invalid(op, "beside", beside, expected));
             }
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
-            let groups =
-                groups.filter(|&groups| groups <= resident).ok_or_else(|| Error::Invalid {
-                    op: op.into(),
-                    what: "workgroups".into(),
-                    value: asked.unwrap_or_default().to_string(),
-                    expected: match heap.device().kind.traits().host_threads {
-                        true => format!(
-                            "at most {resident}, the threads of a rank in this heap (HeapOptions::threads, IRIS_THREADS)"
-                        ),
-                        false => format!(
-                            "at most {resident}: more cannot be resident at once, with {beside} multiprocessors for a kernel beside"
-                        ),
-                    },
-                })?;
+            let groups = groups.filter(|&groups| groups <= resident).ok_or_else(|| {
+                let expected = match heap.device().kind.traits().host_threads {
+                    true => format!(
+                        "at most {resident}, the threads of a rank in this heap (HeapOptions::threads, IRIS_THREADS)"
+                    ),
+                    false => format!(
+                        "at most {resident}: more cannot be resident at once, with {beside} multiprocessors for a kernel beside"
+                    ),
+                };
+                Error::invalid(op, "workgroups", asked.unwrap_or_default(), expected)
+            })?;
             executors.push((executor, groups));
         }
         // The word with the number of calls is allocated before the operator's words, because it

@@ -15,12 +15,8 @@ impl Operator {
     fn counted(&self) -> Result<Counters> {
         let op = self.plan.op();
         if !self.plan.on_cpu() && !self.plan.request().counted {
-            return Err(Error::Invalid {
-                op: op.into(),
-                what: "counters of an op on a GPU".into(),
-                value: "not counted".into(),
-                expected: "a plan with Options::counted(true)".into(),
-            });
+            let expected = "a plan with Options::counted(true)";
+            return Err(Error::invalid(op, "counters of an op on a GPU", "not counted", expected));
         }
         let words = self.heap.read_device_words(self.words).in_op(op)?;
         let value = |which: usize| {

@@ -40,9 +40,7 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
         for _ in 0..5 {
             let made = Operator::make(OP, &heap, &plan, None, |workspace| {
                 workspace.prepare_words()?;
-                let (op, what, value) = (OP, "a word".into(), "worn out".into());
-                let worn =
-                    Error::Invalid { op: op.into(), what, value, expected: "a new one".into() };
+                let worn = Error::invalid(OP, "a word", "worn out", "a new one");
                 if heap.rank() == 1 { Err(worn) } else { Ok(()) }
             });
             let error = made.expect_err("an error").to_string();

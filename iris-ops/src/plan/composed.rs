@@ -260,15 +260,8 @@ impl Maker<'_> {
         {
             // The node's operator may be another one, whose variants the caller cannot name.
             let outer = self.request.row;
-            let variants = row.forms.iter().map(|form| form.variant);
-            let known = variants.filter(|&variant| outer.form(variant).is_some());
-            let names: Vec<_> = std::iter::once("auto").chain(known.map(|it| it.name())).collect();
-            return Err(Error::Invalid {
-                op: self.request.op().into(),
-                what: "variant over several nodes".into(),
-                value: asked.to_string(),
-                expected: names.join(", "),
-            });
+            let known = row.names(|form| outer.form(form.variant).is_some());
+            return Err(self.refused("variant", &asked, &format!("auto, {known}")));
         }
         self.part(Role::Main, row, shape, |request| {
             (request.variant, request.tile) = (variant, tile);
@@ -492,12 +485,8 @@ impl Maker<'_> {
     }
 
     fn refused(&self, what: &str, value: &dyn ToString, expected: &str) -> Error {
-        Error::Invalid {
-            op: self.request.op().into(),
-            what: format!("{what} over several nodes"),
-            value: value.to_string(),
-            expected: expected.into(),
-        }
+        let what = format!("{what} over several nodes");
+        Error::invalid(self.request.op(), what, value.to_string(), expected)
     }
 
     /// Refuses operators with a step between nodes of more than [`MOST_BYTES`] bytes, which the

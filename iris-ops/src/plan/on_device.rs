@@ -62,13 +62,8 @@ pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
     if has(device, form) {
         return Ok(());
     }
-    let names: Vec<_> = variants(row, device).map(Variant::name).collect();
-    Err(Error::Invalid {
-        op: row.op.into(),
-        what: format!("variant on {device}"),
-        value: form.variant.to_string(),
-        expected: format!("auto, {}", names.join(", ")),
-    })
+    let expected = format!("auto, {}", row.names(|form| has(device, form)));
+    Err(Error::invalid(row.op, format!("variant on {device}"), form.variant, expected))
 }
 
 #[cfg(test)]

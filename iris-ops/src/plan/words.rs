@@ -32,12 +32,9 @@ impl Plan {
         if words <= limit {
             return Ok(());
         }
-        Err(Error::Invalid {
-            op: self.op().into(),
-            what: "number of signals and flags".into(),
-            value: format!("{words}, with tiles of {tile}"),
-            expected: format!("at most {limit}: choose larger tiles or more columns_per_flag"),
-        })
+        let value = format!("{words}, with tiles of {tile}");
+        let expected = format!("at most {limit}: choose larger tiles or more columns_per_flag");
+        Err(Error::invalid(self.op(), "number of signals and flags", value, expected))
     }
 
     /// Checks that the message is small enough for the LL protocol. In the signal segment, LL words
@@ -46,25 +43,18 @@ impl Plan {
         let Memory::Pairs(collective) = form.memory else { return Ok(()) };
         let items = self.items(collective, (self.request.m, self.request.n));
         if !self.alone() && !are_rows_whole(&self.request, items) {
-            return Err(Error::Invalid {
-                op: self.op().into(),
-                what: format!("n with rms_norm of variant {}", form.variant),
-                value: self.request.n.to_string(),
-                expected: format!(
-                    "a multiple of {}, the elements of an item of 8 bytes",
-                    items.per_item
-                ),
-            });
+            let what = format!("n with rms_norm of variant {}", form.variant);
+            let of = items.per_item;
+            let expected = format!("a multiple of {of}, the elements of an item of 8 bytes");
+            return Err(Error::invalid(self.op(), what, self.request.n, expected));
         }
         if self.alone() || items.most() <= tune::LL_ITEMS {
             return Ok(());
         }
-        Err(Error::Invalid {
-            op: self.op().into(),
-            what: format!("message of variant {}", form.variant),
-            value: format!("{} bytes from one rank to another", u64::from(items.most()) * 8),
-            expected: format!("at most {}", u64::from(tune::LL_ITEMS) * 8),
-        })
+        let what = format!("message of variant {}", form.variant);
+        let value = format!("{} bytes from one rank to another", u64::from(items.most()) * 8);
+        let expected = format!("at most {}", u64::from(tune::LL_ITEMS) * 8);
+        Err(Error::invalid(self.op(), what, value, expected))
     }
 
     /// Items that a call of this shape sends by the LL protocol.
