@@ -3,6 +3,8 @@
 //! argument checks, records and launches read the row, and never test for a specific operator. Each
 //! row is defined in the operator's file in `ops/`.
 
+use std::fmt;
+
 use iris_kernels::program::Alternative;
 pub(crate) use iris_kernels::program::Norm;
 use iris_kernels::schedule::Collective;
@@ -12,7 +14,6 @@ use crate::kind::{Op, Variant};
 use crate::programs::MATMUL;
 
 /// Properties of one operator: its collective, shapes, tiles and variants.
-#[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
     /// Collective with which the product is combined. It is the operator itself if the operator has
@@ -34,6 +35,12 @@ pub(crate) struct Row {
     pub(crate) alone: &'static [Alternative],
     /// Variants of the operator, with their programs and memory.
     pub(crate) forms: &'static [Form],
+}
+
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.op)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,78 +1,47 @@
 //! Options of any operator as one struct, and plans made from them, for tests and programs that
 //! vary everything.
 
+use std::ops::{Deref, DerefMut};
+
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
-    Epilogue, FaultInjection, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape,
+    Epilogue, FaultInjection, Library, Op, OpRequest, Plan, Ranks, Shard, StagingLayout, TileShape,
     Variant,
 };
 
-/// Shapes, types and choices of any operator's plan. Fields up to `members` are always passed to
-/// the plan, which returns an error if the op does not have the option. Later fields are ignored if
-/// the op does not have the option.
+/// Options of any operator's plan: the fields of a request, and the backend. The operator is chosen
+/// when the plan is made. The fields `output`, `epilogue`, `rms_norm`, `members` and `blocks` are
+/// always passed to the plan, which returns an error if the op does not have the option. Other
+/// fields are ignored if the op does not have the option.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum number of rows of a call, M.
-    pub m: usize,
-    /// Number of columns of C or of the message, N.
-    pub n: usize,
-    /// Inner dimension of the product, K; ignored by an op without a product.
-    pub k: usize,
-    /// Element type of A and B, or of the message.
-    pub dtype: DType,
-    /// Element type of C; `None` for that of A.
-    pub output: Option<DType>,
-    /// Function applied to each element of the result, such as GELU.
-    pub epilogue: Epilogue,
-    /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
-    pub rms_norm: Option<f32>,
-    /// Ranks that take part in a barrier; `None` for all.
-    pub members: Option<Vec<usize>>,
-
     /// Backend that the op runs on.
     pub backend: BackendKind,
-    /// Element type in which partials travel between ranks; `None` for that of C.
-    pub wire: Option<DType>,
-    /// Rows and columns of a tile; `None` if the plan chooses.
-    pub tile: Option<TileShape>,
-    /// Dimension along which A is split over the ranks.
-    pub shard: Shard,
-    /// Layout of the staging buffer into which A is gathered.
-    pub staging: StagingLayout,
-    /// Number of columns of A per flag of the staging buffer into which A is gathered.
-    pub columns_per_flag: Option<usize>,
-    /// Number of workgroups that only fetch A from peers into the staging buffer.
-    pub fetchers: Option<usize>,
-    /// Number of workgroups of a launch; `None` if the plan chooses.
-    pub workgroups: Option<usize>,
-    /// Number of multiprocessors that calls leave free for a kernel that runs at the same time.
-    pub beside: usize,
-    /// Implementation of whole-matrix GEMMs: a vendor's library or our own.
-    pub library: Library,
-    /// Whether all ranks have the same N and K. If so, the choice of a variant may depend on N and
-    /// K.
-    pub even: bool,
-    /// Root rank of a broadcast.
-    pub root: usize,
-    /// Number of trace spans that each workgroup has room for; 0 for no trace.
-    pub trace_spans: u32,
-    /// Whether GPU kernels count the bytes that they move.
-    pub counted: bool,
-    /// Number of blocks into which a call over several nodes is cut; `None` if the plan chooses.
-    pub blocks: Option<usize>,
-    /// Number of the first call; tests choose numbers near the ends of the range of call numbers.
-    pub first_call: i32,
-    /// Delays and faults that a test injects into the kernels.
-    pub injected: FaultInjection,
+    /// Request with the other options; its operator is of no meaning.
+    request: OpRequest,
+}
+
+impl Deref for Options {
+    type Target = OpRequest;
+
+    fn deref(&self) -> &OpRequest {
+        &self.request
+    }
+}
+
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut OpRequest {
+        &mut self.request
+    }
 }
 
 macro_rules! setters {
-    ($($name:ident: $type:ty => $value:expr;)*) => {$(
-        #[doc = concat!("See the field `", stringify!($name), "`.")]
+    ($($name:ident: $type:ty => $($field:ident).+ = $value:expr;)*) => {$(
+        #[doc = concat!("Sets the field `", stringify!($($field).+), "`.")]
         #[must_use]
         pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $value;
+            self.$($field).+ = $value;
             self
         }
     )*};
@@ -81,74 +50,33 @@ macro_rules! setters {
 impl Options {
     /// Options for at most `m` rows, `n` columns and inner dimension `k`, in f32.
     pub fn new(m: usize, n: usize, k: usize) -> Self {
-        Self {
-            m,
-            n,
-            k,
-            dtype: DType::F32,
-            output: None,
-            epilogue: Epilogue::None,
-            rms_norm: None,
-            members: None,
-            backend: BackendKind::Cpu,
-            wire: None,
-            tile: None,
-            shard: Shard::Rows,
-            staging: StagingLayout::KContiguous,
-            columns_per_flag: None,
-            fetchers: None,
-            workgroups: None,
-            beside: 0,
-            library: Library::default(),
-            even: false,
-            root: 0,
-            trace_spans: 0,
-            counted: false,
-            blocks: None,
-            first_call: 1,
-            injected: FaultInjection::default(),
-        }
+        Self { backend: BackendKind::Cpu, request: Op::Matmul.request(m, n, k) }
     }
 
     setters! {
-        dtype: DType => dtype;
-        output: DType => Some(output);
-        epilogue: Epilogue => epilogue;
-        rms_norm: f32 => Some(rms_norm);
-        members: Vec<usize> => Some(members);
-        backend: BackendKind => backend;
-        wire: DType => Some(wire);
-        tile: TileShape => Some(tile);
-        shard: Shard => shard;
-        staging: StagingLayout => staging;
-        columns_per_flag: usize => Some(columns_per_flag);
-        fetchers: usize => Some(fetchers);
-        workgroups: usize => Some(workgroups);
-        beside: usize => beside;
-        library: Library => library;
-        even: bool => even;
-        root: usize => root;
-        trace_spans: u32 => trace_spans;
-        counted: bool => counted;
-        blocks: usize => Some(blocks);
-        first_call: i32 => first_call;
-        injected: FaultInjection => injected;
-    }
-
-    /// Element type of C: that of A if `output` is not set.
-    pub fn output_dtype(&self) -> DType {
-        self.output.unwrap_or(self.dtype)
-    }
-
-    /// Element type in which partials travel between ranks: that of C if `wire` is not set.
-    pub fn wire_dtype(&self) -> DType {
-        self.wire.unwrap_or(self.output_dtype())
-    }
-
-    fn staged(&self) -> Staged {
-        let mut staged = Staged::new().layout(self.staging);
-        (staged.columns_per_flag, staged.fetchers) = (self.columns_per_flag, self.fetchers);
-        staged
+        dtype: DType => dtype = dtype;
+        output: DType => output = Some(output);
+        epilogue: Epilogue => epilogue = epilogue;
+        rms_norm: f32 => rms_norm = Some(rms_norm);
+        members: Vec<usize> => members = Some(members);
+        backend: BackendKind => backend = backend;
+        rows: usize => m = rows;
+        wire: DType => wire = Some(wire);
+        tile: TileShape => tile = Some(tile);
+        shard: Shard => shard = shard;
+        staging: StagingLayout => staged.layout = staging;
+        columns_per_flag: usize => staged.columns_per_flag = Some(columns_per_flag);
+        fetchers: usize => staged.fetchers = Some(fetchers);
+        workgroups: usize => workgroups = Some(workgroups);
+        beside: usize => beside = beside;
+        library: Library => library = library;
+        even: bool => even = even;
+        root: usize => root = root;
+        trace_spans: u32 => trace_spans = trace_spans;
+        counted: bool => counted = counted;
+        blocks: usize => blocks = Some(blocks);
+        first_call: i32 => first_call = first_call;
+        injected: FaultInjection => injected = injected;
     }
 }
 
@@ -162,32 +90,32 @@ pub fn plan(
     ranks: impl Into<Ranks>,
     options: &Options,
 ) -> anyhow::Result<Plan> {
-    let variant = op.variant(variant.as_ref())?;
-    let Options { m, n, k, epilogue, ref members, .. } = *options;
-    let mut request = op.request(m, n, k);
-    request.variant = variant;
-    request.blocks = options.blocks;
-    request.members = members.clone();
+    let mut request = op.request(options.m, options.n, options.k);
+    request.variant = op.variant(variant.as_ref())?;
+    macro_rules! pass {
+        ($($field:ident),*) => {{ $(request.$field = options.$field.clone();)* }};
+    }
+    pass!(blocks, members, trace_spans, counted, first_call, injected);
     // A barrier has no elements, so options about elements are not passed to its plan.
     if op != Op::Barrier {
+        pass!(epilogue, rms_norm);
         let same = |&output: &DType| !op.multiplies() && output == options.dtype;
-        (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
-        request.rms_norm = options.rms_norm;
+        request.output = options.output.filter(|it| !same(it));
     }
-    if variant == Some(Variant::Staged) {
-        request.staged = options.staged();
+    if request.variant == Some(Variant::Staged) {
+        pass!(staged);
     }
     for &name in op.options() {
         match name {
-            "dtype" => request.dtype = options.dtype,
-            "wire" => request.wire = options.wire,
-            "tile" => request.tile = options.tile,
-            "shard" => request.shard = options.shard,
-            "workgroups" => request.workgroups = options.workgroups,
-            "beside" => request.beside = options.beside,
-            "library" => request.library = options.library,
-            "even" => request.even = options.even,
-            "root" => request.root = options.root,
+            "dtype" => pass!(dtype),
+            "wire" => pass!(wire),
+            "tile" => pass!(tile),
+            "shard" => pass!(shard),
+            "workgroups" => pass!(workgroups),
+            "beside" => pass!(beside),
+            "library" => pass!(library),
+            "even" => pass!(even),
+            "root" => pass!(root),
             // Options that the code above has passed on, whether or not the op reads them.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => {
@@ -195,7 +123,5 @@ pub fn plan(
             }
         }
     }
-    (request.trace_spans, request.counted) = (options.trace_spans, options.counted);
-    (request.first_call, request.injected) = (options.first_call, options.injected);
     Ok(request.plan(ranks.into().on(options.backend))?)
 }

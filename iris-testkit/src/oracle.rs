@@ -10,7 +10,7 @@ mod meaning;
 use std::ops::Range;
 
 use iris_heap::DType;
-use iris_ops::{Epilogue, Op, Shard};
+use iris_ops::{Epilogue, Op, OpRequest, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
 use crate::options::Options;
@@ -202,7 +202,7 @@ impl Task {
     /// rank does not have. `self.options` must be the options of that rank.
     pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
         let Meaning { product, gives, gets, .. } = self.meaning();
-        let Options { n, k, shard, .. } = self.options;
+        let OpRequest { n, k, shard, .. } = *self.options;
         let shape = |rows, cols| match rows {
             Rows::None => (0, 0),
             Rows::Shard if shard == Shard::Columns => (self.m, split(k, self.size, rank).len()),
@@ -321,7 +321,7 @@ impl Task {
         bias: Option<&Dense>,
         residual: Option<&Dense>,
     ) -> Expected {
-        let Options { epilogue, .. } = self.options;
+        let epilogue = self.options.epilogue;
         let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;

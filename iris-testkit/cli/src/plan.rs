@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{DType, MAX_RANKS};
-use iris_ops::{ChoiceReason, Device, Plan, Ranks, Shard, Variant};
+use iris_ops::{ChoiceReason, Device, OpRequest, Plan, Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
@@ -215,7 +215,7 @@ fn source(ranks: Ranks) -> Result<String> {
 fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String>> {
     let plan = suite::plan(of.0, of.1, ranks, options)?;
     let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1} us"));
-    let OpOptions { m, n, k, .. } = *options;
+    let OpRequest { m, n, k, .. } = **options;
     let choice = plan.at(m);
     let because = match choice.why {
         ChoiceReason::Requested => "asked",

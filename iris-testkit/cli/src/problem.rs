@@ -112,8 +112,8 @@ impl Problem {
         if self.m_contiguous {
             options = options.staging(StagingLayout::MContiguous);
         }
-        options.columns_per_flag = self.columns_per_flag;
-        options.fetchers = self.fetchers;
+        options.staged.columns_per_flag = self.columns_per_flag;
+        options.staged.fetchers = self.fetchers;
         let library = self.library.as_deref().and_then(|name| name.parse().ok());
         options.library = library.unwrap_or_default();
         options.tile = self.tile.map(|[m, n]| TileShape { m, n });

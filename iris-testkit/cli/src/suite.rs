@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, World};
-use iris_ops::Shard;
+use iris_ops::{OpRequest, Shard};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
-use iris_testkit::suite::{AnyOp, Case, Op, Options as OpOptions, open, plan, run_case};
+use iris_testkit::suite::{AnyOp, Case, Op, open, plan, run_case};
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
 
@@ -267,7 +267,7 @@ impl SuiteWorld<'_> {
 
 /// Title of a case, in one line.
 fn title(case: &Case) -> String {
-    let OpOptions { m, n, k, dtype, shard, .. } = &case.options;
+    let OpRequest { m, n, k, dtype, shard, .. } = &*case.options;
     let by = if *shard == Shard::Columns { " by columns" } else { "" };
     let shape = match case.op {
         Op::Barrier => String::new(),

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, World};
-use iris_ops::{Ranks, Shard};
+use iris_ops::{OpRequest, Ranks, Shard};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
@@ -141,10 +141,10 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
 fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     let meaning = Meaning::of(op);
     let times = |splits: bool| if splits { ranks } else { 1 };
-    let OpOptions { m, n, k, dtype, backend, .. } = *options;
+    let OpRequest { m, n, k, dtype, .. } = **options;
     let shape = [m, n * times(meaning.splits_n()), k * times(meaning.splits_k())];
     let columns = options.shard == Shard::Columns;
-    Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, backend) }
+    Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, options.backend) }
 }
 
 /// Times cases on the CPU; returns a line as in a record for each variant.
@@ -157,7 +157,7 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
         let job = TuneJob::new(whole(*op, options, ranks), &choices, ranks, iters, device)?;
         let medians = Place::new(ranks, false)?.run(&job)?;
         for (choice, us) in job.choices.iter().zip(medians) {
-            let OpOptions { m, n, k, dtype, .. } = *options;
+            let OpRequest { m, n, k, dtype, .. } = **options;
             let plan = job.problem(choice).plan(Ranks::new(0, ranks))?;
             let tile = plan.tile();
             lines.push(json!({
@@ -174,7 +174,7 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, dtype, .. } = &job.problem;
     // Plans look for rows by the shape of one rank's part.
-    let OpOptions { m, n, .. } = job.problem.options(job.problem.op()?, Ranks::new(0, ranks));
+    let OpRequest { m, n, .. } = *job.problem.options(job.problem.op()?, Ranks::new(0, ranks));
     let timed = || job.choices.iter().zip(medians);
     let (rule, own) = timed().next().context("the predicted choice was not timed")?;
     let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));

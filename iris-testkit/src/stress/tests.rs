@@ -2,11 +2,10 @@ use std::sync::Arc;
 
 use iris_heap::SymmetricHeap;
 use iris_kernels::gemm::Config;
-use iris_ops::Device;
+use iris_ops::{Device, OpRequest};
 use iris_sync::Access;
 
 use super::*;
-use crate::suite::Options;
 
 #[test]
 fn every_wait_has_a_subject() {
@@ -41,7 +40,7 @@ fn subjects_of_whole_products_are_planned_for_every_world() {
                 .plan::<half::bf16>(of, &setting)
                 .unwrap_or_else(|error| panic!("{subject}: {error:#}"))
                 .expect("a plan");
-            let Options { m, n, k, library, .. } = case.options;
+            let OpRequest { m, n, k, library, .. } = *case.options;
             assert_eq!(library, iris_ops::Library::Ours);
             assert!(plan.data_bytes() > (m * n.min(k)) as u64, "what comes has its place");
             let tile = [plan.tile().m, plan.tile().n];

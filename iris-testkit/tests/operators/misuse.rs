@@ -275,7 +275,9 @@ fn plans_that_differ_are_refused_and_named() {
         let changes: [(Op, &str, &str, Change); 6] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
-            (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
+            (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| {
+                o.staged.columns_per_flag = Some(3)
+            }),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
             // Changes of options that may differ between ranks, unless `even` asserts that the
             // ranks are equal.

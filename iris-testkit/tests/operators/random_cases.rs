@@ -40,7 +40,7 @@ fn options() -> impl Strategy<Value = Options> {
         |((m, n, k), (dtype, output, wire), tile, staged, (columns, gelu, first_call))| {
             let (columns_per_flag, fetchers, m_contiguous) = staged;
             let mut options = Options::new(m, n, k).dtype(dtype).first_call(first_call);
-            (options.output, options.wire, options.fetchers) = (output, wire, fetchers);
+            (options.output, options.wire, options.staged.fetchers) = (output, wire, fetchers);
             options.tile = tile.map(|(m, n)| TileShape { m, n });
             options = options.columns_per_flag(columns_per_flag);
             if m_contiguous {

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use iris_heap::{
     BackendKind, DType, HeapOptions, RawSlice, Request, Segment, Stream, SymmetricHeap, World,
 };
-use iris_ops::{AnyOp, MatRef, NormArgs, Op, Operands, Ranks};
-use iris_testkit::suite::{Layout, Options, Residual, plan};
+use iris_ops::{AnyOp, MatRef, NormArgs, Op, OpRequest, Operands, Ranks};
+use iris_testkit::suite::{Layout, Residual, plan};
 
 use crate::cases::{Call, Planned};
 use crate::library::{Machine, Standin};
@@ -20,7 +20,7 @@ fn room(planned: &Planned, backend: BackendKind) -> u64 {
     if backend != BackendKind::Hip {
         return 1 << 30;
     }
-    let Options { m, n, k, dtype, .. } = planned.case.options;
+    let OpRequest { m, n, k, dtype, .. } = *planned.case.options;
     let [m, n, k] = [m, n, k].map(|it| it + 64);
     let bytes = dtype.size().max(planned.case.options.output_dtype().size());
     ((m * n).max(n * k).max(m * k) * bytes).next_power_of_two() as u64

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
 use iris_kernels::vendor::{Communicator, NcclCall};
-use iris_ops::{Ranks, Shard};
+use iris_ops::{OpRequest, Ranks, Shard};
 use iris_testkit::oracle::{Meaning, Product, Rows};
 use iris_testkit::suite::{Op, Options};
 
@@ -116,7 +116,7 @@ impl<'a> Baseline<'a> {
         (nccl, blas): Libraries<'a>,
         at: &Buffers,
     ) -> Result<Baseline<'a>> {
-        let Options { m, n, k, dtype, .. } = *options;
+        let OpRequest { m, n, k, dtype, .. } = **options;
         let (size, rank) = (ranks.size, ranks.rank);
         let even = |total: usize, what: &str| {
             ensure!(

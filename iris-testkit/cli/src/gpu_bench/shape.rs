@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
-use iris_ops::{NormArgs, Plan, Ranks, Shard};
+use iris_ops::{NormArgs, OpRequest, Plan, Ranks, Shard};
 use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
 use iris_testkit::rig::{Rig, Room};
@@ -27,14 +27,15 @@ use crate::timing::{median, slowest};
 impl Shape {
     /// Makes the plan for the variant and tile of `choice`.
     pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
-        let options = OpOptions { tile: choice.tile, ..self.options.clone() };
+        let mut options = self.options.clone();
+        options.tile = choice.tile;
         suite::plan(self.op, &choice.variant, ranks, &options)
     }
 
     /// Fields of a result line that say what was measured: the call that `choice` asks for. A field
     /// that the call does not have is null here.
     pub(super) fn subject(&self, choice: &Choice) -> Value {
-        let OpOptions { m, n, k, dtype, shard, workgroups, rms_norm, .. } = self.options;
+        let OpRequest { m, n, k, dtype, shard, workgroups, rms_norm, .. } = *self.options;
         // A decoder step and a larger plan are timed with the first choice.
         let is_first = self.choices.first() == Some(choice);
         let layers = self.layers.filter(|_| is_first);
@@ -67,12 +68,13 @@ impl Plans {
         let variants = shape.choices.iter().map(|choice| shape.plan(choice, ranks));
         let variants = variants.collect::<Result<_>>()?;
         let larger = shape.larger_plan.map(|m| {
-            let options = OpOptions { m, ..shape.options.clone() };
+            let options = shape.options.clone().rows(m);
             Shape { options, ..shape.clone() }.plan(&shape.choices[0], ranks)
         });
         let larger = larger.transpose()?;
-        let OpOptions { m, n, k, dtype, rms_norm, .. } = shape.options;
-        let plain = OpOptions { rms_norm: None, ..shape.options.clone() };
+        let OpRequest { m, n, k, dtype, rms_norm, .. } = *shape.options;
+        let mut plain = shape.options.clone();
+        plain.rms_norm = None;
         let apart = || suite::plan(shape.op, "auto", ranks, &plain);
         let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
@@ -126,7 +128,7 @@ struct Matrices {
 impl Matrices {
     /// Opens a heap with room for the matrices and for all plans. Collective.
     fn new(rank: &Rank<'_>, shape: &Shape, plans: &Plans) -> Result<Matrices> {
-        let OpOptions { m, n, k, dtype, .. } = shape.options;
+        let OpRequest { m, n, k, dtype, .. } = *shape.options;
         let size = rank.world.size();
         let mut most = [0; 3];
         for rank in 0..size {
@@ -180,7 +182,7 @@ impl Matrices {
     /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without the
     /// RMSNorm.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
-        let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
+        let OpRequest { m, n, dtype, rms_norm, .. } = *shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
         let operands = self.operands(shape, ranks)?.norm(None);
         let rows = norm::Rows {
@@ -199,7 +201,7 @@ impl Matrices {
     /// it; `None` if nothing must be sent, or if ranks are on other nodes. A broadcast is counted as
     /// a pipeline in which each rank sends to the next one.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
-        let OpOptions { m, n, k, dtype, .. } = shape.options;
+        let OpRequest { m, n, k, dtype, .. } = *shape.options;
         let part = |elements: usize| elements / ranks.size;
         let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
         let meaning = Meaning::of(shape.op);
@@ -326,7 +328,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             let library =
                 if base.is_some() && plans.apart.is_none() { libraries(nccl).ok() } else { None };
             let op = (AnyOp::new(heap, &plans.variants[0])?, operands);
-            let OpOptions { m, n, .. } = shape.options;
+            let OpRequest { m, n, .. } = *shape.options;
             let between = Between::new(heap, (m, n), dtype, matrices.c)?;
             Some(add_steps(&mut sides, layers, op, library, between))
         }

@@ -178,7 +178,7 @@ fn tables(device: Device) -> Result<String> {
         write!(text, "| {name} | {n} x {k} |")?;
         for nodes in NODES {
             let pays = |m: usize| -> Result<bool> {
-                let call = OpOptions { m, ..call.clone() };
+                let call = call.clone().rows(m);
                 let it = forecast((op, "auto"), &call, over(nodes), &network)?;
                 Ok(it.is_some_and(|it| it.unfused_us >= PAYS * it.total_us))
             };
