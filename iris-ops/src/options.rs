@@ -492,189 +492,110 @@ macro_rules! constructor {
     };
 }
 
-macro_rules! setter {
-    (dtype) => {
-        /// Sets the element type of A and B, or of the message: f32 (default), f16 or bf16.
-        #[must_use]
-        pub fn dtype(mut self, dtype: iris_heap::DType) -> Self {
-            self.request.dtype = dtype;
-            self
-        }
-    };
-    (output) => {
-        /// Sets the element type of C: f32, f16 or bf16. Default: the type of A.
-        #[must_use]
-        pub fn output(mut self, output: iris_heap::DType) -> Self {
-            self.request.output = Some(output);
-            self
-        }
-    };
-    (wire) => {
-        /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
-        /// Default: the type of the result. Over several nodes, sums between nodes are rounded to
-        /// this type as well: by NCCL after each addition.
-        #[must_use]
-        pub fn wire(mut self, wire: iris_heap::DType) -> Self {
-            self.request.wire = Some(wire);
-            self
-        }
-    };
-    (tile) => {
-        /// Sets the shape of a tile. By default the plan chooses the tile by the shape of the call
-        /// and by the device.
-        #[must_use]
-        pub fn tile(mut self, tile: $crate::TileShape) -> Self {
-            self.request.tile = Some(tile);
-            self
-        }
-    };
-    (epilogue) => {
-        /// Sets the function that is applied to each element of the result. Default:
-        /// [`Epilogue::None`](crate::Epilogue::None).
-        #[must_use]
-        pub fn epilogue(mut self, epilogue: $crate::Epilogue) -> Self {
-            self.request.epilogue = epilogue;
-            self
-        }
-    };
-    (rms_norm) => {
-        /// Adds an RMSNorm: each call also writes the RMSNorm of its result's rows, and may add a
-        /// residual first ([`NormArgs`](crate::NormArgs) has the formulas). `epsilon` is added to
-        /// the mean of squares; it must be finite and above 0. Planning fails for variants without
-        /// an RMSNorm.
-        #[must_use]
-        pub fn rms_norm(mut self, epsilon: f32) -> Self {
-            self.request.rms_norm = Some(epsilon);
-            self
-        }
-    };
-    (shard) => {
-        /// Sets the dimension of A that is split over the ranks. Default:
-        /// [`Shard::Rows`](crate::Shard::Rows).
-        #[must_use]
-        pub fn shard(mut self, shard: $crate::Shard) -> Self {
-            self.request.shard = shard;
-            self
-        }
-    };
-    (variant) => {
-        /// Sets the variant that all calls run. By default the plan chooses a variant for each size
-        /// of call.
-        #[must_use]
-        pub fn variant(mut self, variant: Variant) -> Self {
-            variant.write_to(&mut self.request);
-            self
-        }
-    };
-    (root) => {
-        /// Sets the root of the broadcast. Default: rank 0.
-        #[must_use]
-        pub fn root(mut self, root: usize) -> Self {
-            self.request.root = root;
-            self
-        }
-    };
-    (members) => {
-        /// Sets the ranks that take part in the barrier. Default: all ranks of the heap.
-        #[must_use]
-        pub fn members(mut self, members: Vec<usize>) -> Self {
-            self.request.members = Some(members);
-            self
-        }
-    };
-    (workgroups) => {
-        /// Sets the number of workgroups of a launch of the operator's kernels. Default and
-        /// maximum: as many as can be resident at once. Of several workgroups on a GPU, the last one
-        /// has no data in a message by the LL protocol. The option changes neither the variant nor the
-        /// launches of GEMMs, which may fill the device.
-        #[must_use]
-        pub fn workgroups(mut self, workgroups: usize) -> Self {
-            self.request.workgroups = Some(workgroups);
-            self
-        }
-    };
-    (beside) => {
-        /// Leaves this number of multiprocessors free during a call, for a kernel of the caller
-        /// that runs at the same time and waits for the call's tiles. Default: 0, which allows no
-        /// such kernel. Planning fails if a variant has no signals for its tiles of C. If `auto`
-        /// chooses such a variant, choose another variant by name.
-        #[must_use]
-        pub fn beside(mut self, multiprocessors: usize) -> Self {
-            self.request.beside = multiprocessors;
-            self
-        }
-    };
-    (library) => {
-        /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
-        /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
-        /// vendor's library or the built-in GEMM, whichever was measured to be faster.
-        #[must_use]
-        pub fn library(mut self, library: iris_kernels::Library) -> Self {
-            self.request.library = library;
-            self
-        }
-    };
-    (even) => {
-        /// Asserts that N and K are equal on all ranks, even if the operator allows different
-        /// values. The plan may then use measurements for that shape. Default: false, because each
-        /// rank plans by itself, and ranks with different shapes would choose differently. `new` of
-        /// the operator fails if ranks pass different values.
-        #[must_use]
-        pub fn even(mut self, even: bool) -> Self {
-            self.request.even = even;
-            self
-        }
-    };
-    (name) => {
-        /// Sets the name of the operator in errors and faults, such as `layer3.down`; it must be
-        /// the same on all ranks. Without a name, errors show the place where the program makes the
-        /// operator.
-        #[must_use]
-        pub fn name(mut self, name: impl Into<std::sync::Arc<str>>) -> Self {
-            self.request.name = Some(name.into());
-            self
-        }
-    };
-    (trace_spans) => {
-        /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does
-        /// not change the variant, nor whether workgroups or copy engines move the message. A
-        /// library GEMM, or a built-in GEMM that also communicates, is traced as one span of the
-        /// first workgroup.
-        #[must_use]
-        pub fn trace_spans(mut self, trace_spans: u32) -> Self {
-            self.request.trace_spans = trace_spans;
-            self
-        }
-    };
-    (counted) => {
-        /// Makes GPU kernels count the bytes that they move and the signals that they use. Counting
-        /// takes time; CPU kernels always count. The variant is the same as without counting, but
-        /// workgroups do the work of copy engines and of GEMMs that store to peers.
-        #[must_use]
-        pub fn counted(mut self, counted: bool) -> Self {
-            self.request.counted = counted;
-            self
-        }
-    };
-    (first_call) => {
-        #[doc(hidden)]
-        /// Sets the number of the first call, so that a test can reach the wrap-around of the call
-        /// number.
-        #[must_use]
-        pub fn first_call(mut self, first_call: i32) -> Self {
-            self.request.first_call = first_call;
-            self
-        }
-    };
-    (injected) => {
-        #[doc(hidden)]
-        /// Injects delays or faults into the device kernels, for stress tests.
-        #[must_use]
-        pub fn injected(mut self, injected: $crate::FaultInjection) -> Self {
-            self.request.injected = injected;
-            self
+/// Defines the macro `setter_of`, which defines the setter of an option by the option's name.
+macro_rules! setters {
+    ($request:ident => $($(#[$doc:meta])* $name:ident($value:ident: $type:ty) $set:block)*) => {
+        macro_rules! setter_of {
+            $(($name) => {
+                $(#[$doc])*
+                #[must_use]
+                pub fn $name(mut self, $value: $type) -> Self {
+                    let $request = &mut self.request;
+                    $set
+                    self
+                }
+            };)*
         }
     };
 }
 
-pub(crate) use {constructor, options, setter};
+setters! { request =>
+    /// Sets the element type of A and B, or of the message: f32 (default), f16 or bf16.
+    dtype(dtype: iris_heap::DType) { request.dtype = dtype }
+
+    /// Sets the element type of C: f32, f16 or bf16. Default: the type of A.
+    output(output: iris_heap::DType) { request.output = Some(output) }
+
+    /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
+    /// Default: the type of the result. Over several nodes, sums between nodes are rounded to
+    /// this type as well: by NCCL after each addition.
+    wire(wire: iris_heap::DType) { request.wire = Some(wire) }
+
+    /// Sets the shape of a tile. By default the plan chooses the tile by the shape of the call
+    /// and by the device.
+    tile(tile: crate::TileShape) { request.tile = Some(tile) }
+
+    /// Sets the function that is applied to each element of the result. Default:
+    /// [`Epilogue::None`](crate::Epilogue::None).
+    epilogue(epilogue: crate::Epilogue) { request.epilogue = epilogue }
+
+    /// Adds an RMSNorm: each call also writes the RMSNorm of its result's rows, and may add a
+    /// residual first ([`NormArgs`](crate::NormArgs) has the formulas). `epsilon` is added to
+    /// the mean of squares; it must be finite and above 0. Planning fails for variants without
+    /// an RMSNorm.
+    rms_norm(epsilon: f32) { request.rms_norm = Some(epsilon) }
+
+    /// Sets the dimension of A that is split over the ranks. Default:
+    /// [`Shard::Rows`](crate::Shard::Rows).
+    shard(shard: crate::Shard) { request.shard = shard }
+
+    /// Sets the variant that all calls run. By default the plan chooses a variant for each size
+    /// of call.
+    variant(variant: Variant) { variant.write_to(request) }
+
+    /// Sets the root of the broadcast. Default: rank 0.
+    root(root: usize) { request.root = root }
+
+    /// Sets the ranks that take part in the barrier. Default: all ranks of the heap.
+    members(members: Vec<usize>) { request.members = Some(members) }
+
+    /// Sets the number of workgroups of a launch of the operator's kernels. Default and
+    /// maximum: as many as can be resident at once. Of several workgroups on a GPU, the last one
+    /// has no data in a message by the LL protocol. The option changes neither the variant nor the
+    /// launches of GEMMs, which may fill the device.
+    workgroups(workgroups: usize) { request.workgroups = Some(workgroups) }
+
+    /// Leaves this number of multiprocessors free during a call, for a kernel of the caller
+    /// that runs at the same time and waits for the call's tiles. Default: 0, which allows no
+    /// such kernel. Planning fails if a variant has no signals for its tiles of C. If `auto`
+    /// chooses such a variant, choose another variant by name.
+    beside(multiprocessors: usize) { request.beside = multiprocessors }
+
+    /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
+    /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
+    /// vendor's library or the built-in GEMM, whichever was measured to be faster.
+    library(library: iris_kernels::Library) { request.library = library }
+
+    /// Asserts that N and K are equal on all ranks, even if the operator allows different
+    /// values. The plan may then use measurements for that shape. Default: false, because each
+    /// rank plans by itself, and ranks with different shapes would choose differently. `new` of
+    /// the operator fails if ranks pass different values.
+    even(even: bool) { request.even = even }
+
+    /// Sets the name of the operator in errors and faults, such as `layer3.down`; it must be
+    /// the same on all ranks. Without a name, errors show the place where the program makes the
+    /// operator.
+    name(name: impl Into<std::sync::Arc<str>>) { request.name = Some(name.into()) }
+
+    /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does
+    /// not change the variant, nor whether workgroups or copy engines move the message. A
+    /// library GEMM, or a built-in GEMM that also communicates, is traced as one span of the
+    /// first workgroup.
+    trace_spans(trace_spans: u32) { request.trace_spans = trace_spans }
+
+    /// Makes GPU kernels count the bytes that they move and the signals that they use. Counting
+    /// takes time; CPU kernels always count. The variant is the same as without counting, but
+    /// workgroups do the work of copy engines and of GEMMs that store to peers.
+    counted(counted: bool) { request.counted = counted }
+
+    #[doc(hidden)]
+    /// Sets the number of the first call, so that a test can reach the wrap-around of the call
+    /// number.
+    first_call(first_call: i32) { request.first_call = first_call }
+
+    #[doc(hidden)]
+    /// Injects delays or faults into the device kernels, for stress tests.
+    injected(injected: crate::FaultInjection) { request.injected = injected }
+}
+
+pub(crate) use {constructor, options, setter_of as setter};
