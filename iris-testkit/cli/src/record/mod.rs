@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use iris_testkit::say;
-use serde::Deserialize;
 
 use crate::errors::usage;
 use crate::tune::regret;
+use line::Line;
 
 pub(crate) use compare::print as compare;
 
 pub(crate) mod chart;
 mod compare;
+pub(crate) mod line;
 
 /// Name of the record that docs/performance.md shows.
 const SHOWN: &str = "h200.jsonl";
@@ -53,45 +54,6 @@ pub(crate) fn kept(name: &str) -> PathBuf {
     let here = std::env::current_dir().unwrap_or_default();
     let found = here.ancestors().map(|above| above.join(folder)).find(|it| it.is_dir());
     found.unwrap_or_else(|| folder.into()).join(name)
-}
-
-/// Measured operator: one line of a record. Other lines have no `op` or no `us` and are skipped.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Line {
-    pub(crate) op: String,
-    pub(crate) variant: String,
-    /// Variant that the benchmark asked for, possibly `auto`; `None` in old records.
-    asked: Option<String>,
-    #[serde(default)]
-    dtype: String,
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    #[serde(default)]
-    pub(crate) columns: bool,
-    workgroups: Option<usize>,
-    tile: Option<[usize; 2]>,
-    pub(crate) ranks: usize,
-    #[serde(default)]
-    device: String,
-    #[serde(default)]
-    commit: String,
-    pub(crate) us: f64,
-    pub(crate) baseline_us: Option<f64>,
-    /// Time of the library with its buffers registered as windows, if measured; `baseline_us` is
-    /// the faster of both.
-    windowed_us: Option<f64>,
-    /// Version of RCCL, in records of AMD devices.
-    rccl: Option<String>,
-    /// Ratio to the baseline: each sample is divided by the baseline's sample next to it, and this
-    /// is the median; `None` in old records.
-    ratio: Option<f64>,
-    /// Lower limit of the time: the GEMM alone or the transfer alone, whichever takes longer.
-    pub(crate) limit_us: Option<f64>,
-    /// Time of PyTorch's own operators on the same machine.
-    pub(crate) torch_us: Option<f64>,
-    /// Epsilon of an RMSNorm, for which the baseline is not a library.
-    rms_norm: Option<f64>,
 }
 
 /// Subject of a measurement: operator, matrices, number of ranks and devices, but not the variant.
@@ -324,25 +286,16 @@ mod tests {
         Line {
             op: op.into(),
             variant: "v".into(),
-            asked: None,
             dtype: "bf16".into(),
             m,
             n: 4096,
             k: if op.contains("matmul") { 512 } else { 0 },
-            columns: false,
-            workgroups: None,
-            tile: None,
             ranks: 2,
             device: "2 x X".into(),
             commit: "abcdef012".into(),
             us,
             baseline_us: Some(base),
-            windowed_us: None,
-            rccl: None,
-            ratio: None,
-            limit_us: None,
-            torch_us: None,
-            rms_norm: None,
+            ..Line::default()
         }
     }
 

@@ -2,30 +2,8 @@
 
 use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
 use iris_testkit::suite::{Op, Options, plan};
-use serde::Deserialize;
 
-/// Row of a record, with only the fields that predictions need.
-#[derive(Debug, Deserialize)]
-pub(super) struct Row {
-    op: String,
-    variant: String,
-    asked: Option<String>,
-    dtype: String,
-    m: usize,
-    n: usize,
-    k: usize,
-    columns: Option<bool>,
-    tile: Option<[usize; 2]>,
-    rms_norm: Option<f32>,
-    /// Whether the message consisted of packs. No message did in earlier versions.
-    #[serde(default)]
-    packs: bool,
-    pub(super) ranks: usize,
-    #[serde(default)]
-    pub(super) commit: String,
-    us: f64,
-    ratio_spread: Option<[f64; 2]>,
-}
+use crate::record::line::Line;
 
 /// Key of a measured call without its variant; calls with equal keys compute the same result.
 pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
@@ -64,14 +42,14 @@ pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured>
     measured(serde_json::from_value(line).ok()?, ranks.untuned())
 }
 
-/// Plans the call of `row`; `None` if its variant no longer exists.
-pub(super) fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
+/// Plans the call of the line `row`; `None` if its variant no longer exists.
+pub(super) fn measured(row: Line, ranks: Ranks) -> Option<Measured> {
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
-    let columns = row.columns.unwrap_or(false);
+    let columns = row.columns;
     let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
     options.dtype = row.dtype.parse().ok()?;
     options.tile = row.tile.map(|[m, n]| TileShape { m, n });
-    options.rms_norm = row.rms_norm;
+    options.rms_norm = row.rms_norm.map(|it| it as f32);
     options.shard = if columns { Shard::Columns } else { Shard::Rows };
     let ranks = if row.packs { ranks } else { ranks.without_packs() };
     let name = if op.options().contains(&"variant") { variant.name() } else { "auto" };

@@ -12,8 +12,9 @@ use iris_ops::{Device, Machine, Ranks, Variant};
 use iris_testkit::say;
 
 use super::fit::fitted;
-use super::measured::{Measured, Row, Shape, measured};
+use super::measured::{Measured, Shape, measured};
 use crate::errors::usage;
+use crate::record::line::Line;
 
 /// Rows of a record that belong to one commit and one number of ranks.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     let text = iris_heap::read_file(path).map_err(|e| usage(&name, e, "a readable record"))?;
     let mut found: Vec<Record> = Vec::new();
     for line in text.lines() {
-        let Ok(row) = serde_json::from_str::<Row>(line) else { continue };
+        let Ok(row) = serde_json::from_str::<Line>(line) else { continue };
         let name = format!("{}, {} ranks", row.commit, row.ranks);
         let Ok(device) = Device::named("h200") else { continue };
         let ranks = Ranks::new(0, row.ranks).on_device(device);
