@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
-use super::sides::{Clock, Side, Times};
+use super::sides::{Clock, Side, Times, Work};
 use super::step::{Between, Step, Steps, Sum};
 use super::vendor::{self, Multiplier};
 use super::{Beside, Choice, Rank, Shape};
@@ -301,11 +301,12 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     }
     if let Some(plan) = plans.apart.as_ref().filter(|_| base.is_none()) {
         base = Some(sides.len());
-        sides.push(Side::apart(matrices.apart(shape, plan, ranks)?));
+        let apart = matrices.apart(shape, plan, ranks)?;
+        sides.push(Side::of(Work::Apart(Box::new(apart))));
     }
     if let Some((block, peers)) = matrices.crossing(shape, ranks)? {
         transfer = Some(sides.len());
-        sides.push(Side::copies(heap, block, peers));
+        sides.push(Side::of(Work::Copies { heap: heap.clone(), block, peers }));
     }
     // All data that the libraries access is registered as one window of a second communicator; the
     // first communicator has no window. all_to_all and broadcast are left out because they gain
@@ -467,7 +468,7 @@ fn add_steps<'a>(
     let mut add = |sum: &dyn Fn() -> Sum<'a>, with: bool| {
         [layers, layers / 2].map(|layers| {
             let between = with.then(|| between.clone());
-            sides.push(Side::step(Step { layers, sum: sum(), between }));
+            sides.push(Side::of(Work::Step(Step { layers, sum: sum(), between })));
             sides.len() - 1
         })
     };

@@ -93,27 +93,11 @@ impl<'a> Side<'a> {
         Self::of(Work::Op(Box::new((op, operands))))
     }
 
-    pub(super) fn apart(apart: Apart) -> Self {
-        Self::of(Work::Apart(Box::new(apart)))
-    }
-
-    pub(super) fn step(step: Step<'a>) -> Self {
-        Self::of(Work::Step(step))
-    }
-
     pub(super) fn libraries(baseline: Baseline<'a>, name: &'static str) -> Self {
         Self::of(Work::Libraries(baseline, name))
     }
 
-    pub(super) fn copies(
-        heap: &Arc<SymmetricHeap>,
-        block: SymSlice<u8>,
-        peers: Vec<usize>,
-    ) -> Self {
-        Self::of(Work::Copies { heap: heap.clone(), block, peers })
-    }
-
-    fn of(work: Work<'a>) -> Self {
+    pub(super) fn of(work: Work<'a>) -> Self {
         Side { work, calls: 1, estimate: 0.0, graph: None, bare: None, times: Times::default() }
     }
 
