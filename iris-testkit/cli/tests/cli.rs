@@ -14,9 +14,21 @@ use serde_json::Value;
 const WEIGHTS: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/src/layer/minilm-l6-layer0-ffn.safetensors");
 
-fn iris(arguments: &[&str]) -> Output {
+/// Command line of `iris` with these arguments.
+fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    command.args(arguments).env("IRIS_TUNING", tuning(arguments)).output().unwrap()
+    command.args(arguments).env("IRIS_TUNING", tuning(arguments));
+    command
+}
+
+/// Exit code, stdout and stderr of a program that has ended.
+fn ended(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+fn iris(arguments: &[&str]) -> (Option<i32>, String, String) {
+    ended(&mut command(arguments))
 }
 
 /// Value of `IRIS_TUNING` for a command line: a file for `tune`, which writes it; `off` for all
@@ -29,19 +41,17 @@ fn tuning(arguments: &[&str]) -> &'static str {
 /// Runs `iris` with these arguments, which must succeed, and returns its stdout.
 #[track_caller]
 fn good(arguments: &[&str]) -> String {
-    let output = iris(arguments);
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+    let (code, out, error) = iris(arguments);
+    assert_eq!(code, Some(0), "{arguments:?}:\n{out}\n{error}");
     out
 }
 
 /// Stderr of a run that must be refused as the caller's error, before any rank is started.
 #[track_caller]
 fn refused(arguments: &[&str]) -> String {
-    let output = iris(arguments);
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert!(!error.contains("[rank") && output.stdout.is_empty(), "{arguments:?}: {error}");
+    let (code, out, error) = iris(arguments);
+    assert_eq!(code, Some(2), "{arguments:?}: {error}");
+    assert!(!error.contains("[rank") && out.is_empty(), "{arguments:?}: {error}");
     error
 }
 
@@ -83,11 +93,9 @@ fn a_job_within_a_rank_of_another_launcher_is_a_job_of_its_own() {
                     MASTER_PORT=29500 TORCHELASTIC_RUN_ID=7 IRIS_NODE=1";
     for outer in [mpirun, mpiexec, srun, torchrun] {
         let vars = outer.split_whitespace().filter_map(|pair| pair.split_once('='));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-        command.args(["run", "barrier", "--ranks", "2", "--iters", "1"]).env("IRIS_TUNING", "off");
-        let output = command.envs(vars).output().unwrap();
-        let error = text(&output.stderr);
-        assert!(output.status.success(), "{outer}: {error}");
+        let barrier = ["run", "barrier", "--ranks", "2", "--iters", "1"];
+        let (code, _, error) = ended(command(&barrier).envs(vars));
+        assert_eq!(code, Some(0), "{outer}: {error}");
     }
 }
 
@@ -243,13 +251,8 @@ fn a_result_has_the_options_of_its_run() {
 fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
     let table = good(&["record"]);
     assert!(table.contains("| `matmul` | 2 x NVIDIA H200"), "{table}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    let outside = command.arg("record").current_dir("/").output().unwrap();
-    let error = text(&outside.stderr);
-    assert!(
-        outside.status.code() == Some(2) && error.contains("bench/record/h200.jsonl"),
-        "{error}"
-    );
+    let (code, _, error) = ended(command(&["record"]).current_dir("/"));
+    assert!(code == Some(2) && error.contains("bench/record/h200.jsonl"), "{error}");
 }
 
 /// Tests jobs over two simulated nodes: a run of the barrier, which is checked by the ranks' times,
@@ -290,9 +293,8 @@ fn a_secret_is_written_once_and_for_its_user_alone() {
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&path).unwrap();
     assert!(!out.contains(&secret[..8]), "the secret is printed: {out}");
-    let again = iris(&arguments);
-    let error = text(&again.stderr);
-    assert!(!again.status.success() && error.contains("exists"), "{}: {error}", again.status);
+    let (code, _, error) = iris(&arguments);
+    assert!(code != Some(0) && error.contains("exists"), "{code:?}: {error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), secret, "a second secret locks ranks out");
 }
 
@@ -330,10 +332,8 @@ fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
 
 /// Runs `iris` with the given stdout and stderr, as a user's shell would start it.
 fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     // Settings of the test's own environment are overridden, because they would change the output.
-    command.env("IRIS_LOG", "error").env("IRIS_TUNING", tuning(arguments));
-    command.args(arguments).stdout(out).stderr(err).output().unwrap()
+    command(arguments).env("IRIS_LOG", "error").stdout(out).stderr(err).output().unwrap()
 }
 
 /// Command lines of tasks that print their output in different ways.
@@ -368,21 +368,19 @@ fn a_full_disk_is_an_error() {
         // error.
         assert_eq!(iris_to(arguments, full(), full()).status.code(), Some(1), "{arguments:?}");
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    command.args(["run", "barrier", "--ranks", "2"]).env("IRIS_NO_SUCH", "1");
-    assert_eq!(command.stderr(full()).output().unwrap().status.code(), Some(0));
+    let mut warned = command(&["run", "barrier", "--ranks", "2"]);
+    assert_eq!(ended(warned.env("IRIS_NO_SUCH", "1").stderr(full())).0, Some(0));
 }
 
 #[test]
 fn a_thread_that_does_not_start_is_an_error() {
     for kind in [&["--threads-as-ranks"][..], &[]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-        command.args(["run", "barrier", "--ranks", "2"]).args(kind);
+        let mut command = command(&[&["run", "barrier", "--ranks", "2"], kind].concat());
         // Each thread asks for a stack of 64 TiB, for which no host has memory, so that no thread
         // can be started.
-        let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{error}");
+        let stack = (1_u64 << 46).to_string();
+        let (code, _, error) = ended(command.env("RUST_MIN_STACK", stack));
+        assert_eq!(code, Some(1), "{error}");
         assert!(error.contains("iris: ") && !error.contains("panicked"), "{error}");
     }
 }
@@ -391,20 +389,19 @@ fn a_thread_that_does_not_start_is_an_error() {
 fn a_trace_that_cannot_be_kept_costs_no_result() {
     let barrier = &["run", "barrier", "--ranks", "2", "--iters", "1"][..];
     for arguments in [barrier, &["run", "--ranks", "2", "--iters", "1"]] {
-        let output = iris(&[arguments, &["--json", "--trace", "/dev/full"]].concat());
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{error}");
+        let traced = [arguments, &["--json", "--trace", "/dev/full"]].concat();
+        let (code, out, error) = iris(&traced);
+        assert_eq!(code, Some(2), "{error}");
         assert!(error.contains("trace /dev/full is No space left"), "{error}");
-        let it: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let it: Value = serde_json::from_str(&out).unwrap();
         assert_eq!(it["ok"], true, "{it}");
     }
 }
 
 #[test]
 fn the_log_is_plain_text_where_no_terminal_reads_it() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    command.args(["run", "barrier", "--ranks", "2"]).env("IRIS_NO_SUCH", "1");
-    let error = text(&command.env("IRIS_COMMIT", "known").output().unwrap().stderr);
+    let mut command = command(&["run", "barrier", "--ranks", "2"]);
+    let (_, _, error) = ended(command.env("IRIS_NO_SUCH", "1").env("IRIS_COMMIT", "known"));
     assert!(error.contains("IRIS_NO_SUCH is no variable of iris"), "{error}");
     assert!(!error.contains('\u{1b}') && !error.contains("IRIS_COMMIT"), "{error}");
 }
@@ -412,10 +409,8 @@ fn the_log_is_plain_text_where_no_terminal_reads_it() {
 #[test]
 fn a_wrong_environment_is_named() {
     for (name, value) in [("IRIS_DEADLINE", "soon"), ("IRIS_THREADS", "0"), ("IRIS_LOG", "loud")] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-        let output = command.args(["run", "barrier"]).env(name, value).output().unwrap();
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{error}");
+        let (code, _, error) = ended(command(&["run", "barrier"]).env(name, value));
+        assert_eq!(code, Some(2), "{error}");
         assert!(error.contains(name) && error.contains(value), "{error}");
     }
 }
@@ -446,9 +441,8 @@ fn weights_that_are_no_file_are_not_read() {
     for (path, says) in cases {
         let mut command = Command::new("timeout");
         command.args(["600", env!("CARGO_BIN_EXE_iris"), "run", "--weights"]).arg(path);
-        let output = command.output().unwrap();
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{path:?}: {error}");
+        let (code, _, error) = ended(&mut command);
+        assert_eq!(code, Some(2), "{path:?}: {error}");
         assert!(error.contains(says), "{path:?}: {error}");
     }
 }
@@ -487,9 +481,9 @@ fn wrong_numbers_fail_the_main_job() {
     let value = f32::from_le_bytes(bias[last..].try_into().unwrap());
     bias[last..].copy_from_slice(&(value + 0.01).to_le_bytes());
     std::fs::write(&path, changed("ffn.down.bias", Dtype::F32, &[384], &bias)).unwrap();
-    let output = iris(&["run", "--iters", "1", "--weights", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
-    assert!(text(&output.stderr).contains("relative error"), "{}", text(&output.stderr));
+    let (code, out, error) = iris(&["run", "--iters", "1", "--weights", path.to_str().unwrap()]);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(error.contains("relative error"), "{error}");
 }
 
 #[test]
@@ -550,10 +544,7 @@ fn the_suite_counts_what_it_skips() {
 
 /// Runs `iris` with a cache folder of its own; returns exit code, stdout and stderr.
 fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    command.args(arguments).env("IRIS_CACHE", folder).env_remove("IRIS_TUNING");
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    (status.code(), text(&stdout), text(&stderr))
+    ended(command(arguments).env("IRIS_CACHE", folder).env_remove("IRIS_TUNING"))
 }
 
 /// Tests that `iris plan` prints the choices, and their reasons, for a device that this machine
@@ -645,18 +636,14 @@ fn a_machine_that_was_tuned_is_planned_for() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_ne!(planned(file.to_str().unwrap()), built_in);
     // A file that IRIS_TUNING names is for its number of ranks only.
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     let three = ["plan", "all-reduce", "--ranks", "3", "--device", "cpu"];
-    let told = command.args(three).env("IRIS_TUNING", file).output().unwrap();
-    let error = String::from_utf8_lossy(&told.stderr);
-    assert!(told.status.code() == Some(2) && error.contains("expected 3 ranks on "), "{error}");
+    let (code, _, error) = ended(command(&three).env("IRIS_TUNING", file));
+    assert!(code == Some(2) && error.contains("expected 3 ranks on "), "{error}");
     let text = std::fs::read_to_string(file).unwrap();
     let other = folder.path().join("other.toml");
     std::fs::write(&other, text.replace("world = 2", "world = 3")).unwrap();
     for (file, told) in [(file, "measured for 2 ranks"), (&*other, "a file for 3 ranks on ")] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-        let doctor = command.args(["doctor", "--no-links"]).env("IRIS_TUNING", file).output();
-        let out = String::from_utf8_lossy(&doctor.unwrap().stdout).into_owned();
+        let (_, out, _) = ended(command(&["doctor", "--no-links"]).env("IRIS_TUNING", file));
         assert!(out.contains(told) && !out.contains("ERROR tuning"), "{out}");
     }
     // The file has rows for the user's own shapes, which take precedence over the built-in rows.
@@ -696,11 +683,9 @@ fn a_machine_that_was_tuned_is_planned_for() {
     planned(file.to_str().unwrap());
     // A file that cannot be written is refused before anything is measured.
     let nowhere = folder.path().join("nowhere/tuning.toml");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    let told = command.args(["tune", "--ranks", "2"]).env("IRIS_TUNING", nowhere).output().unwrap();
-    let error = String::from_utf8_lossy(&told.stderr);
-    assert!(told.status.code() == Some(2) && error.contains("cannot be written"), "{error}");
-    assert!(told.stdout.is_empty(), "{told:?}");
+    let (code, out, error) = ended(command(&["tune", "--ranks", "2"]).env("IRIS_TUNING", nowhere));
+    assert!(code == Some(2) && error.contains("cannot be written"), "{error}");
+    assert!(out.is_empty(), "{out}");
 }
 
 #[test]
@@ -744,18 +729,11 @@ fn a_rank_that_waits_alone_names_the_others() {
         r#"{{"weights": null, "device": {device}, "iterations": 1, "trace": false, "nodes": 1}}"#
     );
     for (rank, others) in [("0", "1 and 2"), ("1", "0")] {
-        let output = Command::new(env!("CARGO_BIN_EXE_iris"))
-            .args(["rank", "layer", &job])
-            .env("IRIS_RENDEZVOUS", folder.path())
-            .env("IRIS_DEADLINE", "0.003")
-            .env("IRIS_LOG", "warn")
-            .env("WORLD_SIZE", "3")
-            .env("RANK", rank)
-            .env("LOCAL_RANK", rank)
-            .output()
-            .unwrap();
-        let error = text(&output.stderr);
-        assert!(!output.status.success(), "{error}");
+        let mut command = command(&["rank", "layer", &job]);
+        command.env("IRIS_RENDEZVOUS", folder.path()).env("IRIS_DEADLINE", "0.003");
+        command.env("IRIS_LOG", "warn").env("WORLD_SIZE", "3");
+        let (code, _, error) = ended(command.env("RANK", rank).env("LOCAL_RANK", rank));
+        assert_ne!(code, Some(0), "{error}");
         let said = format!("rank {rank} of 3 waits for rank {others} ");
         let warned = error.lines().find(|line| line.contains(&said));
         assert!(warned.is_some_and(|line| line.contains("WARN")), "rank {rank}: {error}");
@@ -801,10 +779,10 @@ fn a_smoke_test_can_be_of_one_op_and_of_threads_alone() {
 fn a_report_is_one_file_with_every_step() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.txt");
-    let output = iris(&["report", "--backend", "cpu", "--out", file.to_str().unwrap()]);
-    let (out, report) = (text(&output.stdout), std::fs::read_to_string(&file).unwrap());
+    let (code, out, error) = iris(&["report", "--backend", "cpu", "--out", file.to_str().unwrap()]);
+    let report = std::fs::read_to_string(&file).unwrap();
     // A ratio may exceed its limit on a busy machine, which is not an error of the report.
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{out}{}", text(&output.stderr));
+    assert!(matches!(code, Some(0 | 1)), "{out}{error}");
     assert!(out.contains("is the file to send"), "{out}");
     let steps = ["iris doctor", "iris test --level smoke", "iris bench --only crate, 1 thread"];
     let mut rest = report.as_str();
