@@ -31,6 +31,8 @@ pub(crate) struct Row {
     pub(crate) tiles: Tiles,
     /// Whether the operator may run in place, with C in the memory of A.
     pub(crate) in_place: bool,
+    /// Operators of each node, and steps between nodes, of which a call over several nodes consists.
+    pub(crate) composed: Composition,
     /// Program of a call for a world with only one rank.
     pub(crate) alone: &'static [Alternative],
     /// Variants of the operator, with their programs and memory.
@@ -113,6 +115,33 @@ pub(crate) enum Tiles {
     Split,
     /// Tiles of the rank's own rows only.
     Own,
+}
+
+/// Operators of each node, and steps between nodes, of which a call over several nodes consists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Composition {
+    /// The operator on each rank alone, without a step between nodes.
+    Alone,
+    /// Sums over the ranks of a node by the operator `scatter`, all-reduces of the sums between
+    /// nodes, and an all-gather of the results within each node.
+    AllReduce {
+        /// Operator that leaves each rank of the node the sums of its rows.
+        scatter: Op,
+    },
+    /// The operator of the node for the rows of each node, and an exchange of the sums.
+    ReduceScatter,
+    /// An exchange of A, or of the input, and the operator of the node for the rows that each
+    /// exchange has brought.
+    GatherA,
+    /// The operator of the node for its own rows, an exchange of the results, and an all-gather
+    /// within each node.
+    GatherC,
+    /// An all-to-all between nodes, and within each node for the blocks of each source node.
+    AllToAll,
+    /// A broadcast between nodes by the ranks with the root's number, then within each node.
+    Broadcast,
+    /// A barrier of each node before and after a step of one rank of each node.
+    Barrier,
 }
 
 /// Variant of an operator: its program, memory and properties.

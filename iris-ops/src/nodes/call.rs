@@ -21,6 +21,7 @@ use crate::kind::Op;
 use crate::matrix::MatRef;
 use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
+use crate::spec::Composition;
 use crate::split::split;
 
 /// Call over several nodes whose parts are being enqueued.
@@ -137,19 +138,18 @@ fn of_step(op: Op, error: Error, recovery: Recovery) -> Error {
 impl Calling<'_> {
     /// Enqueues the whole call over several nodes.
     fn all(&mut self) -> Result<()> {
-        match self.record.op {
-            Op::MatmulAllReduce | Op::AllReduce => self.all_reduce(),
-            Op::MatmulReduceScatter | Op::ReduceScatter => self.reduce_scatter(),
-            Op::AllGather => self.all_gather(),
-            Op::MatmulAllGather => self.matmul_all_gather(),
-            Op::AllGatherMatmul => match self.op.plan.request().shard {
+        match self.op.plan.row().composed {
+            Composition::AllReduce { .. } => self.all_reduce(),
+            Composition::ReduceScatter => self.reduce_scatter(),
+            Composition::GatherC => self.gather_c(),
+            Composition::GatherA => match self.op.plan.request().shard {
                 Shard::Rows => self.gather_rows(),
                 Shard::Columns => self.gather_columns(),
             },
-            Op::AllToAll => self.all_to_all(),
-            Op::Broadcast => self.broadcast(),
-            Op::Barrier => self.barrier(),
-            Op::Matmul => Ok(()),
+            Composition::AllToAll => self.all_to_all(),
+            Composition::Broadcast => self.broadcast(),
+            Composition::Barrier => self.barrier(),
+            Composition::Alone => Ok(()),
         }
     }
 
@@ -418,19 +418,7 @@ impl Calling<'_> {
         Ok(())
     }
 
-    fn all_gather(&mut self) -> Result<()> {
-        let (a, c) = (self.input()?, self.output()?);
-        let node = self.op.plan.ranks().node();
-        let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
-        let arrivals = self.gather(a, longest)?;
-        // These rows of C come from this node's ranks only, so they need no step between nodes.
-        self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
-        self.gathered(arrivals, (a.dtype(), self.call.n), |from, all| {
-            self.copy(Role::Main, from, c.some_rows(all))
-        })
-    }
-
-    fn matmul_all_gather(&mut self) -> Result<()> {
+    fn gather_c(&mut self) -> Result<()> {
         let c = self.output()?;
         let (all, rows) = self.rows(self.op.plan.ranks().node());
         self.part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
@@ -445,8 +433,8 @@ impl Calling<'_> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
         let arrivals = self.gather(a, longest)?;
-        // The node multiplies its own rows while the first step between nodes runs, and the rows of
-        // some nodes while those of others arrive.
+        // The node works on its own rows, which need no step between nodes, while the first step
+        // runs, and on the rows of some nodes while those of others arrive.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.op.plan.ranks().node()).0;

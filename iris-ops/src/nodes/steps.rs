@@ -2,10 +2,10 @@
 //! that a rank enqueues. The time of a call is predicted from these steps.
 
 use super::exchange::{self, Kind, Sent, shift_steps};
-use crate::kind::Op;
 use crate::options::Shard;
 use crate::plan::Plan;
 use crate::plan::composed::{Role, slot_bytes};
+use crate::spec::Composition;
 use crate::split::split;
 
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
@@ -53,8 +53,8 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
         })
     };
     let mut steps = Vec::new();
-    match plan.op() {
-        Op::MatmulAllReduce | Op::AllReduce => {
+    match plan.row().composed {
+        Composition::AllReduce { .. } => {
             let blocks = composed.blocks.min(m.max(1));
             let most = m.div_ceil(blocks).div_ceil(local);
             let bytes = slot_bytes(most, n, wire);
@@ -72,7 +72,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
                 steps.extend(request.rms_norm.map(|_| part(Role::Gather, rows)));
             }
         }
-        Op::MatmulReduceScatter | Op::ReduceScatter => {
+        Composition::ReduceScatter => {
             let bytes = slots(slot_bytes(own, n, wire));
             let mut last = 0;
             for (index, (exchange, shifts)) in
@@ -86,24 +86,19 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             }
             steps.extend([part(Role::Main, here), Wait(last), part(Role::Finish, own)]);
         }
-        Op::AllGather => {
-            steps.push(copy(own));
-            steps.extend(exchanges(slot_bytes(own, n, dtype)));
-            steps.push(part(Role::Main, here));
-            steps.extend(arrivals(Role::Main));
-        }
-        Op::MatmulAllGather => {
+        Composition::GatherC => {
             steps.extend([part(Role::Main, here), copy(own)]);
             steps.extend(exchanges(slot_bytes(own, n, request.output_dtype())));
             steps.extend(arrivals(Role::Gather));
         }
-        Op::AllGatherMatmul if request.shard == Shard::Rows => {
+        Composition::GatherA if request.shard == Shard::Rows => {
             steps.push(copy(own));
-            steps.extend(exchanges(slot_bytes(own, k, dtype)));
+            let cols = (request.row.dims)(n, k).a;
+            steps.extend(exchanges(slot_bytes(own, cols, dtype)));
             steps.push(part(Role::Main, here));
             steps.extend(arrivals(Role::Main));
         }
-        Op::AllGatherMatmul => {
+        Composition::GatherA => {
             let most = composed.rows_of_block(request.m);
             let bytes = slot_bytes(k.div_ceil(ranks.size), most, dtype);
             let blocks = || composed.row_blocks(request.m, m);
@@ -117,7 +112,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
                 steps.push(part(Role::Product, rows.len()));
             }
         }
-        Op::AllToAll => {
+        Composition::AllToAll => {
             let slot = slot_bytes(here, n, dtype);
             let sent = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
             steps.extend(sent.map(|rows| part(Role::Copy, rows)));
@@ -125,17 +120,17 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             steps.extend([part(Role::Main, here), Wait(0)]);
             steps.extend((1..nodes).map(|_| part(Role::Main, here)));
         }
-        Op::Broadcast => {
+        Composition::Broadcast => {
             steps.push(part(Role::Copy, m));
             steps.push(Exchange { kind: Kind::Broadcast, bytes: slot_bytes(m, n, dtype) });
             steps.extend([Wait(0), part(Role::Main, m)]);
         }
-        Op::Barrier => {
+        Composition::Barrier => {
             steps.push(part(Role::Main, 0));
             steps.push(Exchange { kind: Kind::AllGather, bytes: 0 });
             steps.extend([Wait(0), part(Role::Main, 0)]);
         }
-        Op::Matmul => return None,
+        Composition::Alone => return None,
     }
     Some(steps)
 }
@@ -146,6 +141,7 @@ mod tests {
 
     use super::*;
     use crate::args::Matrices;
+    use crate::kind::Op;
     use crate::matrix::MatRef;
     use crate::nodes::Composite;
     use crate::options::Request;

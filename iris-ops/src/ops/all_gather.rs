@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// All-gather. Output (on all ranks): the inputs of all ranks, in the order of ranks. Planned
@@ -49,6 +49,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::Own,
     in_place: false,
+    composed: Composition::GatherA,
     alone: LOCAL,
     forms: &[
         FORMS[0],

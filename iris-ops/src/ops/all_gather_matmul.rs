@@ -9,7 +9,7 @@ use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
 use crate::programs::{GATHER, GATHER_COPIED, MATMUL, UNFUSED_GATHER};
-use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered from all ranks) B (`k` x `n`, each
@@ -66,6 +66,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::product,
     tiles: Tiles::Split,
     in_place: false,
+    composed: Composition::GatherA,
     alone: MATMUL,
     forms: &[
         Form::push(kind::Variant::Baseline, GATHER, Memory::Gathered),

@@ -6,7 +6,7 @@ use crate::kind::Op;
 use crate::ops::matmul_all_reduce::{FORMS, LL, TWO_SHOT_LL};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Norm, Part, Row, Tiles};
 
 operator! {
     /// All-reduce. Output (on all ranks) = sum over ranks of the input. The call may run in place:
@@ -55,6 +55,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::All,
     in_place: true,
+    composed: Composition::AllReduce { scatter: Op::ReduceScatter },
     alone: LOCAL,
     forms: &[
         FORMS[0].norms(Norm::Last),

@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// All-to-all. Block s of this rank's output is block `rank` of the input of rank s. Planned by
@@ -48,6 +48,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::Own,
     in_place: false,
+    composed: Composition::AllToAll,
     alone: LOCAL,
     forms: &[
         Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllToAll)])], Memory::Parts)

@@ -10,7 +10,7 @@ use crate::kind::{Op, Variant};
 use crate::nodes::Operator;
 use crate::options::options;
 use crate::programs::BARRIER;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 /// Barrier of all ranks of the heap, or of the ranks in [`Options::members`]. All ranks make the
 /// operator, but only members run it.
@@ -58,6 +58,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::All,
     in_place: false,
+    composed: Composition::Barrier,
     alone: BARRIER,
     forms: &[Form::push(Variant::Flat, BARRIER, Memory::None)],
 };

@@ -10,7 +10,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Broadcast. Output (on all ranks) = input of the root. Other ranks have no input. On the root
@@ -52,6 +52,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::All,
     in_place: true,
+    composed: Composition::Broadcast,
     alone: LOCAL,
     forms: &[
         Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::Broadcast)])], Memory::OneSource)

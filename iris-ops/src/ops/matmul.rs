@@ -5,7 +5,7 @@ use crate::facade::operator;
 use crate::kind::Op;
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Dims, Form, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only: each
@@ -33,6 +33,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::product,
     tiles: Tiles::All,
     in_place: false,
+    composed: Composition::Alone,
     alone: MATMUL,
     forms: &[Form::PRODUCT],
 };

@@ -9,7 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
-use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, on all ranks): the rows `split(m, size, r)` are the product A B (plus a bias)
@@ -53,6 +53,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::product,
     tiles: Tiles::Own,
     in_place: false,
+    composed: Composition::GatherC,
     alone: MATMUL,
     forms: &[
         FORMS[0],

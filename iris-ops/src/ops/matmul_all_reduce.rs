@@ -13,7 +13,7 @@ use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
     UNFUSED_TWO_SHOT_LL,
 };
-use crate::spec::{Common, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias
@@ -76,6 +76,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::product,
     tiles: Tiles::All,
     in_place: false,
+    composed: Composition::AllReduce { scatter: Op::MatmulReduceScatter },
     alone: MATMUL,
     forms: &[
         FORMS[0],

@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
-use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = these rows of the sum over ranks of A (`m` x `k`) B
@@ -59,6 +59,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::product,
     tiles: Tiles::Split,
     in_place: false,
+    composed: Composition::ReduceScatter,
     alone: MATMUL,
     forms: &[
         FORMS[0],

@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
@@ -48,6 +48,7 @@ pub(crate) const ROW: Row = Row {
     dims: Dims::message,
     tiles: Tiles::Split,
     in_place: false,
+    composed: Composition::ReduceScatter,
     alone: LOCAL,
     forms: &[
         FORMS[0],

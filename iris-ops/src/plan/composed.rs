@@ -23,7 +23,7 @@ use crate::nodes::exchange::{Kind, Sent, shift_steps};
 use crate::options::{Epilogue, MOST_ELEMENTS, Request, Shard, TileShape};
 use crate::programs::LOCAL;
 use crate::ranks::Ranks;
-use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Composition, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 
 /// Role of an operator of this node within an operator over several nodes.
@@ -101,6 +101,7 @@ static COPY: Row = Row {
     dims: Dims::message,
     tiles: Tiles::All,
     in_place: true,
+    composed: Composition::Alone,
     alone: LOCAL,
     forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
 };
@@ -328,13 +329,9 @@ impl Maker<'_> {
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
         // Sums of the node go to other nodes in the wire type.
         let to_wire = |r: &mut Request| (r.output, r.wire) = (Some(wire), Some(wire));
-        match request.op() {
-            Op::Matmul => unreachable!("planned for a rank by itself"),
-            op @ (Op::MatmulAllReduce | Op::AllReduce) => {
-                let scatter = match op {
-                    Op::AllReduce => Op::ReduceScatter,
-                    _ => Op::MatmulReduceScatter,
-                };
+        match request.row.composed {
+            Composition::Alone => unreachable!("planned for a rank by itself"),
+            Composition::AllReduce { scatter } => {
                 let scatter = crate::ops::row(scatter);
                 let bytes = slot_bytes(m.div_ceil(local), n, wire) as f64;
                 let blocks = match request.blocks {
@@ -369,7 +366,7 @@ impl Maker<'_> {
                 }
                 Ok(())
             }
-            Op::MatmulReduceScatter | Op::ReduceScatter => {
+            Composition::ReduceScatter => {
                 self.main(request.row, (of_node, n, k), to_wire)?;
                 self.shift_blocks(Sent::Slot, slots(own, n, wire), of_node);
                 self.finish((own, n))?;
@@ -377,15 +374,7 @@ impl Maker<'_> {
                 self.area(Area::Receive, slots(own, n, wire));
                 Ok(())
             }
-            Op::AllGather => {
-                self.main(request.row, (of_node, n, 0), |_| ())?;
-                self.shift_blocks(Sent::Block, slot_bytes(own, n, dtype), of_node);
-                self.copy((own, n), dtype, dtype)?;
-                self.area(Area::Send, slot_bytes(own, n, dtype));
-                self.area(Area::Receive, slots(own, n, dtype));
-                Ok(())
-            }
-            Op::MatmulAllGather => {
+            Composition::GatherC => {
                 let epilogue = request.epilogue;
                 self.main(request.row, (of_node, n, k), |r| {
                     (r.output, r.epilogue) = (Some(output), epilogue);
@@ -397,18 +386,18 @@ impl Maker<'_> {
                 self.area(Area::Receive, slots(own, n, output));
                 Ok(())
             }
-            Op::AllGatherMatmul if request.shard == Shard::Rows => {
-                let epilogue = request.epilogue;
+            Composition::GatherA if request.shard == Shard::Rows => {
+                let cols = (request.row.dims)(n, k).a;
                 self.main(request.row, (of_node, n, k), |r| {
-                    (r.output, r.epilogue) = (Some(output), epilogue);
+                    (r.output, r.epilogue) = (request.output, request.epilogue);
                 })?;
-                self.shift_blocks(Sent::Block, slot_bytes(own, k, dtype), of_node);
-                self.copy((own, k), dtype, dtype)?;
-                self.area(Area::Send, slot_bytes(own, k, dtype));
-                self.area(Area::Receive, slots(own, k, dtype));
+                self.shift_blocks(Sent::Block, slot_bytes(own, cols, dtype), of_node);
+                self.copy((own, cols), dtype, dtype)?;
+                self.area(Area::Send, slot_bytes(own, cols, dtype));
+                self.area(Area::Receive, slots(own, cols, dtype));
                 Ok(())
             }
-            Op::AllGatherMatmul => {
+            Composition::GatherA => {
                 if let Some(variant) = request.variant {
                     return Err(self.refused("variant of columns", &variant, "auto"));
                 }
@@ -462,7 +451,7 @@ impl Maker<'_> {
                 self.area(Area::Whole, slot_bytes(k, rows, dtype));
                 Ok(())
             }
-            Op::AllToAll => {
+            Composition::AllToAll => {
                 self.main(request.row, (of_node, n, 0), |_| ())?;
                 let rows = if elements { 1 } else { of_node };
                 self.copy((rows, n), dtype, dtype)?;
@@ -470,14 +459,14 @@ impl Maker<'_> {
                 self.area(Area::Receive, slots(of_node, n, dtype));
                 Ok(())
             }
-            Op::Broadcast => {
+            Composition::Broadcast => {
                 let root = request.root % local;
                 self.main(request.row, (m, n, 0), |r| r.root = root)?;
                 self.copy((m, n), dtype, dtype)?;
                 self.area(Area::Receive, slot_bytes(m, n, dtype));
                 Ok(())
             }
-            Op::Barrier => {
+            Composition::Barrier => {
                 self.area(Area::Send, SLOT);
                 self.main(request.row, (0, 0, 0), |_| ())
             }
@@ -498,9 +487,9 @@ impl Maker<'_> {
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
         // The area has a part for each block.
-        let by_rows = match self.request.op() {
-            Op::AllReduce | Op::MatmulAllReduce => true,
-            Op::AllGatherMatmul => self.request.shard == Shard::Columns,
+        let by_rows = match self.request.row.composed {
+            Composition::AllReduce { .. } => true,
+            Composition::GatherA => self.request.shard == Shard::Columns,
             _ => false,
         };
         let parts = if by_rows { *blocks as u64 } else { 1 };
