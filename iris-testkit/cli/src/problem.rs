@@ -48,6 +48,21 @@ pub(crate) struct Problem {
     pub(crate) untuned: bool,
 }
 
+/// Variant and tile of one timed op.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Choice {
+    pub(crate) variant: String,
+    /// Rows and columns of a tile; `None` if the plan chooses.
+    pub(crate) tile: Option<[usize; 2]>,
+}
+
+impl Choice {
+    /// Choices of these variants, all with the same tile.
+    pub(crate) fn each(variants: &[String], tile: Option<[usize; 2]>) -> Vec<Choice> {
+        variants.iter().map(|variant| Choice { variant: variant.clone(), tile }).collect()
+    }
+}
+
 /// Shapes (rows, columns) of A (or the message), B and C of one rank; 0 x 0 if the rank has no such
 /// matrix.
 pub(crate) type Shapes = [(usize, usize); 3];

@@ -21,7 +21,7 @@ use crate::errors::{unread, usage};
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place};
 use crate::operator::MOST_CALLS;
-use crate::problem::Problem;
+use crate::problem::{Choice, Problem};
 use crate::progress::Progress;
 use crate::timing::{balanced, in_turns, median};
 use machine::Case;
@@ -52,12 +52,6 @@ fn choices(op: Op) -> Vec<Choice> {
         tiles.iter().map(move |&tile| Choice { variant: variant.into(), tile })
     });
     rule.into_iter().chain(all).collect()
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Choice {
-    variant: String,
-    tile: Option<[usize; 2]>,
 }
 
 /// Measures, prints the results and saves them; returns whether every measurement succeeded.
@@ -152,8 +146,7 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
     let device = Device::new(BackendKind::Cpu, None, None)?;
     let mut lines = Vec::new();
     for (op, options, variants) in cases {
-        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
-        let choices: Vec<_> = variants.iter().map(choice).collect();
+        let choices = Choice::each(variants, None);
         let job = TuneJob::new(whole(*op, options, ranks), &choices, ranks, iters, device)?;
         let medians = Place::new(ranks, false)?.run(&job)?;
         for (choice, us) in job.choices.iter().zip(medians) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
-use iris_ops::{Ranks, Shard, TileShape};
+use iris_ops::{Ranks, Shard};
 use iris_testkit::launch::{NETWORK_ALONE, with_environment};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
@@ -24,7 +24,7 @@ use crate::bench::options::{self, Options, Sink};
 use crate::bench::origin::date;
 use crate::errors::usage;
 use crate::job::Place;
-use crate::problem::known_variant;
+use crate::problem::{Choice, known_variant};
 use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
@@ -104,13 +104,6 @@ pub(crate) struct Shape {
     layers: Option<usize>,
     /// M of another plan with which the call is timed, by the first choice; `None` for no such plan.
     larger_plan: Option<usize>,
-}
-
-/// Variant and tile of one timed op.
-#[derive(Clone, PartialEq, Debug)]
-struct Choice {
-    variant: String,
-    tile: Option<TileShape>,
 }
 
 /// Baseline that each choice of variant and tile is compared with.
@@ -329,9 +322,7 @@ pub(crate) fn read(
             if row.columns {
                 options = options.shard(Shard::Columns);
             }
-            let tile = row.tile.map(|[m, n]| TileShape { m, n });
-            let choice = |variant: &String| Choice { variant: variant.clone(), tile };
-            let choices = variants.iter().map(choice).collect();
+            let choices = Choice::each(&variants, row.tile);
             let (beside, layers) = (Beside::Libraries, row.layers);
             let larger_plan = row.larger_plan.filter(|&most| m < most);
             shapes.push(Shape { op, choices, options, beside, layers, larger_plan });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
-use iris_ops::{NormArgs, OpRequest, Plan, Ranks, Shard};
+use iris_ops::{NormArgs, OpRequest, Plan, Ranks, Shard, TileShape};
 use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
 use iris_testkit::rig::{Rig, Room};
@@ -20,15 +20,16 @@ use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times, Work};
 use super::step::{Between, Step, Steps, Sum};
 use super::vendor::{self, Multiplier};
-use super::{Beside, Choice, Rank, Shape};
+use super::{Beside, Rank, Shape};
 use crate::job::gather;
+use crate::problem::Choice;
 use crate::timing::{median, slowest};
 
 impl Shape {
     /// Makes the plan for the variant and tile of `choice`.
     pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
         let mut options = self.options.clone();
-        options.tile = choice.tile;
+        options.tile = choice.tile.map(|[m, n]| TileShape { m, n });
         suite::plan(self.op, &choice.variant, ranks, &options)
     }
 

@@ -13,9 +13,10 @@ use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
-use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
+use super::{Beside, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
 use crate::bench::origin::provenance;
 use crate::job::Place;
+use crate::problem::Choice;
 use crate::tune::options::Options;
 
 /// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
@@ -81,8 +82,7 @@ pub(crate) fn timed(
     cases: &[(Op, OpOptions, Vec<String>)],
 ) -> Result<Vec<Value>> {
     let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
-        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
-        let (choices, options) = (variants.iter().map(choice).collect(), options.clone());
+        let (choices, options) = (Choice::each(variants, None), options.clone());
         Shape { op: *op, choices, options, beside: Beside::First, layers: None, larger_plan: None }
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
@@ -135,7 +135,7 @@ fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
         let Some(TileShape { m, n }) = add(variant.name(), None) else { continue };
         let others = [(2 * m, n), (m / 2, n), (m, n / 2), (2 * m, n / 2)];
         for (m, n) in others.into_iter().filter(|&(m, n)| m.min(n) > 0) {
-            add(variant.name(), Some(TileShape { m, n }));
+            add(variant.name(), Some([m, n]));
         }
     }
     choices
