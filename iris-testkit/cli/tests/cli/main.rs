@@ -2,6 +2,8 @@
 //!
 //! This file is long because it has a test for each command of the program.
 
+mod first_hour;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -175,6 +177,7 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["run", "all-reduce", "--weights", "x"], &["--weights"]),
         (&["run", "--weights", "no/such/file"], &["no/such/file", "readable"]),
         (&["bench", "--only", "nothing"], &["nothing"]),
+        (&["plan", "--cases", "x.toml", "--dtype", "f16"], &["--dtype"]),
     ];
     for (arguments, words) in cases {
         let error = refused(arguments);
@@ -206,6 +209,10 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["run", "barrier"], &["--m", "4"]),
         (&["run", "barrier"], &["--n", "4"]),
         (&["run", "matmul"], &["--library", "ours"]),
+        (&["plan", "all-reduce"], &["--k", "999"]),
+        (&["plan", "barrier"], &["--m", "9"]),
+        (&["plan", "all-reduce", "--rows", "1..4"], &["--m", "9"]),
+        (&["plan", "matmul-all-reduce"], &["--columns"]),
         // With this many fetchers all four workgroups would fetch, so the option is refused.
         (&staged, &["--fetchers", "10000"]),
         (&staged, &["--fetchers", "4"]),
