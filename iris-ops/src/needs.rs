@@ -86,17 +86,12 @@ impl Extent {
 
     /// Smallest capacity that suffices for this capacity and for the needs of one more choice.
     pub(crate) fn with(self, needs: &Needs) -> Self {
-        Self {
-            size: self.size,
-            tiles: self.tiles.max(needs.tiles),
-            flags: self.flags.max(needs.flags),
-            locks: self.locks || needs.locks,
-            pairs: self.pairs.max(needs.pairs),
-            packs: self.packs.max(needs.packs),
-            inbox_half: self.inbox_half.max(needs.inbox_half()),
-            results_half: self.results_half.max(needs.results_half()),
-            workspace: self.workspace.max(needs.workspace),
-        }
+        let Needs { tiles, flags, locks, pairs, packs, workspace, .. } = *needs;
+        let (inbox_half, results_half) = (needs.inbox_half(), needs.results_half());
+        let size = self.size;
+        let own =
+            Self { size, tiles, flags, locks, pairs, packs, inbox_half, results_half, workspace };
+        self.max(own)
     }
 
     /// Maximum of two capacities in each field.
