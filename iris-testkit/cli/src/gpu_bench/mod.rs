@@ -41,6 +41,7 @@ mod home;
 mod norm;
 mod print;
 mod rank;
+mod row_kernel;
 mod shape;
 mod sides;
 mod step;

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Result;
+use bytemuck::Zeroable;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
+use iris_kernels::args::OpArgs;
 use iris_ops::{NormArgs, OpRequest, Plan, Ranks, Shard, TileShape};
 use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
@@ -17,8 +19,9 @@ use serde_json::{Value, json};
 use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
+use super::row_kernel::{self, RowKernel};
 use super::sides::{Clock, Side, Times, Work};
-use super::step::{Between, Step, Steps, Sum};
+use super::step::{self, Step, Steps, Sum};
 use super::vendor::{self, Multiplier};
 use super::{Beside, Rank, Shape};
 use crate::job::gather;
@@ -186,16 +189,13 @@ impl Matrices {
         let OpRequest { m, n, dtype, rms_norm, .. } = *shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
         let operands = self.operands(shape, ranks)?.norm(None);
-        let rows = norm::Rows {
-            shape: (m, n),
-            dtype,
-            epsilon: rms_norm.unwrap_or_default(),
-            c: self.between,
-            residual: self.residual,
-            weight: self.weight,
-            normed: self.other_c,
-        };
-        Apart::new(&self.heap, (op, operands), &rows)
+        let matrix = |slice, rows| row_kernel::matrix(&self.heap, slice, dtype, (rows, n));
+        let (c, residual) = (matrix(self.between, m)?, matrix(self.residual, m)?);
+        let (weight, normed) = (matrix(self.weight, 1)?, matrix(self.other_c, m)?);
+        let (m, n, epsilon) = (m as u32, n as u32, rms_norm.unwrap_or_default());
+        let args = OpArgs { m, n, epsilon, a: c, c, residual, weight, normed, ..OpArgs::zeroed() };
+        let kernel = RowKernel::new(&self.heap, norm::SOURCE, "add_norm", args)?;
+        Ok(Apart { op, operands, kernel })
     }
 
     /// Data that this rank must send in a call, as a block of memory, and the ranks that receive
@@ -331,7 +331,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
                 if base.is_some() && plans.apart.is_none() { libraries(nccl).ok() } else { None };
             let op = (AnyOp::new(heap, &plans.variants[0])?, operands);
             let OpRequest { m, n, .. } = *shape.options;
-            let between = Between::new(heap, (m, n), dtype, matrices.c)?;
+            let c = row_kernel::matrix(heap, matrices.c, dtype, (m, n))?;
+            let args = OpArgs { m: m as u32, n: n as u32, c, ..OpArgs::zeroed() };
+            let between = RowKernel::new(heap, step::SOURCE, "touch", args)?;
             Some(add_steps(&mut sides, layers, op, library, between))
         }
     };
@@ -463,7 +465,7 @@ fn add_steps<'a>(
     layers: usize,
     op: (AnyOp, Operands),
     library: Option<Baseline<'a>>,
-    between: Between,
+    between: RowKernel,
 ) -> Steps {
     let (op, library, between) = (Rc::new(op), library.map(Rc::new), Rc::new(between));
     let mut add = |sum: &dyn Fn() -> Sum<'a>, with: bool| {

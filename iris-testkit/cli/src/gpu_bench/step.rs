@@ -2,53 +2,19 @@
 //! them, to find the cost of an additional layer.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use anyhow::Result;
-use bytemuck::Zeroable;
-use iris_heap::{DType, Stream, SymSlice, SymmetricHeap};
-use iris_kernels::UserKernel;
-use iris_kernels::args::{Matrix, OpArgs, dtype_code};
-use iris_kernels::gemm_config::MESSAGE_THREADS;
-use iris_kernels::rtc::{KernelSource, Options};
+use iris_heap::Stream;
+use iris_kernels::rtc::KernelSource;
 use iris_testkit::suite::{AnyOp, Operands};
 
 use super::baseline::Baseline;
+use super::row_kernel::RowKernel;
 
-const SOURCE: KernelSource<'_> = KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
-
-/// Small kernel that runs between two all-reduces of a step, in place of a layer's computation.
-pub(super) struct Between {
-    kernel: UserKernel,
-    args: OpArgs,
-}
-
-impl Between {
-    /// Prepares the kernel for a message of `rows` rows and `cols` columns.
-    pub(super) fn new(
-        heap: &Arc<SymmetricHeap>,
-        (rows, cols): (usize, usize),
-        dtype: DType,
-        c: SymSlice<u8>,
-    ) -> Result<Between> {
-        let options = Options::new().define("IRIS_THREADS", MESSAGE_THREADS);
-        let kernel = UserKernel::new(heap, SOURCE, &options, "touch", (MESSAGE_THREADS, 0))?;
-        let (m, n) = (rows as u32, cols as u32);
-        let address = heap.resolve(c, heap.rank())? as u64;
-        let dtype = dtype_code(dtype).unwrap_or_default();
-        let c = Matrix { address, ld: u64::from(n), rows: m, cols: n, dtype, transposed: 0 };
-        Ok(Between { kernel, args: OpArgs { m, n, c, ..OpArgs::zeroed() } })
-    }
-
-    #[allow(unsafe_code, reason = "a kernel is given the address of a matrix")]
-    fn run(&self, stream: &Stream) -> Result<()> {
-        let groups = self.args.m.clamp(1, self.kernel.resident());
-        // SAFETY: `touch` takes one parameter of the type of `args`; its matrix is in the heap and
-        // lives until the heap is closed, after the stream has finished.
-        unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;
-        Ok(())
-    }
-}
+/// Source of the kernel `touch`, which runs between two all-reduces of a step, in place of a layer's
+/// computation.
+pub(super) const SOURCE: KernelSource<'_> =
+    KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
 
 /// Implementation of the all-reduce of a layer.
 pub(super) enum Sum<'a> {
@@ -62,7 +28,7 @@ pub(super) enum Sum<'a> {
 pub(super) struct Step<'a> {
     pub(super) layers: usize,
     pub(super) sum: Sum<'a>,
-    pub(super) between: Option<Rc<Between>>,
+    pub(super) between: Option<Rc<RowKernel>>,
 }
 
 impl Step<'_> {
