@@ -213,7 +213,9 @@ fn faults_and_losses_come_from_sync() {
         }
         // No call has waited for the peer, so what the stream has done is complete.
         stream.sync()?;
-        assert!(matches!(heap.check(), Err(Error::PeerLost { rank: 0 })));
+        // The peer's reason is its error about this rank.
+        let told = heap.check().unwrap_err();
+        assert!(matches!(told, Error::PeerAborted { rank: 0, .. }), "{told}");
         // Closing after the loss must return an error, but free all resources.
         assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::PeerLost);
         Ok::<_, Error>(())
