@@ -139,6 +139,27 @@ fn a_dropped_communicator_ends_its_world_though_its_heap_is_used() {
     assert!(told.contains("rank 1 is lost"), "{told}");
 }
 
+/// Tests that a communicator is closed with an error that has the kind by which the close of a captured
+/// heap, which stays open, is refused.
+#[test]
+fn a_communicator_is_closed_whatever_the_error_of_its_heap() {
+    let id = Id::new().unwrap();
+    let rank = |rank: usize| -> Result<[String; 2]> {
+        let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
+        sums::<f32>(&comm, 10)?;
+        let (what, message) = ("a step".into(), "no paper".into());
+        let failed = iris_heap::Error::PeerFailed { rank: 1, what, message };
+        comm.heap().stream()?.call_cpu("print", move || Err(failed))?;
+        let close = || comm.close().err().map_or(String::new(), |error| error.to_string());
+        Ok([close(), close()])
+    };
+    for told in on_threads(0..2, rank) {
+        let [first, second] = told.unwrap();
+        assert!(first.contains("no paper"), "{first}");
+        assert!(second.contains("the communicator") && second.contains("closed"), "{second}");
+    }
+}
+
 /// Tests the abort of a communicator that has made its own world: peers are told, with the reason if
 /// there is one, and both ranks then refuse calls.
 #[test]
