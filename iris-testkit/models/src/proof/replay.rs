@@ -1,7 +1,7 @@
 //! Replay of executions against the rules: each operation must be a step that the rules allow.
 //!
 //! Every rule has a file that maps operations to steps of the rule. Facts about a scenario that a
-//! rule needs, such as which word signals which tile, are learned from a [`Log`] of one execution
+//! rule needs, such as which word signals which tile, are learned from a log of one execution
 //! of the unbroken code.
 
 use std::any::Any;
