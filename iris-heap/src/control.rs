@@ -471,9 +471,9 @@ impl Control {
         };
         if fault.kind == FaultKind::PeerGaveUp
             && let Ok(rank) = usize::try_from(fault.rank)
-            && self.reason_of(rank).is_some()
+            && let told @ Error::GaveUp { reason: Some(_), .. } = self.gave_up(rank)
         {
-            return Some(self.gave_up(rank));
+            return Some(told);
         }
         if fault.kind == FaultKind::StepDiffers
             && let Some(error) = self.engine().and_then(|engine| engine.explain(&fault))

@@ -513,15 +513,13 @@ fn place(host: &Option<String>) -> String {
 
 /// Text that tells why `rank` gave up, as far as known.
 fn why(rank: usize, reason: &Option<String>) -> String {
-    reason.as_ref().map_or_else(
-        || {
-            format!(
-                ", or another rank gave up on it, expected to finish its calls: the error of rank {rank} says why, or \
-                 that of the other rank"
-            )
-        },
-        |reason| format!(": {reason}"),
-    )
+    match reason {
+        Some(reason) => format!(": {reason}"),
+        None => format!(
+            ", or another rank gave up on it, expected to finish its calls: the error of rank {rank} says why, or that \
+             of the other rank"
+        ),
+    }
 }
 
 /// Text that names the host of the rank that a fault is about; empty if the world has one node.

@@ -98,11 +98,14 @@ impl Api {
             others.push(other.map_err(text_of)?);
         }
         // SAFETY: this is the vendor's library, which has no special requirements for loading.
-        let library = unsafe { Library::open(Some(file), RTLD_NOW) }.map_err(text_of)?;
+        let library = unsafe { Library::open(Some(file), RTLD_NOW) }.map_err(text_of)?.into();
         let output = |name: &'static str| {
             let full = format!("{}{name}", names.prefix);
-            let size = symbol::<Size>(&library, &format!("{full}Size"))?;
-            Ok::<_, String>(Output { name, size, bytes: symbol::<Bytes>(&library, &full)? })
+            // SAFETY: these are the types in the vendors' headers.
+            let size = unsafe { search::function::<Size>(&library, &format!("{full}Size")) }?;
+            // SAFETY: as above.
+            let bytes = unsafe { search::function::<Bytes>(&library, &full) }?;
+            Ok::<_, String>(Output { name, size, bytes })
         };
         let (log, code) = (output("GetProgramLog")?, output(names.code)?);
         let text = names.text.map(output).transpose()?;
@@ -225,13 +228,6 @@ impl Drop for Handle<'_> {
         // destructor cannot return an error.
         let _ = unsafe { (self.api.table.DestroyProgram)(&mut self.program) };
     }
-}
-
-fn symbol<T: Copy>(library: &Library, name: &str) -> std::result::Result<T, String> {
-    // SAFETY: the callers in this file use the types that the vendors' headers declare for these
-    // names.
-    let symbol = unsafe { library.get::<T>(name.as_bytes()) };
-    symbol.map(|symbol| *symbol).map_err(|why| format!("it has no {name}: {why}"))
 }
 
 fn c_string(text: &str, what: &str) -> Result<CString> {

@@ -4,6 +4,8 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use libloading::Library;
+
 /// Defines a struct of functions of a C library, which are loaded by name. The common prefix of the
 /// names is passed when the library is loaded.
 ///
@@ -21,17 +23,13 @@ macro_rules! library {
         impl $table {
             #[allow(non_snake_case, reason = "names of the library's functions")]
             pub(super) fn of(
-                library: impl Into<libloading::Library>,
+                library: libloading::Library,
                 prefix: &str,
             ) -> ::std::result::Result<$table, String> {
-                let library = library.into();
                 $(
                     let name = format!("{prefix}{}", stringify!($name));
                     // SAFETY: the function has this type in the vendor's header.
-                    let symbol = unsafe {
-                        library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
-                    };
-                    let $name = *symbol.map_err(|why| format!("it has no {name}: {why}"))?;
+                    let $name = unsafe { $crate::rtc::search::function(&library, &name) }?;
                 )*
                 std::mem::forget(library);
                 Ok($table { $($name,)* })
@@ -40,6 +38,19 @@ macro_rules! library {
     };
 }
 pub(crate) use library;
+
+/// Function `name` of `library`.
+///
+/// # Errors
+/// Text that says that the library has no such function.
+///
+/// # Safety
+/// `T` is the function's type, a function pointer.
+pub(crate) unsafe fn function<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
+    // SAFETY: the caller knows the type.
+    let found = unsafe { library.get::<T>(name.as_bytes()) };
+    found.map(|found| *found).map_err(|why| format!("it has no {name}: {why}"))
+}
 
 /// Opens the first usable file of a vendor's library: at the path that the environment variable
 /// `variable_name` gives, otherwise in `folders`, otherwise by its bare name on the loader's path.
