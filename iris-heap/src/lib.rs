@@ -132,7 +132,7 @@ pub use env::Settings;
 pub use error::shortened;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
-pub use heap::{HeapOptions, Issuing, Lane, Request, SymmetricHeap};
+pub use heap::{HeapOptions, IssueGuard, NodeStream, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};

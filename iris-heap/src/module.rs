@@ -75,8 +75,8 @@ impl Function {
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
-    pub fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
-        self.inner.resident(threads, shared_bytes)
+    pub fn max_coresident_workgroups(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+        self.inner.max_coresident_workgroups(threads, shared_bytes)
     }
 
     /// Number of clusters of `cluster` workgroups that are co-resident on the whole device if

@@ -117,7 +117,7 @@ pub struct OpBuild {
     /// Number of columns of a tile.
     pub tile_n: u32,
     /// Faults that a test injects into the kernels.
-    pub injected: FaultInjection,
+    pub fault_injection: FaultInjection,
     /// Whether the kernels write traces and count transferred bytes.
     pub observed: bool,
 }
@@ -165,7 +165,7 @@ impl Build {
     /// Adds the options for injected faults, and for tracing and counting. Builds with any of these
     /// options are not compiled ahead of time.
     fn with(self, op: &OpBuild) -> Self {
-        let options = op.injected.options(self.options);
+        let options = op.fault_injection.options(self.options);
         let options = if op.observed { options.define("IRIS_OBSERVED", 1) } else { options };
         Self { options, ..self }
     }
@@ -242,19 +242,19 @@ pub(crate) mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
-        injected: FaultInjection { delay_ns: 0, without: None, hold: None, whole: None },
+        fault_injection: FaultInjection { delay_ns: 0, without: None, hold: None, whole: None },
         observed: false,
     };
 
     #[test]
     fn injection_and_tracing_change_the_build() {
-        let injected = FaultInjection {
+        let fault_injection = FaultInjection {
             delay_ns: 500,
             without: Some(Access::SignalLoad),
             hold: Some((Hold::Fetching, 2000)),
             whole: None,
         };
-        let op = OpBuild { injected, observed: true, ..OP };
+        let op = OpBuild { fault_injection, observed: true, ..OP };
         let build = op.of(Kernel::OneShot, ARCH).expect("a build");
         let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
@@ -279,17 +279,18 @@ pub(crate) mod tests {
             (Some(OmittedWait::Products), true, false),
             (Some(OmittedWait::Others), false, true),
         ] {
-            let injected = FaultInjection { delay_ns: 0, without, hold, whole };
+            let fault_injection = FaultInjection { delay_ns: 0, without, hold, whole };
             let goes_without = |options: &Options| {
                 options.defines.iter().any(|(name, _)| name == "IRIS_TEST_NO_WAIT")
             };
-            let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
+            let [products, rest] =
+                [fault_injection.options_of_products(none()), fault_injection.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
             // Options of whole-matrix GEMMs and options of other kernels must both contain the
             // delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
-            assert_eq!(injected.is_by_messages(), whole.is_none());
+            assert_eq!(fault_injection.is_by_messages(), whole.is_none());
         }
         assert!(!FaultInjection::default().is_by_messages());
     }

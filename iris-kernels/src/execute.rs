@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use iris_heap::abi::abort;
-use iris_heap::{Error, Issuing, Result, Stream, SymmetricHeap};
+use iris_heap::{Error, IssueGuard, Result, Stream, SymmetricHeap};
 
 use crate::args::OpArgs;
 use crate::build::OpBuild;
@@ -92,8 +92,8 @@ impl Executor {
     /// compiled if they are not cached. Loading may wait for the device, so call this function
     /// where all ranks make the operator. `op` describes the builds of message kernels. `whole`
     /// describes the library GEMM of a program with GEMMs; calls of such a program need a workspace
-    /// of [`GemmRequest::library_bytes`] plus the program's [`Areas`]. If `counted`, transferred
-    /// bytes are counted, so workgroups do the transfers.
+    /// of [`GemmRequest::library_bytes`] plus the program's [`Areas`]. If `count_traffic`,
+    /// transferred bytes are counted, so workgroups do the transfers.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
@@ -104,10 +104,10 @@ impl Executor {
         op: &OpBuild,
         program: &Program,
         whole: Option<&GemmRequest>,
-        counted: bool,
+        count_traffic: bool,
     ) -> Result<Self> {
-        let shared = heap.ranks_on_device() > 1 && op.injected.whole.is_none();
-        let by_workgroups = counted || shared || op.injected.is_by_messages();
+        let shared = heap.ranks_on_device() > 1 && op.fault_injection.whole.is_none();
+        let by_workgroups = count_traffic || shared || op.fault_injection.is_by_messages();
         let new = |whole| Gemms::new(heap, op, program, whole, by_workgroups);
         let gemms = whole.map(new).transpose()?;
         let alternatives = possible(program, gemms.as_ref());
@@ -152,8 +152,8 @@ impl Executor {
 
     /// Number of workgroups that are co-resident: the upper limit for a launch whose workgroups
     /// wait for each other.
-    pub fn resident(&self) -> u32 {
-        self.kernels.resident()
+    pub fn max_coresident_workgroups(&self) -> u32 {
+        self.kernels.max_coresident_workgroups()
     }
 
     /// Enqueues one call on `stream`. `groups` is the size of the launches of kernels that process
@@ -169,7 +169,7 @@ impl Executor {
     pub unsafe fn run(
         &self,
         heap: &Arc<SymmetricHeap>,
-        issuing: &Issuing<'_>,
+        issuing: &IssueGuard<'_>,
         stream: &Stream,
         args: &mut OpArgs,
         groups: Workgroups,

@@ -166,7 +166,7 @@ pub enum Work {
         to: Target,
     },
     /// Copy, to their position in C, of the rows received from the peer that the loop visits.
-    Take(Transfer),
+    CopyReceived(Transfer),
     /// End of the call. Before it, the call's stream waits for the copies on the side stream.
     Close(Transfer),
     /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
@@ -372,7 +372,7 @@ impl Program {
             Work::Kernel(kernel, _) => kernel,
             Work::Open(_) => Kernel::Open,
             Work::Gate(_) => Kernel::Gate { source: 0, first: 0, parts: 0 },
-            Work::Sums { .. } | Work::Take(_) => Kernel::Sums,
+            Work::Sums { .. } | Work::CopyReceived(_) => Kernel::Sums,
             Work::Close(_) => Kernel::Close,
             Work::Barrier(phase) => Kernel::Barrier { phase, members, last: false },
             Work::BarrierCall => Kernel::Barrier { phase: 0, members, last: true },
@@ -388,8 +388,7 @@ impl Program {
 }
 
 impl Source {
-    /// Workspace area from which the GEMM reads factor A; `None` if factor A is the call's matrix
-    /// A.
+    /// Workspace area from which the GEMM reads factor A; `None` if that is the call's A.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -415,7 +414,7 @@ impl Work {
             Work::Open(of)
             | Work::Copies(of)
             | Work::Gate(of)
-            | Work::Take(of)
+            | Work::CopyReceived(of)
             | Work::Close(of) => Some(of),
             _ => None,
         }
@@ -433,9 +432,11 @@ impl Work {
             Work::Close(_) => Effects { ends: true, ..Effects::NONE },
             Work::Barrier(_) => peers,
             Work::BarrierCall => Effects::ALL,
-            Work::Gemm(_) | Work::Gate(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => {
-                Effects::NONE
-            }
+            Work::Gemm(_)
+            | Work::Gate(_)
+            | Work::Sums { .. }
+            | Work::CopyReceived(_)
+            | Work::RmsNorm => Effects::NONE,
         }
     }
 

@@ -53,7 +53,7 @@ impl UserKernel {
 
     /// Largest number of workgroups that can be resident at once on the device, or on this rank's
     /// share of the device if ranks share it.
-    pub fn resident(&self) -> u32 {
+    pub fn max_coresident_workgroups(&self) -> u32 {
         self.resident
     }
 
@@ -86,8 +86,9 @@ impl UserKernel {
     /// A waiting workgroup occupies a multiprocessor, so there must be one for each workgroup of
     /// the operator and of this kernel. Together they may have at most
     /// [`SymmetricHeap::workgroups`] workgroups, this rank's share of the multiprocessors. To leave
-    /// room, plan the operator with `Options::beside(groups)` on all ranks. All workgroups are then
-    /// resident, whatever resources each needs, as long as no other kernel waits on the device.
+    /// room, plan the operator with `Options::reserve_sms(groups)` on all ranks. All workgroups are
+    /// then resident, whatever resources each needs, as long as no other kernel waits on the
+    /// device.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the

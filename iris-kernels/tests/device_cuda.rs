@@ -173,8 +173,8 @@ fn the_kernels_of_the_stress_test_compile() {
     let text = include_str!("../../iris-testkit/src/stress/stress.cu");
     let hold = Some((Hold::Filling, 1000));
     let without = Some(Access::VersionLoad);
-    let injected = FaultInjection { delay_ns: 1000, without, hold, whole: None };
-    let options = injected.options(Options::new());
+    let fault_injection = FaultInjection { delay_ns: 1000, without, hold, whole: None };
+    let options = fault_injection.options(Options::new());
     let code = compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
     for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
@@ -203,8 +203,8 @@ fn kernels_that_are_held_up_compile() {
     ] {
         let source = KERNELS.iter().copied().find(|text| text.name == name).expect("embedded");
         let text = |hold| {
-            let injected = FaultInjection { hold, ..FaultInjection::default() };
-            let options = injected.options(Options::new());
+            let fault_injection = FaultInjection { hold, ..FaultInjection::default() };
+            let options = fault_injection.options(Options::new());
             let code = compile(source.into(), &options, "compute_90a");
             String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
         };
@@ -221,12 +221,12 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
     };
-    let text = |source: &iris_kernels::source::Text, injected: FaultInjection| {
+    let text = |source: &iris_kernels::source::Text, fault_injection: FaultInjection| {
         let config = match source.name {
             name if name == exchange.name || name == one_shot.name => CoreConfig::flipped(64, 1, 8),
             _ => CoreConfig::wide(256, 2, 4),
         };
-        let options = injected.options_of_products(config.options(2));
+        let options = fault_injection.options_of_products(config.options(2));
         let code = compile((*source).into(), &options, "compute_90a");
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };
@@ -234,7 +234,9 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
         |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
     // A build that removes only the waits of gates compiles the GEMMs with unchanged options.
     let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
-    let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
+    let defines = |fault_injection: FaultInjection| {
+        fault_injection.options_of_products(Options::new()).defines
+    };
     assert_eq!(defines(gates), defines(FaultInjection::default()));
     // GEMMs for few rows also wait for other words and for headers, so some of their polling loops
     // must remain.

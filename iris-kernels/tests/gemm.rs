@@ -15,7 +15,7 @@ use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
 use iris_kernels::source::Text;
-use iris_kernels::{GemmRequest, Library, Target, WholeGemm, source};
+use iris_kernels::{GemmRequest, Library, LibraryGemm, Target, source};
 use iris_testkit::harness::{self, Group, named};
 
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -413,7 +413,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 gated: false,
                 exchanges: false,
             };
-            let product = WholeGemm::new(heap, &whole)?.expect("ours is there");
+            let product = LibraryGemm::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
             let bytes = whole.library_bytes().max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;

@@ -446,7 +446,7 @@ fn launches_that_do_not_fit_are_refused() {
         let heap = On::Gpu.open(&world)?;
         let kernel = gpu(&heap, "operate_i32")?;
         let stream = heap.stream()?;
-        for groups in [0, kernel.resident() + 1] {
+        for groups in [0, kernel.max_coresident_workgroups() + 1] {
             // SAFETY: the launch is refused, so no kernel runs.
             let launched = unsafe { kernel.launch(&stream, groups, &[]) };
             let error = launched.unwrap_err().to_string();

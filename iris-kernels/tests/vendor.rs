@@ -14,7 +14,7 @@ use cudarc::driver::{CudaContext, sys};
 use iris_heap::{BackendKind, DType, Error, Stream, SymSlice, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, epilogue};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
-use iris_kernels::{GemmRequest, Library, WholeGemm};
+use iris_kernels::{GemmRequest, Library, LibraryGemm};
 use iris_testkit::allocations::Counting;
 use iris_testkit::fake_hip as fake;
 use iris_testkit::harness::{self, Group, named};
@@ -239,7 +239,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             gated: false,
             exchanges: false,
         };
-        let product = WholeGemm::new(heap, &whole)?.expect("the library is there");
+        let product = LibraryGemm::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;
         let at = heap.view().data[0] + workspace.offset();
         let adding = |args: &OpArgs, addend: &Matrix| {
@@ -277,7 +277,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
         // The built-in GEMM, which runs only on some GPUs, must multiply but refuse to add a
         // matrix.
         let ours = GemmRequest { library: Library::Ours, ..whole };
-        if let Some(ours) = WholeGemm::new(heap, &ours)? {
+        if let Some(ours) = LibraryGemm::new(heap, &ours)? {
             assert!(ours.fits(&args) && !ours.fits_adding(&args, &addend));
         }
         Ok(())

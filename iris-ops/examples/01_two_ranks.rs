@@ -5,12 +5,14 @@
 //! ```
 
 use iris_heap::World;
-use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options};
+use iris_ops::{
+    HeapReserve, MatRef, MatmulAllReduce, MatmulArgs, Plan, matmul_all_reduce::Options,
+};
 
 fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     let (m, n, k) = (5, 3, 8 / world.size());
     let plan = Options::new(m, n, k).name("linear").plan(&world)?; // local
-    let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?; // collective, as what follows
+    let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?; // collective, as what follows
     let (a, b) = (heap.full::<f32>(m * k, 0.5)?, heap.ones::<f32>(k * n)?);
     let (c, bias) = (heap.zeros::<f32>(m * n)?, heap.ones::<f32>(n)?);
     let op = MatmulAllReduce::new(&heap, &plan)?;

@@ -10,7 +10,8 @@
 
 use iris_heap::World;
 use iris_ops::{
-    Epilogue, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce, scope,
+    Epilogue, HeapReserve, Matmul, MatmulAllReduce, MatmulArgs, Plan, matmul, matmul_all_reduce,
+    scope,
 };
 
 /// Number of rows (tokens), number of columns of input and output, and inner columns of all ranks.
@@ -23,7 +24,7 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     let (up, down) = (up.plan(&world)?, down.plan(&world)?);
     // The heap needs room only for the operators' exchanges, because all matrices are in host
     // memory.
-    let heap = Plan::open_heap(&world, &[&up, &down], Room::none())?;
+    let heap = Plan::open_heap(&world, &[&up, &down], HeapReserve::none())?;
     let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);
 
     let (x, w_up) = (vec![1.0_f32; m * hidden], vec![0.5_f32; hidden * inner]);

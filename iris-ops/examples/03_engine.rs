@@ -19,7 +19,7 @@ use bytemuck::bytes_of;
 use iris_heap::{BackendKind, Bytes, Settings, Stream, SymSlice, SymmetricHeap, UniqueId, World};
 use iris_kernels::{UserKernel, gemm_config::THREADS};
 use iris_ops::{
-    MatRef, MatmulAllReduce, MatmulArgs, Plan, Ranks, Room, matmul_all_reduce::Options,
+    HeapReserve, MatRef, MatmulAllReduce, MatmulArgs, Plan, Topology, matmul_all_reduce::Options,
 };
 
 const RANKS: usize = 2;
@@ -55,9 +55,9 @@ impl Layer {
     fn new(world: &World, backend: BackendKind) -> Result<Layer> {
         let (m, n, k) = SHAPE;
         let options = Options::new(m, n, k).name("layer");
-        let plan = options.plan(Ranks::from(world).on(backend))?;
-        let room = Room::matrices().and(Bytes::kib(64));
-        let heap = Plan::open_heap(world, &[&plan], room)?;
+        let plan = options.plan(Topology::from(world).on(backend))?;
+        let reserve = HeapReserve::matrices().and(Bytes::kib(64));
+        let heap = Plan::open_heap(world, &[&plan], reserve)?;
         let unpack = match backend {
             BackendKind::Cpu => None,
             _ => Some(UserKernel::new(

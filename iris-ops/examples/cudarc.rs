@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, sys};
 use iris_heap::{BackendKind, SymmetricHeap, World};
 use iris_ops::matmul_all_reduce::Options;
-use iris_ops::{MatmulAllReduce, MatmulArgs, Operand, Plan, Ranks, Room};
+use iris_ops::{HeapReserve, MatmulAllReduce, MatmulArgs, Operand, Plan, Topology};
 
 const SHAPE: (usize, usize, usize) = (16, 4096, 1024);
 
@@ -17,11 +17,11 @@ fn layer(world: World) -> Result<f32> {
     // primary context, as cudarc does.
     let context = CudaContext::new(world.local_rank())?;
     let stream = context.new_stream()?;
-    let ranks = Ranks::from(&world).on(BackendKind::Cuda);
+    let ranks = Topology::from(&world).on(BackendKind::Cuda);
     let plan = Options::new(m, n, k).plan(ranks)?;
     let heap = SymmetricHeap::open(
         &world,
-        Plan::heap_options(&[&plan], Room::none())?.device(context.ordinal()),
+        Plan::heap_options(&[&plan], HeapReserve::none())?.device(context.ordinal()),
     )?;
     let op = MatmulAllReduce::new(&heap, &plan)?; // the one collective step
     let ours = heap.gpu()?.stream_of(&stream)?;

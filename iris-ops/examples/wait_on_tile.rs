@@ -26,7 +26,7 @@ IRIS_KERNEL add(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 
 fn rank(world: World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
-    let options = Options::new(M, M, 8).variant(Variant::TwoShot).beside(each as usize);
+    let options = Options::new(M, M, 8).variant(Variant::TwoShot).reserve_sms(each as usize);
     let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
     let kernel = UserKernel::new(&heap, SOURCE.into(), &Default::default(), "add", (THREADS, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);

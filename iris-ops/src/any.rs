@@ -15,8 +15,8 @@ use crate::nodes::Operator;
 use crate::ops;
 use crate::options::Request;
 use crate::plan::{Plan, on_device};
-use crate::ranks::Ranks;
 use crate::spec::Part;
+use crate::topology::Topology;
 use crate::workspace::Workspace;
 
 /// Operator whose kind the program chooses at run time; the plan from which it was made names the
@@ -160,7 +160,7 @@ impl Request {
     /// # Errors
     /// [`Invalid`](Error::Invalid) for a value that the operator cannot take, and for an option
     /// that the operator does not read.
-    pub fn plan(&self, ranks: impl Into<Ranks>) -> Result<Plan> {
+    pub fn plan(&self, ranks: impl Into<Topology>) -> Result<Plan> {
         let op = self.op();
         let unasked = op.request(0, 0, 0);
         let asked = |is: bool, value: &dyn std::fmt::Debug| is.then(|| format!("{value:?}"));
@@ -178,8 +178,8 @@ impl Request {
             ("root", asked(self.root != unasked.root, &self.root)),
             ("members", self.members.as_ref().map(|members| format!("{members:?}"))),
             ("workgroups", self.workgroups.map(|groups| groups.to_string())),
-            ("beside", asked(self.beside > 0, &self.beside)),
-            ("even", asked(self.even, &self.even)),
+            ("reserve_sms", asked(self.reserve_sms > 0, &self.reserve_sms)),
+            ("uniform_shape", asked(self.uniform_shape, &self.uniform_shape)),
             ("library", asked(self.library != unasked.library, &self.library)),
             ("staged", asked(self.staged != unasked.staged && !staged, &self.staged)),
             ("elements", asked(self.elements && !message, &self.elements)),

@@ -64,11 +64,11 @@ impl<M> MatmulArgs<M> {
 ///
 /// ```
 /// use iris_heap::World;
-/// use iris_ops::{AllReduce, CollectiveArgs, MatRef, NormArgs, Plan, Room, all_reduce::Options};
+/// use iris_ops::{AllReduce, CollectiveArgs, HeapReserve, MatRef, NormArgs, Plan, all_reduce::Options};
 ///
 /// let all = World::run_threads(2, |world| -> anyhow::Result<_> {
 ///     let plan = Options::rows(3, 4).rms_norm(1e-5).plan(&world)?;
-///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+///     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
 ///     let op = AllReduce::new(&heap, &plan)?;
 ///     let (x, residual) = (heap.full::<f32>(12, 1.5)?, heap.ones::<f32>(12)?);
 ///     let (weight, normed) = (heap.full::<f32>(4, 0.5)?, heap.zeros::<f32>(12)?);

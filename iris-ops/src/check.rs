@@ -1,6 +1,6 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
-use iris_heap::{DType, Issuing, SymmetricHeap};
+use iris_heap::{DType, IssueGuard, SymmetricHeap};
 use iris_kernels::args::Matrix;
 
 use crate::args::{Matrices, NormArgs};
@@ -46,13 +46,13 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     }
     let mut call = Call { m: request.m, n: request.n, root, matrices: *matrices };
     let missing = |what: &str| {
-        let expected = format!("a matrix: rank {} takes part with one", plan.ranks().rank);
+        let expected = format!("a matrix: rank {} takes part with one", plan.topology().rank);
         Error::invalid(op, what, "missing", expected)
     };
     let names = names(row);
     let Matrices { a, c, .. } = &mut call.matrices;
     for (name, matrix, part) in [(names[0], &mut *a, row.a), (names[1], &mut *c, row.c)] {
-        if part == Part::Root && root != plan.ranks().rank {
+        if part == Part::Root && root != plan.topology().rank {
             // A rank other than the root may pass a matrix that only the root needs. The matrix is
             // ignored.
             *matrix = None;
@@ -118,7 +118,7 @@ pub(crate) struct Places {
 
 /// Looks up the memory of a call's matrices, and checks that what the call writes overlaps nothing
 /// else.
-pub(crate) fn places(plan: &Plan, issuing: &Issuing<'_>, matrices: &Matrices) -> Result<Places> {
+pub(crate) fn places(plan: &Plan, issuing: &IssueGuard<'_>, matrices: &Matrices) -> Result<Places> {
     let (op, row) = (plan.op(), plan.row());
     let Matrices { a, b, c, bias, norm, .. } = matrices;
     let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
@@ -215,7 +215,7 @@ fn elements(
     names: [&'static str; 2],
     (a, c): (&mut Option<MatRef>, &mut Option<MatRef>),
 ) -> Result<usize> {
-    let (op, row, size) = (plan.op(), plan.row(), plan.ranks().size);
+    let (op, row, size) = (plan.op(), plan.row(), plan.topology().size);
     let parts = |part: Part| match part {
         Part::Own => 1,
         Part::Blocks => size,
@@ -263,7 +263,7 @@ fn elements(
 
 /// Checks that this rank is a member of the barrier.
 fn member(plan: &Plan) -> Result<()> {
-    let rank = plan.ranks().rank;
+    let rank = plan.topology().rank;
     if plan.members().contains(rank as u32) {
         return Ok(());
     }
@@ -319,8 +319,8 @@ mod tests {
     use super::*;
     use crate::ops::broadcast;
     use crate::options::Request;
-    use crate::ranks::Ranks;
     use crate::spec::Row;
+    use crate::topology::Topology;
 
     /// Operator that exists only in tests: all ranks have an input, and only the root has an
     /// output, like a reduce to one rank.
@@ -336,7 +336,7 @@ mod tests {
                 let (m, n) = if elements { (0, 12) } else { (3, 4) };
                 let mut request = Request::new(&TO_ROOT, (m, n, 0));
                 (request.root, request.elements) = (1, elements);
-                let plan = Plan::new(Ranks::new(rank, 2), &request).unwrap();
+                let plan = Plan::new(Topology::new(rank, 2), &request).unwrap();
                 let of = |c| call(&plan, &Matrices { a: Some(matrix), c, ..Matrices::default() });
                 let made = of(Some(matrix)).unwrap();
                 assert_eq!(made.matrices.c.is_some(), rank == 1);

@@ -73,7 +73,7 @@ use crate::error::{Error, Result};
 use crate::kind::Op;
 use crate::nodes::Operator;
 use crate::plan::Plan;
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 use crate::workspace::{Workspace, outcome};
 use options::Plans;
 use stream::CommStream;
@@ -231,7 +231,7 @@ impl Comm {
         let world = &world.for_heap(&on).map_err(Error::comm)?;
         let device = index.map(|index| Device::of_rank(backend, index)).transpose();
         let plans = device.map_err(Error::comm).and_then(|device| {
-            let ranks = Ranks::from(world);
+            let ranks = Topology::from(world);
             options.plans(device.map_or(ranks.on(backend), |device| ranks.on_device(device)))
         });
         let plans = all_ok(world, "planning a communicator", plans)?;

@@ -4,11 +4,11 @@
 //! **Problem.** Which program is fastest depends on shape, number of ranks and machine. Thresholds
 //! measured for one machine do not hold for another.
 //!
-//! **Solution.** A [`Machine`] has about twenty parameters with units, which `iris tune` measures.
-//! The time of a step is computed from these parameters ([`steps`]). The time of a program is the
-//! sum of steps that run one after the other, and the maximum of steps that overlap ([`programs`]).
-//! Parameters are fitted to times of GEMMs, barriers and collectives; the times of fused operators
-//! are combined from these.
+//! **Solution.** A [`CostParameters`] has about twenty parameters with units, which `iris tune`
+//! measures. The time of a step is computed from these parameters ([`steps`]). The time of a
+//! program is the sum of steps that run one after the other, and the maximum of steps that overlap
+//! ([`programs`]). Parameters are fitted to times of GEMMs, barriers and collectives; the times of
+//! fused operators are combined from these.
 //!
 //! **Limits.** The model assumes that ranks are alike and do not share devices. It ignores clocks
 //! that drop under load, differing routes between GPUs, and other work on the machine, so errors of
@@ -19,7 +19,7 @@ pub(crate) mod network;
 mod programs;
 mod steps;
 
-pub use machine::Machine;
+pub use machine::CostParameters;
 pub use network::Network;
 pub(crate) use programs::Problem;
 
@@ -34,7 +34,7 @@ impl Problem {
     /// has no prediction for one of the steps, because that step is never the fastest.
     pub(crate) fn predict(
         &self,
-        machine: &Machine,
+        machine: &CostParameters,
         program: &Program,
         tile: [usize; 2],
     ) -> Option<f64> {
@@ -43,7 +43,7 @@ impl Problem {
 
     /// Expected lower limit in microseconds for any program of the call, from fitted rates: the longer
     /// of the time of the product alone and that of sending the bytes that a rank must send.
-    pub(crate) fn limit(&self, machine: &Machine) -> f64 {
+    pub(crate) fn limit(&self, machine: &CostParameters) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;
         let row = self.row;

@@ -78,8 +78,8 @@ impl Device {
     /// `b200`, `mi250x` (one die), `mi300x`, `mi325x` or `mi355x`, in upper or lower case.
     ///
     /// ```
-    /// use iris_ops::{Device, Ranks, matmul_all_reduce::Options};
-    /// let ranks = Ranks::new(0, 2).on_device(Device::named("a100")?);
+    /// use iris_ops::{Device, Topology, matmul_all_reduce::Options};
+    /// let ranks = Topology::new(0, 2).on_device(Device::named("a100")?);
     /// println!("{}", Options::new(4096, 8192, 3584).plan(ranks)?);
     /// # Ok::<(), iris_ops::OpError>(())
     /// ```

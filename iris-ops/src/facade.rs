@@ -54,13 +54,16 @@ macro_rules! plan_and_new {
     ($op:ident) => {
         impl Options {
             /// Makes the plan for calls up to the size that the options give, without
-            /// communication. `ranks` is a heap, [`Ranks`](crate::Ranks), or a world; for a world,
-            /// the plan is for the CPU.
+            /// communication. `ranks` is a heap, [`Topology`](crate::Topology), or a world; for a
+            /// world, the plan is for the CPU.
             ///
             /// # Errors
             /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take;
             /// [`Tuning`](crate::OpError::Tuning) for a wrong tuning file of this machine.
-            pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
+            pub fn plan(
+                &self,
+                ranks: impl Into<$crate::Topology>,
+            ) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
         }
@@ -108,8 +111,8 @@ macro_rules! common_methods {
             /// rank so far. Synchronise the stream of the calls before reading these counters.
             ///
             /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan's options lack `counted`;
-            /// errors of the device.
+            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan's options lack
+            /// `count_traffic`; errors of the device.
             pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
@@ -148,17 +151,17 @@ macro_rules! beside_method {
             /// enqueued on `stream`, which must be the stream of the call, so that graphs which
             /// contain them can be replayed.
             ///
-            /// The plan needs `Options::beside` with the number of multiprocessors that the kernel
-            /// occupies. Tiles from peers have signals only if peers write C directly. For this, C
-            /// must lie in the symmetric heap, be row-major, not overlap A, and have the same
-            /// offset and leading dimension on all ranks. Tiles of this rank have no signals: read
-            /// them in a kernel that is queued after the call. Small messages between GPUs may use
-            /// the LL protocol, which has no signals; to read their tiles as they arrive, choose
-            /// another variant by name.
+            /// The plan needs `Options::reserve_sms` with the number of multiprocessors that the
+            /// kernel occupies. Tiles from peers have signals only if peers write C directly. For
+            /// this, C must lie in the symmetric heap, be row-major, not overlap A, and have the
+            /// same offset and leading dimension on all ranks. Tiles of this rank have no signals:
+            /// read them in a kernel that is queued after the call. Small messages between GPUs may
+            /// use the LL protocol, which has no signals; to read their tiles as they arrive,
+            /// choose another variant by name.
             ///
             /// # Errors
             /// Errors of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) if the tiles of
-            /// this C have no signals, or if the plan lacks `Options::beside`.
+            /// this C have no signals, or if the plan lacks `Options::reserve_sms`.
             pub fn beside(
                 &self,
                 args: &$args,

@@ -5,11 +5,11 @@ use iris_kernels::schedule::{Collective, Items};
 use iris_sync::ll::{QUADS, Used};
 
 use crate::options::Request;
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 
 /// Computes the items of a call whose message has `m` x `n` elements over all ranks.
 pub(crate) fn of(
-    ranks: Ranks,
+    ranks: Topology,
     request: &Request,
     collective: Collective,
     (m, n): (usize, usize),
@@ -22,7 +22,11 @@ pub(crate) fn of(
 /// Number of items that a rank sends to another from which a message consists of packs; `None` if
 /// messages never do. An RMSNorm needs whole rows in a workgroup, and a GEMM that sends the message
 /// itself sends pairs.
-pub(crate) fn packs_from(ranks: Ranks, request: &Request, collective: Collective) -> Option<u32> {
+pub(crate) fn packs_from(
+    ranks: Topology,
+    request: &Request,
+    collective: Collective,
+) -> Option<u32> {
     let from = ranks.tuning().packs_from(ranks.device, ranks.size);
     let two_shot = matches!(collective, Collective::TwoShot { .. });
     let by_gemm = request.row.multiplies() && !two_shot;
@@ -30,7 +34,7 @@ pub(crate) fn packs_from(ranks: Ranks, request: &Request, collective: Collective
 }
 
 /// Words that calls up to the size of `items` need for each peer, header excluded.
-pub(crate) fn words(ranks: Ranks, request: &Request, items: Items) -> Used {
+pub(crate) fn words(ranks: Topology, request: &Request, items: Items) -> Used {
     let most = items.most();
     match packs_from(ranks, request, items.collective).filter(|&from| most >= from) {
         None => Used { pairs: most, packs: 0 },

@@ -15,13 +15,13 @@
 //!
 //! ```
 //! use iris_heap::World;
-//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options};
+//! use iris_ops::{HeapReserve, MatRef, MatmulAllReduce, MatmulArgs, Plan, matmul_all_reduce::Options};
 //!
 //! // Two ranks as threads; C = A B, where each rank has half of K.
 //! let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
 //!     let (m, n, k) = (4, 3, 8);
 //!     let plan = Options::new(m, n, k).plan(&world)?;
-//!     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+//!     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
 //!     let op = MatmulAllReduce::new(&heap, &plan)?;
 //!     let a = heap.full::<f32>(m * k, 0.5)?;
 //!     let b = heap.full::<f32>(k * n, 2.0)?;
@@ -98,6 +98,7 @@ mod counters;
 mod device;
 mod error;
 mod facade;
+mod heap_reserve;
 mod items;
 mod kind;
 mod label;
@@ -109,10 +110,9 @@ mod operator;
 mod options;
 mod plan;
 mod programs;
-mod ranks;
-mod room;
 mod spec;
 mod split;
+mod topology;
 mod tune;
 mod workspace;
 
@@ -128,9 +128,10 @@ pub mod scaling {}
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
-pub use cost::{Machine, Network};
+pub use cost::{CostParameters, Network};
 pub use counters::Counters;
 pub use device::Device;
+pub use heap_reserve::HeapReserve;
 // These names are changed because iris_heap also exports `Error`, `Result` and `Request`, and a
 // program may glob-import both crates.
 pub use error::{Error as OpError, Result as OpResult};
@@ -148,8 +149,7 @@ pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan, Shapes};
-pub use ranks::Ranks;
-pub use room::Room;
 pub use split::split;
+pub use topology::Topology;
 pub use tune::user::TuningFile;
 pub use workspace::{Workspace, WorkspaceNotFreed};

@@ -1,6 +1,6 @@
 //! References to matrices, and the checks of each matrix before a call launches anything.
 
-use iris_heap::{DType, Element, Issuing, RawSlice, Segment, SymSlice};
+use iris_heap::{DType, Element, IssueGuard, RawSlice, Segment, SymSlice};
 use iris_kernels::args::{self, Matrix};
 
 use crate::error::{Error, InOp, Result};
@@ -132,12 +132,12 @@ impl MatRef {
     ///
     /// ```
     /// use iris_heap::World;
-    /// use iris_ops::{MatRef, Matmul, MatmulArgs, Plan, Room, matmul::Options};
+    /// use iris_ops::{HeapReserve, MatRef, Matmul, MatmulArgs, Plan, matmul::Options};
     ///
     /// let results = World::run_threads(1, |world| -> anyhow::Result<Vec<f32>> {
     ///     let (m, n, k) = (1, 2, 3);
     ///     let plan = Options::new(m, n, k).plan(&world)?;
-    ///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+    ///     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
     ///     let (x, y) = (heap.ones::<f32>(m * k)?, heap.zeros::<f32>(m * n)?);
     ///     let weight = heap.zeros::<f32>(n * k)?;
     ///     heap.write(weight, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?; // two rows of three
@@ -266,7 +266,7 @@ impl MatRef {
         &self,
         op: Op,
         name: &'static str,
-        issuing: &Issuing<'_>,
+        issuing: &IssueGuard<'_>,
     ) -> Result<Matrix> {
         let invalid = |what: &str, value: String, expected: String| {
             Error::invalid(op, format!("{what} of {name}"), value, expected)

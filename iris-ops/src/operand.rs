@@ -144,10 +144,10 @@ impl<'a> Operand<'a> {
     ///
     /// ```
     /// # use iris_heap::World;
-    /// # use iris_ops::{Matmul, MatmulArgs, Plan, Room, matmul::Options, scope};
+    /// # use iris_ops::{HeapReserve, Matmul, MatmulArgs, Plan, matmul::Options, scope};
     /// # World::run_threads(1, |world| -> anyhow::Result<()> {
     /// # let plan = Options::new(1, 2, 2).plan(&world)?;
-    /// # let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+    /// # let heap = Plan::open_heap(&world, &[&plan], HeapReserve::none())?;
     /// # let (layer, stream) = (Matmul::new(&heap, &plan)?, heap.stream()?);
     /// let (x, weight) = ([1.0_f32, 2.0], [0.0_f32, 1.0, 1.0, 0.0]);
     /// let (mut h, mut y) = ([0.0_f32; 2], [0.0_f32; 2]);
@@ -172,10 +172,10 @@ impl<'a> Operand<'a> {
     ///
     /// ```
     /// # use iris_heap::World;
-    /// # use iris_ops::{AllReduce, CollectiveArgs, NormArgs, Plan, Room, all_reduce::Options, scope};
+    /// # use iris_ops::{AllReduce, CollectiveArgs, HeapReserve, NormArgs, Plan, all_reduce::Options, scope};
     /// # World::run_threads(1, |world| -> anyhow::Result<()> {
     /// # let plan = Options::rows(1, 2).rms_norm(1e-6).plan(&world)?;
-    /// # let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+    /// # let heap = Plan::open_heap(&world, &[&plan], HeapReserve::none())?;
     /// # let (op, stream) = (AllReduce::new(&heap, &plan)?, heap.stream()?);
     /// let (x, weight) = ([1.5_f32; 2], [1.0_f32; 2]);
     /// let (mut sum, mut normed) = ([1.0_f32; 2], [0.0_f32; 2]);
@@ -341,11 +341,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 ///
 /// ```
 /// use iris_heap::World;
-/// use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options, scope};
+/// use iris_ops::{HeapReserve, MatmulAllReduce, MatmulArgs, Plan, matmul_all_reduce::Options, scope};
 ///
 /// let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
 ///     let plan = Options::new(1, 2, 3).plan(&world)?;
-///     let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+///     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::none())?;
 ///     let op = MatmulAllReduce::new(&heap, &plan)?;
 ///     let (x, weight, mut y) = ([1.0_f32; 3], [2.0_f32; 6], vec![0.0_f32; 2]);
 ///     let stream = heap.stream()?;

@@ -10,7 +10,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iris_heap::{DevWords, Issuing, Pulled, RawSlice, Stream, SymmetricHeap};
+use iris_heap::{DevWords, IssueGuard, Pulled, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 
@@ -158,7 +158,7 @@ impl Operator {
         &self,
         args: &mut OpArgs,
         call: &Call,
-        (sizes, issuing): (&Sizes, &Issuing<'_>),
+        (sizes, issuing): (&Sizes, &IssueGuard<'_>),
     ) -> Result<()> {
         let op = self.plan.op();
         check::no_fault(op, &self.heap)?;
@@ -184,7 +184,7 @@ impl Operator {
         let Request { shard, k, .. } = *self.plan.request();
         let longest = match shard {
             Shard::Rows => k,
-            Shard::Columns => k.div_ceil(self.plan.ranks().size),
+            Shard::Columns => k.div_ceil(self.plan.topology().size),
         } as u64;
         let len = u64::from(a.cols);
         if a.ld == len {

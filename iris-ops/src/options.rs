@@ -15,8 +15,8 @@ use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
-use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm, Row};
+use crate::topology::Topology;
 
 /// Maximum number of rows, and maximum number of columns, of a tile.
 pub(crate) const WIDEST: usize = 65536;
@@ -160,7 +160,7 @@ pub struct Request {
     pub workgroups: Option<usize>,
     /// Number of multiprocessors that calls leave free for a kernel of the caller that runs at the
     /// same time; 0 if there is no such kernel.
-    pub beside: usize,
+    pub reserve_sms: usize,
     /// Maximum number of thread blocks of a step between nodes that may be in flight on the device
     /// during a call; 0 if there is no such step. Launches that wait for peers leave one
     /// multiprocessor free for each of these thread blocks.
@@ -169,11 +169,11 @@ pub struct Request {
     /// of the two.
     pub library: Library,
     /// Whether N and K are equal on all ranks, so that the plan may choose the variant by N and K.
-    pub even: bool,
+    pub uniform_shape: bool,
     /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes that they move, and the signals and flags that they use.
-    pub counted: bool,
+    pub count_traffic: bool,
     /// Number of blocks into which a call over several nodes is cut. If `None`, it is derived from
     /// the number of bytes of the call.
     #[doc(hidden)]
@@ -183,7 +183,7 @@ pub struct Request {
     pub first_call: i32,
     /// Faults and delays that a test injects into the kernels.
     #[doc(hidden)]
-    pub injected: FaultInjection,
+    pub fault_injection: FaultInjection,
 }
 
 impl Form {
@@ -221,15 +221,15 @@ impl Request {
             root: 0,
             members: None,
             workgroups: None,
-            beside: 0,
+            reserve_sms: 0,
             step_blocks: 0,
             library: Library::default(),
-            even: false,
+            uniform_shape: false,
             trace_spans: 0,
-            counted: false,
+            count_traffic: false,
             blocks: None,
             first_call: 1,
-            injected: FaultInjection::default(),
+            fault_injection: FaultInjection::default(),
         }
     }
 
@@ -264,7 +264,7 @@ impl Request {
 
     /// Whether GPU kernels of the plan are built with counters or with tracing.
     pub fn is_observed(&self) -> bool {
-        self.counted || self.trace_spans > 0
+        self.count_traffic || self.trace_spans > 0
     }
 
     /// Element type of C: the type that the request sets, otherwise the type of A.
@@ -293,7 +293,7 @@ impl Request {
 
     /// Checks the range of each option separately, so that no value that is computed from several
     /// options overflows.
-    pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
+    pub(crate) fn check(&self, ranks: Topology) -> Result<()> {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
             Err(Error::invalid(op, what, value.to_string(), expected))
@@ -343,11 +343,12 @@ impl Request {
         {
             return invalid("fetchers", &fetchers, &most);
         }
-        if self.injected != FaultInjection::default() && ranks.device.backend.traits().host_threads
+        if self.fault_injection != FaultInjection::default()
+            && ranks.device.backend.traits().host_threads
         {
             return invalid(
-                "injected",
-                &format!("{:?}", self.injected),
+                "fault_injection",
+                &format!("{:?}", self.fault_injection),
                 "the default on the CPU: only device kernels inject faults",
             );
         }
@@ -356,9 +357,9 @@ impl Request {
         }
         let multiprocessors = ranks.device.multiprocessors as usize;
         let most = multiprocessors.saturating_sub(self.workgroups.unwrap_or(1));
-        if self.beside > most && !ranks.device.backend.traits().host_threads {
+        if self.reserve_sms > most && !ranks.device.backend.traits().host_threads {
             let expected = format!("at most {most} of {multiprocessors} multiprocessors");
-            return invalid("beside", &self.beside, &expected);
+            return invalid("reserve_sms", &self.reserve_sms, &expected);
         }
         if self.root >= ranks.size {
             return invalid("root", &self.root, &format!("below {}", ranks.size));
@@ -377,7 +378,7 @@ impl Request {
     /// Checks that tiles of C have signals in a form, if a kernel of the caller runs at the same
     /// time.
     pub(crate) fn check_arrival(&self, form: &Form) -> Result<()> {
-        if self.beside > 0 && form.arrival.is_none() {
+        if self.reserve_sms > 0 && form.arrival.is_none() {
             let able = self.row.names(|form| form.arrival.is_some());
             let expected = format!("one whose tiles of C have signals: {able}");
             let what = "variant with a kernel beside it";
@@ -442,9 +443,9 @@ macro_rules! options {
             // Setters that the `Options` of every operator have.
             $crate::options::setter!(name);
             $crate::options::setter!(trace_spans);
-            $crate::options::setter!(counted);
+            $crate::options::setter!(count_traffic);
             $crate::options::setter!(first_call);
-            $crate::options::setter!(injected);
+            $crate::options::setter!(fault_injection);
         }
 
         /// Names of the options that the operator reads, except the options that all operators
@@ -559,7 +560,7 @@ setters! { request =>
     /// that runs at the same time and waits for the call's tiles. Default: 0, which allows no
     /// such kernel. Planning fails if a variant has no signals for its tiles of C. If `auto`
     /// chooses such a variant, choose another variant by name.
-    beside(multiprocessors: usize) { request.beside = multiprocessors }
+    reserve_sms(multiprocessors: usize) { request.reserve_sms = multiprocessors }
 
     /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
     /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
@@ -570,7 +571,7 @@ setters! { request =>
     /// values. The plan may then use measurements for that shape. Default: false, because each
     /// rank plans by itself, and ranks with different shapes would choose differently. `new` of
     /// the operator fails if ranks pass different values.
-    even(even: bool) { request.even = even }
+    uniform_shape(uniform_shape: bool) { request.uniform_shape = uniform_shape }
 
     /// Sets the name of the operator in errors and faults, such as `layer3.down`; it must be
     /// the same on all ranks. Without a name, errors show the place where the program makes the
@@ -586,7 +587,7 @@ setters! { request =>
     /// Makes GPU kernels count the bytes that they move and the signals that they use. Counting
     /// takes time; CPU kernels always count. The variant is the same as without counting, but
     /// workgroups do the work of copy engines and of GEMMs that store to peers.
-    counted(counted: bool) { request.counted = counted }
+    count_traffic(count_traffic: bool) { request.count_traffic = count_traffic }
 
     #[doc(hidden)]
     /// Sets the number of the first call, so that a test can reach the wrap-around of the call
@@ -595,7 +596,7 @@ setters! { request =>
 
     #[doc(hidden)]
     /// Injects delays or faults into the device kernels, for stress tests.
-    injected(injected: crate::FaultInjection) { request.injected = injected }
+    fault_injection(fault_injection: crate::FaultInjection) { request.fault_injection = fault_injection }
 }
 
 pub(crate) use {constructor, options, setter_of as setter};

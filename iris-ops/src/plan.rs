@@ -28,9 +28,9 @@ use crate::items;
 use crate::kind::{ChoiceReason, Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
-use crate::ranks::Ranks;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
+use crate::topology::Topology;
 use crate::tune::{self, GemmKind};
 
 /// Plan of an operator: the variant and tile for each size of call, and the memory that the
@@ -42,7 +42,7 @@ use crate::tune::{self, GemmKind};
 /// of all sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub(crate) ranks: Ranks,
+    pub(crate) ranks: Topology,
     pub(crate) request: Request,
     /// Choices of variant and tile, by ascending size of call; never empty. The last choice is for
     /// the largest call.
@@ -74,11 +74,11 @@ pub struct Choice {
 
 impl Plan {
     /// Checks the request and makes a choice of variant and tile for each class of sizes.
-    pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
+    pub(crate) fn new(ranks: Topology, request: &Request) -> Result<Self> {
         Self::chosen(ranks, request).map_err(|error| error.labelled(&request.label(None)))
     }
 
-    fn chosen(ranks: Ranks, request: &Request) -> Result<Self> {
+    fn chosen(ranks: Topology, request: &Request) -> Result<Self> {
         let mut request = request.clone();
         if request.elements {
             request.m = if request.row.tiles == Tiles::All { 1 } else { ranks.size };
@@ -160,7 +160,7 @@ impl Plan {
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let workspace = sized
-            .whole_gemm(form, (max_size, tile))
+            .library_gemm(form, (max_size, tile))
             .map_or(0, |whole| whole.library_bytes().saturating_add(sized.area_bytes(form)));
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         let sizing = tune::Sizing::of(self.ranks, &sized.request, form);
@@ -235,7 +235,7 @@ impl Plan {
     /// has none. `tile` is the tile of the message. If a test delays or breaks message kernels, the
     /// tile GEMM replaces the whole-matrix GEMM, because the test can delay and break the tile GEMM
     /// too.
-    pub(crate) fn whole_gemm(
+    pub(crate) fn library_gemm(
         &self,
         form: &Form,
         (rows, tile): (usize, TileShape),
@@ -247,7 +247,7 @@ impl Plan {
             spec::GemmStage::Partial if !self.alone() => request.wire_dtype(),
             _ => request.output_dtype(),
         };
-        let held_up = request.injected.is_by_messages();
+        let held_up = request.fault_injection.is_by_messages();
         if held_up && (!form.has_whole_gemm() || self.alone()) {
             return None;
         }
@@ -301,7 +301,7 @@ impl Plan {
     }
 
     /// Rank, number of ranks and device for which the plan was made.
-    pub fn ranks(&self) -> Ranks {
+    pub fn topology(&self) -> Topology {
         self.ranks
     }
 
@@ -460,7 +460,7 @@ impl fmt::Display for Plan {
     /// if it is another one, choices, memory. Example: `all_reduce of f32, rank 0 of 4 on cpu:
     /// two_shot up to 512 by tiles of 4 x 4096 (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ranks { rank, size, device, .. } = self.ranks;
+        let Topology { rank, size, device, .. } = self.ranks;
         write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
         if self.ranks.nodes() > 1 {
             write!(f, " of {} nodes, in each", self.ranks.nodes())?;

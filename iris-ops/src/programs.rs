@@ -111,7 +111,7 @@ macro_rules! take_parts {
     ($transfer:ident) => {
         Item::Parts(&[Item::Peers(&[
             step(Work::Gate(Transfer::$transfer)),
-            step(Work::Take(Transfer::$transfer)),
+            step(Work::CopyReceived(Transfer::$transfer)),
         ])])
     };
 }
@@ -119,7 +119,7 @@ macro_rules! take_parts {
 /// Step that copies all rows of a transfer to C. It must come after the wait for these rows.
 macro_rules! take_all {
     ($transfer:ident) => {
-        Item::Peers(&[step(Work::Take(Transfer::$transfer))])
+        Item::Peers(&[step(Work::CopyReceived(Transfer::$transfer))])
     };
 }
 

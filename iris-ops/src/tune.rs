@@ -20,8 +20,8 @@ use crate::items;
 use crate::kind::Op;
 use crate::kind::{ChoiceReason, Variant};
 use crate::options::{Epilogue, Request, Shard, TileShape};
-use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
+use crate::topology::Topology;
 use data::Senders;
 
 /// Maximum number of items (8 bytes of data each) that one rank sends to another by the LL
@@ -43,14 +43,14 @@ const COMMON: usize = 4096;
 
 /// Name of the GPU whose tuning data is used for a device without its own data: `H200` or `MI300X`.
 /// `None` if the device has its own data.
-pub(crate) fn figures_of(ranks: Ranks) -> Option<&'static str> {
+pub(crate) fn figures_of(ranks: Topology) -> Option<&'static str> {
     let tuning = ranks.tuning();
     tuning.stands_in_for(ranks.device).then_some(tuning.of.as_str())
 }
 
 /// Maximum number of workgroups of a message. It is odd on GPUs; [`data::Launches`] gives the
 /// reason.
-pub(crate) fn message_groups(ranks: Ranks) -> u32 {
+pub(crate) fn message_groups(ranks: Topology) -> u32 {
     if ranks.device.backend.traits().host_threads {
         return u32::MAX;
     }
@@ -60,7 +60,7 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
 
 /// Maximum number of workgroups of a broadcast by relays: a multiple of the number of relays, so
 /// that each workgroup of the root sends to one relay.
-fn relay_groups(ranks: Ranks) -> u32 {
+fn relay_groups(ranks: Topology) -> u32 {
     let most = message_groups(ranks);
     let most = ranks.tuning().launches.relay_groups.map_or(most, |groups| groups.min(most));
     let relays = (ranks.size as u32).saturating_sub(1).max(1);
@@ -86,7 +86,7 @@ pub(crate) struct Sizing {
 
 impl Sizing {
     /// Returns the sizes of the launches of `form` for this request.
-    pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
+    pub(crate) fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
         // Small messages use small workgroups. A barrier of a small workgroup is faster, and more
@@ -139,21 +139,21 @@ pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize 
 }
 
 /// Sizes of calls at which the choice may change: powers of two, and the limits of table rows.
-pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
+pub(crate) fn sizes(ranks: Topology, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
     powers.chain(table::ends(ranks, request)).collect()
 }
 
 /// Operators, N and K of all rows of the tuning table, each once.
 #[cfg(test)]
-pub(crate) fn table_shapes(ranks: Ranks) -> Vec<(Op, usize, usize)> {
+pub(crate) fn table_shapes(ranks: Topology) -> Vec<(Op, usize, usize)> {
     let of = |row: &data::Row| (row.op, row.n, row.k.unwrap_or(COMMON));
     let all: std::collections::BTreeSet<_> = ranks.tuning().row.iter().map(of).collect();
     all.into_iter().collect()
 }
 
 /// Variant for calls of the request's size, with the reason for the choice.
-pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason) {
+pub(crate) fn variant(ranks: Topology, request: &Request) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
     // Variants that pull are excluded: peers read A in place, so A must be in the heap. A plan does
@@ -169,12 +169,12 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason
 /// Variant with the shortest predicted time of all variants that `auto` may choose. The prediction
 /// uses only values that are equal on all ranks. With one rank, or without any prediction, the
 /// result is the first variant that supports the request.
-fn quickest(ranks: Ranks, request: &Request) -> Variant {
+fn quickest(ranks: Topology, request: &Request) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
     let common = request.row.common;
     for (value, common) in [(&mut request.n, common.n), (&mut request.k, common.k)] {
-        if !common && !request.even {
+        if !common && !request.uniform_shape {
             *value = COMMON;
         }
     }
@@ -187,7 +187,7 @@ fn quickest(ranks: Ranks, request: &Request) -> Variant {
 /// Step between nodes that may be in flight on the device during a call, and the number of
 /// multiprocessors that the call's launches leave free for this step; `None` if there is no such
 /// step.
-pub(crate) fn overlap(ranks: Ranks, request: &Request) -> Option<Overlap> {
+pub(crate) fn overlap(ranks: Topology, request: &Request) -> Option<Overlap> {
     let step_blocks = request.step_blocks;
     let all = ranks.device.multiprocessors;
     // Launches have at most as many workgroups as there are multiprocessors that the step between
@@ -200,7 +200,7 @@ pub(crate) fn overlap(ranks: Ranks, request: &Request) -> Option<Overlap> {
 
 /// Predicted time in microseconds of the largest call by this form; `None` if a step has no
 /// prediction.
-fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64> {
+fn predicted(ranks: Topology, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, overlap: overlap(ranks, request), ..Program::new(form.program) };
     let problem = Problem::of(ranks, request);
@@ -210,7 +210,7 @@ fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64
 
 impl Problem {
     /// Input of the cost model for the largest call of a request.
-    pub(crate) fn of(ranks: Ranks, request: &Request) -> Problem {
+    pub(crate) fn of(ranks: Topology, request: &Request) -> Problem {
         let Request { row, m, n, k, .. } = *request;
         Problem {
             row,
@@ -231,7 +231,7 @@ impl Problem {
 
 /// Whether `auto` may choose a form. The form must have run on such a device with this number of
 /// ranks, accept A in any memory, and add in a fixed order; and the device must support it.
-fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
+fn may_take(ranks: Topology, request: &Request, form: &Form) -> bool {
     let ran = ranks.tuning().allows(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
     // A tile that the caller chose would change the parts of a message that copy engines send or a
@@ -250,7 +250,7 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
 
 /// Whether the message is small enough for the LL words that the form may use. True for a form
 /// without LL words.
-fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
+fn fits_words(ranks: Topology, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let words = items::words(ranks, request, items);
@@ -268,7 +268,7 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
 /// Whether the built-in GEMM of this kind may be used in the calls. Either the caller requested
 /// built-in GEMMs, or the caller left the choice open and the kind has run with this number of
 /// ranks.
-pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> bool {
+pub(crate) fn takes_part(ranks: Topology, request: &Request, kind: GemmKind) -> bool {
     match request.library {
         Library::Ours => true,
         Library::Auto => ranks.tuning().has_run_gemm(kind, ranks.device, ranks.size),
@@ -278,14 +278,14 @@ pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> boo
 
 /// Whether the built-in GEMMs can multiply operands of this type by wgmma instructions of the
 /// device.
-fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
+fn has_wgmma(ranks: Topology, request: &Request) -> bool {
     ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
 /// Whether a call resembles the calls for which table rows were measured. On GPUs these are plain
 /// products and messages without epilogue, RMSNorm or chosen tile. Tracing, counting, test delays
 /// and the number of workgroups are ignored, so that they do not change the variant of a call.
-fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
+fn is_as_measured(ranks: Topology, request: &Request, form: &Form) -> bool {
     if ranks.device.backend.traits().host_threads {
         return true;
     }
@@ -298,7 +298,7 @@ fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
 
 /// Whether, for these operands, there is a whole-matrix GEMM that can wait for peers and store to
 /// peers.
-fn has_stores(ranks: Ranks, request: &Request) -> bool {
+fn has_stores(ranks: Topology, request: &Request) -> bool {
     let Request { dtype, n, epilogue, library, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
     has_wgmma(ranks, request)

@@ -24,11 +24,11 @@ use crate::plan::composed;
 ///
 /// ```
 /// # use iris_heap::World;
-/// use iris_ops::{AllReduce, MatmulAllReduce, Plan, Room, Workspace, all_reduce, matmul_all_reduce};
+/// use iris_ops::{AllReduce, HeapReserve, MatmulAllReduce, Plan, Workspace, all_reduce, matmul_all_reduce};
 /// # World::run_threads(2, |world| -> anyhow::Result<()> {
 /// let layer = matmul_all_reduce::Options::new(64, 32, 16).plan(&world)?;
 /// let norm = all_reduce::Options::new(64).plan(&world)?;
-/// let heap = Plan::open_heap(&world, &[&layer, &norm], Room::none())?;
+/// let heap = Plan::open_heap(&world, &[&layer, &norm], HeapReserve::none())?;
 /// let workspace = Workspace::for_plans(&heap, &[&layer, &norm])?; // collective
 /// let layer = MatmulAllReduce::in_workspace(&workspace, &layer)?; // collective
 /// let norm = AllReduce::in_workspace(&workspace, &norm)?;
@@ -332,7 +332,7 @@ fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
 /// Checks that a plan for all ranks of the heap's whole world was made for the heap's number of
 /// nodes. Plans for another world pass.
 pub(crate) fn check_nodes(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
-    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    let (ranks, world) = (plan.topology(), heap.whole_world());
     let (planned, nodes) = (ranks.nodes(), world.nodes());
     if (ranks.rank, ranks.size) != (world.rank(), world.size()) || planned == nodes {
         return Ok(());
@@ -342,7 +342,7 @@ pub(crate) fn check_nodes(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
 
 /// Checks that a plan was made for this rank and backend, and that the heap's device can run it.
 pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
-    let (op, ranks) = (plan.op(), plan.ranks());
+    let (op, ranks) = (plan.op(), plan.topology());
     if (ranks.rank, ranks.size) != (heap.local_rank(), heap.local_size()) {
         check_nodes(heap, plan)?;
         return Err(Error::OtherWorld {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use iris_heap::World;
 use iris_ops::comm::{self, Comm};
-use iris_ops::{AllReduce, CollectiveArgs, MatRef, Plan, Room, Workspace, all_reduce::Options};
+use iris_ops::{
+    AllReduce, CollectiveArgs, HeapReserve, MatRef, Plan, Workspace, all_reduce::Options,
+};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
@@ -16,19 +18,19 @@ unsafe extern "C" {
     safe fn fork() -> i32;
 }
 
-/// Ranks are threads, of which rank 0 forks. A child that writes the issue board of its parent makes
-/// the later calls of both ranks fail by the order of calls.
+/// Ranks are threads, of which rank 0 forks. A child that writes the issue board of its parent
+/// makes the later calls of both ranks fail by the order of calls.
 #[test]
 fn a_child_that_uses_inherited_operators_disturbs_nobody() {
     const LEN: usize = 64;
     World::run_threads(2, |world| -> anyhow::Result<()> {
         let plan = Options::new(LEN).plan(&world)?;
         let options = comm::Options::new();
-        let room = Room::none()
+        let reserve = HeapReserve::none()
             .and_elements::<f32>(LEN)
             .and_elements::<f32>(LEN)
             .and(options.footprint(&world)?);
-        let heap = Plan::open_heap(&world, &[&plan, &plan, &plan], room)?;
+        let heap = Plan::open_heap(&world, &[&plan, &plan, &plan], reserve)?;
         let workspace = Workspace::for_plans(&heap, &[&plan])?;
         let [runs, frees] = [AllReduce::new(&heap, &plan)?, AllReduce::new(&heap, &plan)?];
         let shares = AllReduce::in_workspace(&workspace, &plan)?;

@@ -3,7 +3,7 @@
 //! number.
 
 use crate::wait::{Awaited, wait_for};
-use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
+use crate::{Aborted, Access, Call, Channel, Limit, Memory, divergent};
 
 /// Set of ranks, as 64 bits: bit r stands for rank r.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,7 +44,7 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
     phase: u32,
     members: Members,
     limit: Limit,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let me = channel.rank;
     let share = || {
         let own = channel.peers().skip(m.thread() as usize).step_by(m.threads() as usize);

@@ -18,7 +18,7 @@ pub struct Call(i32);
 /// period, writers store the number into all of their words. Without the refresh, a word that many
 /// calls leave unused could become 2^31 calls old; the wrapping difference between its value and
 /// the current call's number would then change sign.
-pub const RESTAMP_PERIOD: i32 = 1 << 29;
+pub const REFRESH_PERIOD: i32 = 1 << 29;
 
 impl Call {
     /// Makes a call from its number, which wraps around after `i32::MAX`.
@@ -63,15 +63,15 @@ impl Call {
     }
 
     /// Whether this call refreshes the LL words of its parity that it did not write itself. True
-    /// for one call of each parity in every [`RESTAMP_PERIOD`] calls.
-    pub const fn restamps_slot(self) -> bool {
-        self.0 & (RESTAMP_PERIOD - 1) <= 1
+    /// for one call of each parity in every [`REFRESH_PERIOD`] calls.
+    pub const fn refreshes_slot(self) -> bool {
+        self.0 & (REFRESH_PERIOD - 1) <= 1
     }
 
     /// Whether writers store the number of this call into all of their words, used or not; see
-    /// [`RESTAMP_PERIOD`].
-    pub const fn restamps(self) -> bool {
-        self.0 & (RESTAMP_PERIOD - 1) == 0
+    /// [`REFRESH_PERIOD`].
+    pub const fn refreshes(self) -> bool {
+        self.0 & (REFRESH_PERIOD - 1) == 0
     }
 }
 
@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn each_slot_is_refreshed_once_a_period() {
         for multiple in -4..4 {
-            let first = Call::new(RESTAMP_PERIOD.wrapping_mul(multiple));
+            let first = Call::new(REFRESH_PERIOD.wrapping_mul(multiple));
             let refreshing = [first.previous(), first, first.next(), first.next().next()];
-            assert_eq!(refreshing.map(Call::restamps_slot), [false, true, true, false]);
+            assert_eq!(refreshing.map(Call::refreshes_slot), [false, true, true, false]);
             assert_ne!(first.parity(), first.next().parity());
             assert_eq!(first.of_same_slot_before(), first.previous().previous());
         }
@@ -104,13 +104,13 @@ mod tests {
 
     #[test]
     fn refreshes_before_half_the_range_has_passed() {
-        let restamps: Vec<_> = [i32::MIN, -(1 << 30), -(1 << 29), 0, 1 << 29, 1 << 30]
+        let refreshes: Vec<_> = [i32::MIN, -(1 << 30), -(1 << 29), 0, 1 << 29, 1 << 30]
             .into_iter()
-            .map(|number| Call::new(number).restamps())
+            .map(|number| Call::new(number).refreshes())
             .collect();
-        assert_eq!(restamps, [true; 6]);
-        assert!(!Call::new(1).restamps() && !Call::new(i32::MAX).restamps());
+        assert_eq!(refreshes, [true; 6]);
+        assert!(!Call::new(1).refreshes() && !Call::new(i32::MAX).refreshes());
         // The oldest value that a word can hold is one refresh period and one call old.
-        assert!(Call::new(RESTAMP_PERIOD + 1).reached_by(2 * RESTAMP_PERIOD));
+        assert!(Call::new(REFRESH_PERIOD + 1).reached_by(2 * REFRESH_PERIOD));
     }
 }

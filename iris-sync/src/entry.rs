@@ -10,7 +10,7 @@
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{
-    Access, Call, Channel, Fault, FaultKind, Field, LINE_WORDS, Limit, Memory, Stop, SymWord,
+    Aborted, Access, Call, Channel, Fault, FaultKind, Field, LINE_WORDS, Limit, Memory, SymWord,
 };
 
 /// Description of a call that a rank publishes to its peers when it enters: the first words of an
@@ -51,7 +51,7 @@ pub fn wait_credit<M: Memory + ?Sized>(
     channel: &Channel,
     call: Call,
     peer: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let want = call.previous();
     let awaited = Awaited { call, want, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || look_at_credit(m, channel, peer, want.parity());
@@ -93,7 +93,7 @@ pub fn wait_entry<M: Memory + ?Sized>(
     call: Call,
     record: &Record,
     peer: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let place = channel.entry(channel.rank, peer, call.parity());
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
@@ -118,7 +118,7 @@ pub(crate) fn mismatch<M: Memory + ?Sized>(
     call: Call,
     peer: u32,
     (field, seen, wanted): (Field, i32, i32),
-) -> Stop {
+) -> Aborted {
     let fault = Fault {
         kind: FaultKind::Mismatch,
         op: channel.op as i32,
@@ -130,7 +130,7 @@ pub(crate) fn mismatch<M: Memory + ?Sized>(
         field: field as i32,
     };
     give_up(m, channel, &fault);
-    Stop
+    Aborted
 }
 
 /// Whether this rank and `peer` may write results directly into each other's C.

@@ -5,7 +5,7 @@
 //! tell the producer that it may overwrite the data.
 
 use crate::wait::{Awaited, wait_for};
-use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
+use crate::{Aborted, Access, Call, Channel, Limit, Memory, SymWord};
 
 /// Publish that the data guarded by `word` is complete and has version `version` (release store).
 pub fn publish<M: Memory + ?Sized>(m: &M, word: SymWord, version: Call) {
@@ -20,7 +20,7 @@ pub fn wait<M: Memory + ?Sized>(
     word: SymWord,
     version: Call,
     producer: u32,
-) -> Result<i32, Stop> {
+) -> Result<i32, Aborted> {
     let awaited =
         Awaited { call: version, want: version, rank: producer, tile: -1, limit: Limit::Entry };
     let look = || m.load(word, Access::VersionLoad);

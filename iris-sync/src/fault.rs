@@ -3,7 +3,7 @@ use core::fmt;
 /// Error that ends a workgroup's part in a call; the fault record of this rank, or of a peer, has
 /// the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stop;
+pub struct Aborted;
 
 /// Kind of a fault: the reason for which a rank could not finish a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -14,8 +14,8 @@
 //! skeletons in [`flow`]. A user's own protocol uses [`epoch`], [`lock`], [`barrier`] and
 //! [`tile_flags`].
 //!
-//! **Errors.** Functions fail by [`Stop`] alone: a wait timed out, or the rank or a peer gave up.
-//! All threads of the workgroup then leave the call, and nothing may be retried in it.
+//! **Errors.** Functions fail by [`Aborted`] alone: a wait timed out, or the rank or a peer gave
+//! up. All threads of the workgroup then leave the call, and nothing may be retried in it.
 //!
 //! **Debugging.** A wait that times out or is aborted leaves a [`Fault`] with op, call, tile,
 //! awaited rank, the value seen and the value wanted.
@@ -23,7 +23,10 @@
 //! **Limits.** No sequentially consistent access is used or offered. A `Memory` moves words only;
 //! the caller moves the bulk data, between the same two synchronising accesses.
 #![forbid(unsafe_code)]
-#![allow(clippy::missing_errors_doc, reason = "the crate's documentation has the only error, Stop")]
+#![allow(
+    clippy::missing_errors_doc,
+    reason = "the crate's documentation has the only error, Aborted"
+)]
 
 pub mod barrier;
 mod call;
@@ -40,10 +43,10 @@ pub mod tile_flags;
 mod wait;
 mod workgroup;
 
-pub use call::{Call, RESTAMP_PERIOD};
+pub use call::{Call, REFRESH_PERIOD};
 pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
-pub use fault::{Config, Fault, FaultKind, Field, Stop};
+pub use fault::{Aborted, Config, Fault, FaultKind, Field};
 pub use memory::{
     Access, DevWord, Limit, LlQuad, LlWord, Memory, Order, Scope, Span, SymPair, SymWord, divergent,
 };

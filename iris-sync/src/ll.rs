@@ -13,15 +13,16 @@
 //! separately.
 //!
 //! Larger messages can consist of packs instead of pairs, on devices that access 128 bits as a
-//! whole: a [`Pack`] of 48 bytes is sent as four quads, words of 128 bits with twelve bytes of data
-//! and a flag. So a message takes 4/3 of its bytes, and not twice as many. Pairs and packs have
-//! separate places, because the data of a quad could be taken for the flag of a pair's first word.
+//! whole: an [`Ll128`] of 48 bytes is sent as four quads, words of 128 bits with twelve bytes of
+//! data and a flag. So a message takes 4/3 of its bytes, and not twice as many. Pairs and packs
+//! have separate places, because the data of a quad could be taken for the flag of a pair's first
+//! word.
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
 use crate::memory::share;
 use crate::wait::{Awaited, Missing, poll};
-use crate::{Access, Call, Channel, Field, Limit, LlQuad, LlWord, Memory, Record, Stop};
+use crate::{Aborted, Access, Call, Channel, Field, Limit, LlQuad, LlWord, Memory, Record};
 
 pub use crate::channel::{HEAD, PACK_LANES, QUADS};
 
@@ -144,7 +145,7 @@ pub fn wait<M: Memory + ?Sized>(
     pairs: &[u32],
     sources: &[u32],
     data: &mut Data,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (Some(&pair), Some(&rank)) = (pairs.first(), sources.first()) else { return Ok(()) };
     let tile = pair as i32;
     let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
@@ -171,8 +172,8 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Unit of a message that a thread pushes or waits for at once: a [`Pair`] or a [`Pack`].
-pub trait Item {
+/// Unit of a message that a thread pushes or waits for at once: an [`Ll64`] or an [`Ll128`].
+pub trait LlUnit {
     /// Data of an item.
     type Data: Copy;
 
@@ -193,18 +194,18 @@ pub trait Item {
         call: Call,
         item: u32,
         sources: Members,
-        take: impl FnMut(u32, Self::Data) -> Result<(), Stop>,
-    ) -> Result<(), Stop>;
+        take: impl FnMut(u32, Self::Data) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted>;
 
     /// Words that a call uses for a peer to which it sends a header and `items` items.
     fn used(items: u32) -> Used;
 }
 
-/// Item of 8 bytes: two LL words of 64 bits.
+/// Unit of 8 bytes: two LL words of 64 bits.
 #[derive(Clone, Copy, Debug)]
-pub struct Pair;
+pub struct Ll64;
 
-impl Item for Pair {
+impl LlUnit for Ll64 {
     type Data = [u32; 2];
 
     fn push<M: Memory + ?Sized>(
@@ -223,8 +224,8 @@ impl Item for Pair {
         call: Call,
         item: u32,
         sources: Members,
-        take: impl FnMut(u32, [u32; 2]) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        take: impl FnMut(u32, [u32; 2]) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         each(m, channel, call, HEAD + item, sources, take)
     }
 
@@ -233,12 +234,12 @@ impl Item for Pair {
     }
 }
 
-/// Item of 48 bytes: four quads. The first three have the first three words of three vectors of 16
+/// Unit of 48 bytes: four quads. The first three have the first three words of three vectors of 16
 /// bytes; the last one has their last words.
 #[derive(Clone, Copy, Debug)]
-pub struct Pack;
+pub struct Ll128;
 
-impl Item for Pack {
+impl LlUnit for Ll128 {
     /// Data of the quads, in their order.
     type Data = [[u32; 3]; QUADS as usize];
 
@@ -261,8 +262,8 @@ impl Item for Pack {
         call: Call,
         pack: u32,
         sources: Members,
-        mut take: impl FnMut(u32, Self::Data) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        mut take: impl FnMut(u32, Self::Data) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         let others = |rank: &u32| *rank != channel.rank && sources.contains(*rank);
         for rank in (0..channel.size).filter(others) {
             let tile = pack as i32;
@@ -324,7 +325,7 @@ pub fn wait_head<M: Memory + ?Sized>(
     call: Call,
     record: &Record,
     (sources, together): (Members, usize),
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     for pair in 0..HEAD {
         in_groups(m, channel, call, together, &[pair], sources, |source, data| {
             let first = pair as usize * 2;
@@ -349,8 +350,8 @@ pub fn each<M: Memory + ?Sized>(
     call: Call,
     pair: u32,
     sources: Members,
-    mut take: impl FnMut(u32, [u32; 2]) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+    mut take: impl FnMut(u32, [u32; 2]) -> Result<(), Aborted>,
+) -> Result<(), Aborted> {
     in_groups(m, channel, call, SOURCES, &[pair], sources, |source, data| take(source, data[0]))
 }
 
@@ -362,8 +363,8 @@ pub fn each_of<M: Memory + ?Sized>(
     call: Call,
     batch: &Batch,
     sources: Members,
-    take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+    take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Aborted>,
+) -> Result<(), Aborted> {
     let pairs = batch.items.map(|item| HEAD + item);
     let pairs = &pairs[..batch.count];
     in_groups(m, channel, call, 1, pairs, sources, take)
@@ -377,8 +378,8 @@ fn in_groups<M: Memory + ?Sized>(
     together: usize,
     pairs: &[u32],
     sources: Members,
-    mut take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Stop>,
-) -> Result<(), Stop> {
+    mut take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Aborted>,
+) -> Result<(), Aborted> {
     let others = |rank: &u32| *rank != channel.rank && sources.contains(*rank);
     for first in (0..channel.size).step_by(together) {
         let mut group = [0; SOURCES];

@@ -1,7 +1,7 @@
 //! Spinlock for a tile: one word, which a rank takes by compare-and-exchange.
 
 use crate::wait::Awaited;
-use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
+use crate::{Aborted, Access, Call, Channel, Limit, Memory, SymWord};
 
 /// Value of a spinlock that no rank holds. The value of a held lock is 1 + the rank that holds it.
 pub const FREE: i32 = 0;
@@ -16,7 +16,7 @@ pub fn take<M: Memory + ?Sized>(
     call: Call,
     word: SymWord,
     tile: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let mine = channel.rank as i32 + 1;
     let mut spins = 0;
     loop {
@@ -32,11 +32,11 @@ pub fn take<M: Memory + ?Sized>(
             limit: Limit::Progress,
         };
         if crate::wait::stopped(m, channel, &awaited) {
-            return Err(Stop);
+            return Err(Aborted);
         }
         if m.expired(Limit::Progress, spins) {
             crate::wait::no_progress(m, channel, &awaited, held);
-            return Err(Stop);
+            return Err(Aborted);
         }
         m.pause(spins);
         spins = spins.saturating_add(1);

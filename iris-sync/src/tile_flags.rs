@@ -4,7 +4,7 @@
 
 use crate::memory::share;
 use crate::wait::{Awaited, wait_for};
-use crate::{Access, Call, Channel, Limit, Memory, Stop};
+use crate::{Aborted, Access, Call, Channel, Limit, Memory};
 
 /// Raise the flag of unit `unit` of the staging buffer, which is now filled with data of its source
 /// rank. One thread calls this function, after a barrier of the workgroup that filled the unit.
@@ -20,7 +20,7 @@ pub fn wait<M: Memory + ?Sized>(
     call: Call,
     unit: u32,
     source: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let awaited =
         Awaited { call, want: call, rank: source, tile: unit as i32, limit: Limit::Progress };
     let look = || m.dev_load(channel.flag(unit), Access::FlagLoad);
@@ -29,7 +29,7 @@ pub fn wait<M: Memory + ?Sized>(
 
 /// Store the number of this call into this thread's share of the flags, so that no flag becomes 2^31
 /// calls old. All threads of the last workgroup call this function, in every
-/// [`crate::RESTAMP_PERIOD`]-th call.
+/// [`crate::REFRESH_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in share(m, 0..channel.flag_count) {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

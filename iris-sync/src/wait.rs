@@ -1,6 +1,6 @@
 use crate::{
-    ABORT_WORD, Access, Call, Channel, Fault, FaultKind, LINE_WORDS, Limit, Memory, PEER_LOST,
-    Stop, SymWord,
+    ABORT_WORD, Aborted, Access, Call, Channel, Fault, FaultKind, LINE_WORDS, Limit, Memory,
+    PEER_LOST, SymWord,
 };
 
 /// Description of a wait: the awaited value, and the data that go into a fault record if the wait
@@ -113,7 +113,7 @@ pub fn wait_for<M: Memory + ?Sized>(
     access: Access,
     awaited: Awaited,
     look: impl Fn() -> i32,
-) -> Result<i32, Stop> {
+) -> Result<i32, Aborted> {
     let mut found = 0;
     poll(m, channel, awaited, || {
         found = look();
@@ -130,7 +130,7 @@ pub(crate) fn wait_signal<M: Memory + ?Sized>(
     call: Call,
     word: SymWord,
     (rank, tile): (u32, u32),
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let tile = tile as i32;
     let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
     let look = || m.load(word, Access::SignalLoad);
@@ -157,14 +157,14 @@ pub(crate) fn poll<M: Memory + ?Sized>(
     channel: &Channel,
     mut awaited: Awaited,
     mut look: impl FnMut() -> Option<Missing>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let mut spins = 0;
     let mut late = false;
     loop {
         let Some(Missing { rank, tile, seen }) = look() else { return Ok(()) };
         (awaited.rank, awaited.tile) = (rank, tile);
         if stopped(m, channel, &awaited) {
-            return Err(Stop);
+            return Err(Aborted);
         }
         if m.expired(awaited.limit, spins) {
             let absent = match awaited.limit {
@@ -182,7 +182,7 @@ pub(crate) fn poll<M: Memory + ?Sized>(
             };
             if let Some(fault) = fault {
                 give_up(m, channel, &fault);
-                return Err(Stop);
+                return Err(Aborted);
             }
             if absent.is_none() {
                 // The late rank has now entered the call. This wait goes on, with the full deadline

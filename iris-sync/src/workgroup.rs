@@ -5,7 +5,8 @@
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
-    Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
+    Aborted, Access, Call, Channel, Limit, Memory, Record, Span, SymWord, barrier, divergent,
+    entry,
     ll::{self, Batch, Rows},
     memory::share,
     tile_flags,
@@ -103,20 +104,20 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Check at the start of a later launch of a call that the rank has not given up; fail if it
     /// has. A launch that begins with [`Workgroup::credit`] or [`Workgroup::barrier`] needs no such
     /// check.
-    pub fn check_not_aborted(&self) -> Result<(), Stop> {
+    pub fn check_not_aborted(&self) -> Result<(), Aborted> {
         if self.m.vote(!self.given_up) {
             return Ok(());
         }
         if self.m.thread() == 0 {
             keep_leaving(self.m, self.channel, self.call);
         }
-        Err(Stop)
+        Err(Aborted)
     }
 
     /// Publish this rank's entry record at every peer. Only workgroup 0 publishes, and it does so
     /// before anything else. It publishes even if the rank has nothing to send, because peers wait
     /// for the entry.
-    pub fn enter(&mut self) -> Result<(), Stop> {
+    pub fn enter(&mut self) -> Result<(), Aborted> {
         if self.index != 0 {
             return Ok(());
         }
@@ -133,7 +134,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them. A
     /// peer that gave credit no longer reads the words of two calls ago. The last workgroup waits for
     /// the credit of all peers, because it announces this rank's entry to all of them.
-    pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+    pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let announces = self.index == self.count - 1;
         let peers = if announces { self.others() } else { peers.bits() & self.others() };
         // If there are two threads per peer, each thread loads the credit word of one parity from
@@ -141,7 +142,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         // call number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
-                return Err(Stop);
+                return Err(Aborted);
             }
         } else {
             self.for_peers(peers, |wg, peer| wg.credit_of(peer))?;
@@ -161,7 +162,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// nothing: the last workgroup to finish refreshes the words after all others have finished, so
     /// workgroups are counted at their end.
     pub fn count_out(&mut self) {
-        if self.call.restamps_slot() {
+        if self.call.refreshes_slot() {
             return;
         }
         self.counted = true;
@@ -195,7 +196,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Wait for the headers of these peers, `together` of them at a time, and compare them with
     /// this rank's record. Only the last thread of workgroup 0 acts. An error is returned on that
     /// thread alone, so [`Workgroup::leave_together`] must follow.
-    pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
+    pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Aborted> {
         if !self.is_beside(0) {
             return Ok(());
         }
@@ -203,8 +204,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Combine the results of the workgroup's threads: all threads fail if one thread failed.
-    pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
-        if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
+    pub fn leave_together(&self, result: Result<(), Aborted>) -> Result<(), Aborted> {
+        if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Aborted) }
     }
 
     /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
@@ -254,7 +255,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Wait for the credit of `peers` before this rank writes to their inboxes. A peer that gave
     /// credit no longer reads the data of two calls ago in its inbox. If this rank allows peers to
     /// write its matrix C directly, wait also until `peers` have entered this call.
-    pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+    pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
         let entries = if self.record.direct == 0 { 0 } else { peers & !self.entered };
@@ -277,7 +278,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `peer` has entered the previous call. The peer then no longer reads the slots
     /// that this call writes in its memory.
-    pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
+    pub fn credit(&mut self, peer: u32) -> Result<(), Aborted> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
             self.credited |= 1 << peer;
@@ -287,7 +288,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `peer` has entered this call with equal arguments. This is required before this
     /// rank accesses the peer's memory or uses data that the peer sent.
-    pub fn wait_entry(&mut self, peer: u32) -> Result<(), Stop> {
+    pub fn wait_entry(&mut self, peer: u32) -> Result<(), Aborted> {
         if self.entered >> peer & 1 == 0 {
             self.waiting(|wg| wg.entry_of(peer))?;
             self.entered |= 1 << peer;
@@ -297,7 +298,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait for the entries of all peers in `peers`; see [`Workgroup::wait_entry`], which waits for
     /// one peer.
-    pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+    pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let peers = peers.bits() & self.others() & !self.entered;
         self.for_peers(peers, |wg, peer| wg.entry_of(peer))?;
         self.entered |= peers;
@@ -306,7 +307,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Whether this rank and `peer` write results directly into each other's result matrix C. If
     /// this rank allows direct writes, waits until the peer has entered the call.
-    pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
+    pub fn direct(&mut self, peer: u32) -> Result<bool, Aborted> {
         if self.record.direct == 0 {
             return Ok(false);
         }
@@ -362,7 +363,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `source` has entered this call with equal arguments, and until the data of `tile`
     /// from `source` has arrived.
-    pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
+    pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Aborted> {
         self.wait_entry(source)?;
         let word = self.channel.signal(self.channel.rank, source, tile);
         self.waiting(|wg| wg.signal_of(word, source, tile))
@@ -370,7 +371,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `source` has entered this call with equal arguments, and until the parts
     /// `first..first + parts` from `source` have arrived. Each thread waits for some of the parts.
-    pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
+    pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Aborted> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
             share(self.m, first..first + parts).all(|part| {
@@ -378,12 +379,12 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
                 self.signal_of(word, source, part).is_ok()
             })
         });
-        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+        if self.m.vote(passed) { Ok(()) } else { Err(Aborted) }
     }
 
     /// Wait until all these peers have entered this call with equal arguments, and until the data
     /// of `tile` from each has arrived.
-    pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
+    pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Aborted> {
         let sources = sources.bits() & self.others();
         self.for_peers(sources, |wg, source| {
             if wg.entered >> source & 1 == 0 {
@@ -398,7 +399,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `owner` has entered this call with equal arguments, and until the finished `tile`
     /// from `owner` has arrived.
-    pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
+    pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Aborted> {
         self.wait_entry(owner)?;
         let word = self.channel.result(self.channel.rank, owner, tile);
         self.waiting(|wg| wg.signal_of(word, owner, tile))
@@ -414,14 +415,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait until unit `unit` of the staging buffer, whose data comes from `source`, is filled.
-    pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Stop> {
+    pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Aborted> {
         self.waiting(|wg| {
             wg.timed(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
         })
     }
 
     /// Run `critical` while this rank holds the lock of `tile`, which lies at rank `owner`.
-    pub fn locked(&mut self, owner: u32, tile: u32, critical: impl FnOnce()) -> Result<(), Stop> {
+    pub fn locked(
+        &mut self,
+        owner: u32,
+        tile: u32,
+        critical: impl FnOnce(),
+    ) -> Result<(), Aborted> {
         let word = self.channel.lock(owner, tile);
         self.waiting(|wg| {
             wg.timed(tile, |wg| crate::lock::take(wg.m, wg.channel, wg.call, word, tile))
@@ -435,7 +441,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
-    pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
+    pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Aborted> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.check_not_aborted()?;
         let Self { m, channel, call, .. } = *self;
@@ -443,13 +449,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         // lockstep wave could let one thread wait before the other threads have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         let passed = self.timed(phase, |_| wait());
-        if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
+        if m.vote(passed.is_ok()) { Ok(()) } else { Err(Aborted) }
     }
 
     /// Count this workgroup as finished, whether `result` is an error or not. The last workgroup of
     /// the launch then does what `end` requires. It waits for peers that pull, refreshes words if a
     /// refresh is due, and advances the call number.
-    pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
+    pub fn finish(self, end: End, result: Result<(), Aborted>) -> Result<(), Aborted> {
         self.finish_push(end, result, |_| ll::Used::default())
     }
 
@@ -459,9 +465,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     pub fn finish_push(
         self,
         end: End,
-        result: Result<(), Stop>,
+        result: Result<(), Aborted>,
         used: impl Fn(u32) -> ll::Used,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Aborted> {
         let Self { m, channel, call, .. } = self;
         if self.counted {
             return result;
@@ -476,9 +482,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         // If the rank has given up, not all signals of the call were raised. The words must then
         // not be refreshed, because a refresh would raise the missing signals. All threads share
         // the words. The launch ends after all of them, so the number may advance earlier.
-        if call.restamps_slot() && m.vote(m.thread() != 0 || last && !has_given_up(m, channel)) {
+        if call.refreshes_slot() && m.vote(m.thread() != 0 || last && !has_given_up(m, channel)) {
             ll::stamp(m, channel, call, used);
-            if call.restamps() {
+            if call.refreshes() {
                 self.stamp();
             }
         }
@@ -596,24 +602,28 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         raise_signal(self.m, self.call, word);
     }
 
-    fn credit_of(&self, peer: u32) -> Result<(), Stop> {
+    fn credit_of(&self, peer: u32) -> Result<(), Aborted> {
         if self.given_up {
             keep_leaving(self.m, self.channel, self.call);
-            return Err(Stop);
+            return Err(Aborted);
         }
         self.timed(peer, |wg| entry::wait_credit(wg.m, wg.channel, wg.call, peer))
     }
 
-    fn entry_of(&self, peer: u32) -> Result<(), Stop> {
+    fn entry_of(&self, peer: u32) -> Result<(), Aborted> {
         self.timed(peer, |wg| entry::wait_entry(wg.m, wg.channel, wg.call, &wg.record, peer))
     }
 
-    fn signal_of(&self, word: SymWord, rank: u32, tile: u32) -> Result<(), Stop> {
+    fn signal_of(&self, word: SymWord, rank: u32, tile: u32) -> Result<(), Aborted> {
         self.timed(tile, |wg| wait_signal(wg.m, wg.channel, wg.call, word, (rank, tile)))
     }
 
     /// Run `wait`, a wait of this thread, and record it in the trace as a span `Wait`.
-    fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
+    fn timed(
+        &self,
+        what: u32,
+        wait: impl FnOnce(&Self) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         self.m.begin(Span::Wait, what);
         let passed = wait(self);
         self.m.end(Span::Wait);
@@ -622,9 +632,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Let thread 0 wait, then pass a barrier with all threads, so that all threads see the data
     /// that thread 0 acquired.
-    fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
+    fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Aborted>) -> Result<(), Aborted> {
         let passed = self.m.thread() != 0 || wait(self).is_ok();
-        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+        if self.m.vote(passed) { Ok(()) } else { Err(Aborted) }
     }
 
     /// Let each thread process its share of these peers until the first failure, then pass a
@@ -632,10 +642,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     fn for_peers(
         &self,
         peers: u64,
-        each: impl Fn(&Self, u32) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        each: impl Fn(&Self, u32) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         let passed = self.share_of_peers(peers, |wg, peer| each(wg, peer).is_ok());
-        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+        if self.m.vote(passed) { Ok(()) } else { Err(Aborted) }
     }
 }
 
@@ -646,8 +656,8 @@ fn settle<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     call: Call,
-    result: Result<(), Stop>,
-) -> Result<(), Stop> {
+    result: Result<(), Aborted>,
+) -> Result<(), Aborted> {
     result?;
     for peer in channel.peers() {
         m.store(channel.done(peer, channel.rank), call.number(), Access::DoneStore);
@@ -660,7 +670,7 @@ fn settle<M: Memory + ?Sized>(
     if has_given_up(m, channel) {
         // A peer that gave up may have overwritten its shard before this rank had read the shard.
         keep_leaving(m, channel, call);
-        return Err(Stop);
+        return Err(Aborted);
     }
     Ok(())
 }
@@ -708,9 +718,9 @@ mod tests {
             let mut wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
             if waits {
                 let result = wg.wait_entries(barrier::Members::all(4));
-                assert_eq!(wg.finish(End::Advance, result), Err(Stop));
+                assert_eq!(wg.finish(End::Advance, result), Err(Aborted));
             } else {
-                assert_eq!(wg.finish(End::Pulled, Ok(())), Err(Stop));
+                assert_eq!(wg.finish(End::Pulled, Ok(())), Err(Aborted));
             }
             assert_eq!([1, 2, 3].map(|rank| m.abort(rank)), told, "host {host}, word {word}");
             let stores = m.stores.borrow();
@@ -731,7 +741,7 @@ mod tests {
         let mut words = HashSet::new();
         let stores = THREADS.map(|thread| {
             let m = Words { thread, others: 3, ..Words::default() };
-            m.device.borrow_mut().insert(channel.call, crate::RESTAMP_PERIOD);
+            m.device.borrow_mut().insert(channel.call, crate::REFRESH_PERIOD);
             let wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
             assert_eq!(wg.finish_push(End::Advance, Ok(()), |_| ll::Used::default()), Ok(()));
             words.extend(m.words.borrow().keys().copied());

@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
-    Epilogue, FaultInjection, Library, Op, OpRequest, Plan, Ranks, Shard, StagingLayout, TileShape,
-    Variant,
+    Epilogue, FaultInjection, Library, Op, OpRequest, Plan, Shard, StagingLayout, TileShape,
+    Topology, Variant,
 };
 
 /// Options of any operator's plan: the fields of a request, and the backend. The operator is chosen
@@ -68,15 +68,15 @@ impl Options {
         columns_per_flag: usize => staged.columns_per_flag = Some(columns_per_flag);
         fetchers: usize => staged.fetchers = Some(fetchers);
         workgroups: usize => workgroups = Some(workgroups);
-        beside: usize => beside = beside;
+        reserve_sms: usize => reserve_sms = reserve_sms;
         library: Library => library = library;
-        even: bool => even = even;
+        uniform_shape: bool => uniform_shape = uniform_shape;
         root: usize => root = root;
         trace_spans: u32 => trace_spans = trace_spans;
-        counted: bool => counted = counted;
+        count_traffic: bool => count_traffic = count_traffic;
         blocks: usize => blocks = Some(blocks);
         first_call: i32 => first_call = first_call;
-        injected: FaultInjection => injected = injected;
+        fault_injection: FaultInjection => fault_injection = fault_injection;
     }
 }
 
@@ -87,7 +87,7 @@ impl Options {
 pub fn plan(
     op: Op,
     variant: impl AsRef<str>,
-    ranks: impl Into<Ranks>,
+    ranks: impl Into<Topology>,
     options: &Options,
 ) -> anyhow::Result<Plan> {
     let mut request = op.request(options.m, options.n, options.k);
@@ -95,7 +95,7 @@ pub fn plan(
     macro_rules! pass {
         ($($field:ident),*) => {{ $(request.$field = options.$field.clone();)* }};
     }
-    pass!(blocks, members, trace_spans, counted, first_call, injected);
+    pass!(blocks, members, trace_spans, count_traffic, first_call, fault_injection);
     // A barrier has no elements, so options about elements are not passed to its plan.
     if op != Op::Barrier {
         pass!(epilogue, rms_norm);
@@ -112,9 +112,9 @@ pub fn plan(
             "tile" => pass!(tile),
             "shard" => pass!(shard),
             "workgroups" => pass!(workgroups),
-            "beside" => pass!(beside),
+            "reserve_sms" => pass!(reserve_sms),
             "library" => pass!(library),
-            "even" => pass!(even),
+            "uniform_shape" => pass!(uniform_shape),
             "root" => pass!(root),
             // Options that the code above has passed on, whether or not the op reads them.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use iris_heap::{DType, HeapOptions, World};
-//! use iris_ops::{AnyOp, Op, Operands, Ranks};
+//! use iris_ops::{AnyOp, Op, Operands, Topology};
 //! use iris_testkit::options::{Options, plan};
 //! use iris_testkit::rig::{Rig, Room};
 //!
@@ -14,7 +14,7 @@
 //!     let rig = Rig::open(&world, HeapOptions::new().threads(1), room)?;
 //!     let [a, b, c] = rig.matrices(DType::F32, [48, 0, 48], [(8, 6), (0, 0), (8, 6)])?;
 //!     a.fill(&rig.heap, |row, col| (row + col) as f64)?;
-//!     let op = AnyOp::new(&rig.heap, &plan_of(Ranks::from(&world))?)?;
+//!     let op = AnyOp::new(&rig.heap, &plan_of(Topology::from(&world))?)?;
 //!     let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
 //!     rig.time(|stream| Ok(op.run(&operands, stream)?))?;
 //!     assert_eq!(c.read(&rig.heap)?[7], 4.0);
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use iris_heap::{DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::cpu::now;
-use iris_ops::{Plan, Ranks};
+use iris_ops::{Plan, Topology};
 
 use crate::matrix::{Matrix, room};
 
@@ -53,10 +53,10 @@ impl Room {
     ///
     /// # Errors
     /// Errors of `plan`.
-    pub fn of(size: usize, plan: impl Fn(Ranks) -> Result<Plan>) -> Result<Room> {
+    pub fn of(size: usize, plan: impl Fn(Topology) -> Result<Plan>) -> Result<Room> {
         let mut largest = Room::default();
         for rank in 0..size {
-            largest = largest.or(Room::from(&plan(Ranks::new(rank, size))?));
+            largest = largest.or(Room::from(&plan(Topology::new(rank, size))?));
         }
         Ok(largest)
     }

@@ -35,7 +35,7 @@ use iris_kernels::UserKernel;
 use iris_kernels::build::OmittedWait;
 use iris_kernels::gemm_config::THREADS;
 use iris_kernels::rtc::{self, KernelSource};
-use iris_ops::{FaultInjection, MatRef, Ranks, TileShape};
+use iris_ops::{FaultInjection, MatRef, TileShape, Topology};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::{Meaning, split};
@@ -66,7 +66,7 @@ pub struct Setting {
     pub first_call: i32,
     /// Delays and faults injected into the kernels. If one of the protocols' waits is left out, the
     /// ranks synchronise now and then, and stop when one of them has found an error.
-    pub injected: FaultInjection,
+    pub fault_injection: FaultInjection,
 }
 
 /// Number of calls within which a missing wait must show.
@@ -125,10 +125,19 @@ impl Setting {
 
     /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
     /// tile's size or of eight.
-    pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {
+    pub fn new(dtype: DType, calls: usize, fault_injection: FaultInjection) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
-        Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
+        Self {
+            shape: Self::SMALL,
+            step: 1,
+            tile,
+            backend,
+            dtype,
+            calls,
+            first_call: 1,
+            fault_injection,
+        }
     }
 
     /// Setting for `subject`: small matrices or, if whole-matrix GEMMs take part, matrices that
@@ -139,9 +148,9 @@ impl Setting {
         sharing: usize,
         dtype: DType,
         calls: usize,
-        injected: FaultInjection,
+        fault_injection: FaultInjection,
     ) -> Self {
-        let setting = Self::new(dtype, calls, injected);
+        let setting = Self::new(dtype, calls, fault_injection);
         // Messages by the LL protocol consist of pairs in one type, and of packs in the other.
         if subject.has_packs() && dtype == DType::BF16 {
             return Self { shape: Self::PACKS, ..setting };
@@ -149,9 +158,10 @@ impl Setting {
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value says which kernels
         // leave out a wait; if no wait is left out, every value has the same effect.
-        let whole = injected.whole.or(Some(OmittedWait::Others));
-        let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
-        Self { shape, step, tile, injected, ..setting }
+        let whole = fault_injection.whole.or(Some(OmittedWait::Others));
+        let (tile, fault_injection) =
+            (subject.exchanged_tile(), FaultInjection { whole, ..fault_injection });
+        Self { shape, step, tile, fault_injection, ..setting }
     }
 
     /// Setting with two calls on matrices larger than 2 GiB in a 16-bit type, with the plan's
@@ -235,7 +245,7 @@ fn run_as<T: Element>(
 ) -> anyhow::Result<Outcome> {
     let room = room::<T>(subject, setting, world.size());
     let mut needs = Room { data: 1 << 20, signal: 1 << 20 }.matrices(T::DTYPE, [room; 4]);
-    if subject.plan::<T>(Ranks::new(0, world.size()), setting)?.is_some() {
+    if subject.plan::<T>(Topology::new(0, world.size()), setting)?.is_some() {
         needs = needs.and(Room::of(world.size(), |ranks| {
             Ok(subject
                 .plan::<T>(ranks, setting)?
@@ -258,7 +268,7 @@ fn run_as<T: Element>(
         outcome.fault = done.err().map(|error| error.to_string());
         bench.read(&mut outcome)?;
         let mut over = !outcome.ok();
-        if setting.injected.without.is_some() {
+        if setting.fault_injection.without.is_some() {
             // All ranks stop the run if one of them has found an error.
             over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
         }
@@ -275,7 +285,7 @@ fn run_as<T: Element>(
             op.free()?;
         }
         bench.rig.heap.close()?;
-    } else if setting.injected.without.is_some() {
+    } else if setting.fault_injection.without.is_some() {
         // Kernels with a missing wait are expected to end with a fault, so the warning about the
         // dropped heap is suppressed.
         quietly(|| drop(bench));
@@ -290,9 +300,9 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
 
 /// Number of elements of the largest matrix that any rank has in the run.
 fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
-    let Ok(Some((_, case))) = subject.plan::<T>(Ranks::new(0, size), setting) else { return 1 };
-    let shapes = case.shapes(Ranks::new(case.options.root, size), case.options.m);
-    let first = case.shapes(Ranks::new(0, size), case.options.m);
+    let Ok(Some((_, case))) = subject.plan::<T>(Topology::new(0, size), setting) else { return 1 };
+    let shapes = case.shapes(Topology::new(case.options.root, size), case.options.m);
+    let first = case.shapes(Topology::new(0, size), case.options.m);
     shapes.iter().chain(&first).map(|(rows, cols)| rows * cols).max().unwrap_or(1).max(1)
 }
 
@@ -316,7 +326,7 @@ impl<T: Element> Bench<T> {
     /// Prepares a run with matrices of `room` elements each. Collective.
     fn new(rig: Rig, subject: Subject, setting: &Setting, room: usize) -> anyhow::Result<Self> {
         let heap = &rig.heap;
-        let ranks = Ranks::from(heap);
+        let ranks = Topology::from(heap);
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
         let words = heap.full::<i32>(lines, setting.first_call.wrapping_sub(1))?;
@@ -342,7 +352,7 @@ impl<T: Element> Bench<T> {
             // Every rank allocates C for the rank with the most rows. On a rank with fewer rows,
             // the comparison then also covers memory after C, and shows if peers write more rows
             // than C has.
-            let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
+            let rows = |rank| case.shapes(Topology::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
                 c = places[if place == Place::Apart { ranks.rank % 2 } else { 0 }];
@@ -350,7 +360,7 @@ impl<T: Element> Bench<T> {
             }
             op = Some((AnyOp::new(heap, &plan)?, case));
         }
-        let options = setting.injected.options(rtc::Options::new());
+        let options = setting.fault_injection.options(rtc::Options::new());
         let names: &[&str] = match subject {
             Subject::Ring => &["iris_stress_ring"],
             Subject::Op { .. } => &["iris_stress_fill", "iris_stress_compare"],
@@ -372,7 +382,7 @@ impl<T: Element> Bench<T> {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;
             return launch(&self.kernels[0], &self.rig.stream, 1, &self.given);
         };
-        let ranks = Ranks::from(&self.rig.heap);
+        let ranks = Topology::from(&self.rig.heap);
         let most = case.options.m / self.step;
         let m = case.options.m - (index * 5 + index / 7) % (most + 1) * self.step;
         let shapes = case.shapes(ranks, m);
@@ -395,7 +405,8 @@ impl<T: Element> Bench<T> {
                 true => external(self.rig.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
             },
         ];
-        let resident = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1);
+        let resident =
+            self.kernels.iter().map(UserKernel::max_coresident_workgroups).min().unwrap_or(1);
         let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(THREADS as usize));
         let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
         launch(&self.kernels[0], &self.rig.stream, groups, given)?;

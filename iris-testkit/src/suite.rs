@@ -10,7 +10,7 @@ mod buffer;
 mod run;
 mod traffic;
 
-use iris_ops::{Ranks, Variant};
+use iris_ops::{Topology, Variant};
 
 use crate::oracle::{Meaning, Product, Rows, Task};
 
@@ -105,7 +105,7 @@ impl Case {
     /// Cases of [`Case::new`] for each op, variant and shard, except variants that this machine's
     /// device has no kernels for, or that do not support the wire type.
     pub fn each(options: &Options) -> Vec<Self> {
-        let device = Ranks::new(0, 2).on(options.backend).device;
+        let device = Topology::new(0, 2).on(options.backend).device;
         let mut cases = Vec::new();
         for op in Op::ALL {
             let mut options = options.clone();
@@ -137,7 +137,7 @@ impl Case {
     pub fn each_normed(options: &Options) -> Vec<Self> {
         let options = options.clone().rms_norm(1e-3);
         let is_able = |case: &Self| {
-            let ranks = Ranks::new(0, 2);
+            let ranks = Topology::new(0, 2);
             case.op.options().contains(&"rms_norm")
                 && plan(case.op, &case.variant, ranks, &case.options).is_ok()
         };
@@ -158,12 +158,12 @@ impl Case {
     }
 
     /// Shapes (rows, columns) of A (or the message), B and C of a rank in a call of `m` rows.
-    pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
+    pub fn shapes(&self, ranks: Topology, m: usize) -> [(usize, usize); 3] {
         self.task(ranks, m).shapes(ranks.rank)
     }
 
     /// Task for the oracle: a call of `m` rows, with the options of a rank.
-    pub fn task(&self, ranks: Ranks, m: usize) -> Task {
+    pub fn task(&self, ranks: Topology, m: usize) -> Task {
         Task {
             op: self.op,
             size: ranks.size,

@@ -21,8 +21,8 @@ use iris_heap::{BackendKind, HeapOptions, Segment, Stream, SymmetricHeap, World,
 use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall, Release};
 use iris_ops::comm::{self, Comm, ReduceOp};
 use iris_ops::{
-    AllGather, AllReduce, CollectiveArgs, MatRef, Plan, Ranks, Room, Workspace, all_gather,
-    all_reduce,
+    AllGather, AllReduce, CollectiveArgs, HeapReserve, MatRef, Plan, Topology, Workspace,
+    all_gather, all_reduce,
 };
 use iris_testkit::Level;
 use iris_testkit::fake_hip::{Fake, failed};
@@ -248,20 +248,23 @@ fn grouped(world: &World, nodes: usize) -> Result<()> {
     let request = all_reduce::Options::new(COUNT);
     if nodes > before {
         // Plans from the caller's world are for its nodes.
-        let plan = request.plan(Ranks::from(world).on(BACKEND))?;
+        let plan = request.plan(Topology::from(world).on(BACKEND))?;
         let parts = format!("planned for {before} nodes, expected {nodes}");
         let parts = [parts.as_str(), "World::for_heap"];
         fails_with(AllReduce::new(&heap, &plan).map_err(Into::into), &parts)?;
         fails_with(Workspace::for_plans(&heap, &[&plan]).map_err(Into::into), &parts)?;
-        fails_with(Plan::open_heap(world, &[&plan], Room::none()).map_err(Into::into), &parts)?;
+        fails_with(
+            Plan::open_heap(world, &[&plan], HeapReserve::none()).map_err(Into::into),
+            &parts,
+        )?;
     }
     heap.close()?;
     if nodes == 1 {
         return Ok(world.close()?);
     }
     let within = world.for_heap(&HeapOptions::new().backend(BACKEND))?;
-    let plan = request.plan(Ranks::from(&within).on(BACKEND))?;
-    let heap = Plan::open_heap(&within, &[&plan], Room::none())?;
+    let plan = request.plan(Topology::from(&within).on(BACKEND))?;
+    let heap = Plan::open_heap(&within, &[&plan], HeapReserve::none())?;
     AllReduce::new(&heap, &plan)?.free()?;
     heap.close()?;
     // A communicator plans before it opens its heap.

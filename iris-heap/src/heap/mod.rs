@@ -13,8 +13,8 @@ mod ops;
 mod options;
 mod order;
 
-pub use nodes::Lane;
-pub use ops::Issuing;
+pub use nodes::NodeStream;
+pub use ops::IssueGuard;
 pub use options::HeapOptions;
 
 use std::borrow::Cow;

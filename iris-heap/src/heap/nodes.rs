@@ -18,12 +18,12 @@ pub(super) struct Nodes {
     all: World,
     /// World of the ranks with this rank's local rank, one per node.
     across: World,
-    lane: Mutex<Lane>,
+    stream: Mutex<NodeStream>,
 }
 
 /// Queue of the steps between nodes. Its order is the same on all ranks that have equal local
 /// ranks.
-pub struct Lane {
+pub struct NodeStream {
     /// Stream for steps between nodes, separate from the streams of the program.
     pub stream: Stream,
     /// Number of the last call with steps between nodes.
@@ -85,8 +85,8 @@ impl SymmetricHeap {
         heap.control().set_nodes(world.node_names(), world.node());
         world.watch_for(heap.control());
         let stream = world.all_ok("open on all nodes", heap.stream())?;
-        let lane = Mutex::new(Lane { stream, call: 0, last: None });
-        let _ = heap.nodes.set(Nodes { all: world.clone(), across, lane });
+        let stream = Mutex::new(NodeStream { stream, call: 0, last: None });
+        let _ = heap.nodes.set(Nodes { all: world.clone(), across, stream });
         Ok(heap)
     }
 
@@ -105,8 +105,8 @@ impl SymmetricHeap {
 
     /// Locks the queue of steps between nodes while a call with such steps is enqueued; `None` if
     /// there is one node.
-    pub fn lane(&self) -> Option<MutexGuard<'_, Lane>> {
-        self.nodes.get().map(|nodes| lock(&nodes.lane))
+    pub fn node_stream(&self) -> Option<MutexGuard<'_, NodeStream>> {
+        self.nodes.get().map(|nodes| lock(&nodes.stream))
     }
 
     /// Sets the engine of the steps between nodes of a heap on a GPU; later calls have no effect.

@@ -14,7 +14,7 @@ use crate::util::lock;
 
 /// Guard for enqueueing the launches of one call; made by [`SymmetricHeap::issue`].
 #[must_use]
-pub struct Issuing<'a> {
+pub struct IssueGuard<'a> {
     heap: &'a SymmetricHeap,
     /// Stream and number of the announced call, which the stream learns when the guard is dropped.
     announced: Cell<Option<(Stream, u64)>>,
@@ -68,15 +68,15 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) in a forked child, whose announcements would
     /// be taken for its parent's.
-    pub fn issue(&self) -> Result<Issuing<'_>> {
+    pub fn issue(&self) -> Result<IssueGuard<'_>> {
         self.world.check_process("issuing a call")?;
         let guard = lock(&self.issuing);
         let announced = Cell::default();
-        Ok(Issuing { heap: self, announced, _current: self.backend.current(), _guard: guard })
+        Ok(IssueGuard { heap: self, announced, _current: self.backend.current(), _guard: guard })
     }
 }
 
-impl Drop for Issuing<'_> {
+impl Drop for IssueGuard<'_> {
     fn drop(&mut self) {
         if let Some((stream, call)) = self.announced.take() {
             stream.note_issued(call);
@@ -85,7 +85,7 @@ impl Drop for Issuing<'_> {
     }
 }
 
-impl Issuing<'_> {
+impl IssueGuard<'_> {
     /// Returns the address of this rank's part of a slice, for work that is enqueued while the guard
     /// lives. A thread that frees the slice waits for the guard and then for the work.
     ///
@@ -127,7 +127,7 @@ impl Issuing<'_> {
     /// Removes the last announcement, because no part of its call was enqueued.
     ///
     /// # Errors
-    /// Errors of [`Issuing::announce`].
+    /// Errors of [`IssueGuard::announce`].
     pub fn retract(&self, stream: &Stream) -> Result<()> {
         match self.heap.memory.control.boards() {
             Some(boards) if !stream.backend().is_captured()? => {

@@ -9,7 +9,7 @@ namespace iris {
 /// Period of the refresh, in calls. In every call whose number is a multiple of this period,
 /// writers store the number into all of their words. Otherwise an unused word could become 2^31
 /// calls old, and its wrapping difference would change sign.
-constexpr i32 RESTAMP_PERIOD = 1 << 29;
+constexpr i32 REFRESH_PERIOD = 1 << 29;
 
 /// Number of a call of an op: an i32 that wraps, compared only by its wrapping difference.
 class Call {
@@ -31,11 +31,11 @@ class Call {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }
     /// Whether this call refreshes the unused LL words of its slot, so that their numbers never
-    /// become 2^31 calls old. True for one call of each parity in every RESTAMP_PERIOD calls.
-    IRIS_DEVICE bool restamps_slot() const {
-        return (static_cast<u32>(value) & (RESTAMP_PERIOD - 1)) <= 1;
+    /// become 2^31 calls old. True for one call of each parity in every REFRESH_PERIOD calls.
+    IRIS_DEVICE bool refreshes_slot() const {
+        return (static_cast<u32>(value) & (REFRESH_PERIOD - 1)) <= 1;
     }
-    IRIS_DEVICE bool restamps() const { return (value & (RESTAMP_PERIOD - 1)) == 0; }
+    IRIS_DEVICE bool refreshes() const { return (value & (REFRESH_PERIOD - 1)) == 0; }
 
   private:
     i32 value;

@@ -177,8 +177,8 @@ struct Used {
     u32 pairs, packs;
 };
 
-/// Item of 8 bytes: two LL words of 64 bits.
-struct Pair {
+/// Unit of 8 bytes: two LL words of 64 bits.
+struct Ll64 {
     /// Number of 32-bit words of data.
     static constexpr u32 WORDS = 2;
     /// Bytes that the item takes with its flags.
@@ -205,9 +205,9 @@ struct Pair {
     }
 };
 
-/// Item of 48 bytes, three vectors: four quads, words of 128 bits. The first three have the first
+/// Unit of 48 bytes, three vectors: four quads, words of 128 bits. The first three have the first
 /// three words of a vector each; the last one has the vectors' last words.
-struct Pack {
+struct Ll128 {
     static constexpr u32 WORDS = 12, BYTES = 64;
 
     /// Number of vector `i` (0, 1 or 2) of a pack. The vectors of PACK_LANES packs are interleaved,
@@ -384,7 +384,7 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
 /// Refresh the LL words of this call's slot that the call has not used, so that no flag becomes
 /// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read them
 /// yet. The others get the number of the previous call of this parity. All threads of the last
-/// workgroup call this function and share the words, in one call of each parity per RESTAMP_PERIOD
+/// workgroup call this function and share the words, in one call of each parity per REFRESH_PERIOD
 /// calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};

@@ -21,7 +21,8 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 unit, u32 source) {
 }
 
 /// Store the number of this call into this thread's share of the flags, so that no flag becomes 2^31
-/// calls old. All threads of the last workgroup call this function, in every RESTAMP_PERIOD-th call.
+/// calls old. All threads of the last workgroup call this function, in every REFRESH_PERIOD-th
+/// call.
 IRIS_DEVICE void stamp(const Words& m, Call call) {
     for (u32 unit = port::thread(); unit < m.channel.flag_count; unit += port::threads()) {
         m.dev_store<Access::FlagStamp>(m.flag(unit), call.number());

@@ -120,7 +120,7 @@ class Workgroup {
     /// refresh words: the last workgroup to finish refreshes the words after all others have
     /// finished, so workgroups are counted at their end.
     IRIS_DEVICE void count_out() {
-        if (number.restamps_slot()) return;
+        if (number.refreshes_slot()) return;
         counted = true;
         const bool last_wave_sends = index == 0 || index == count - 1;
         const u32 thread = last_wave_sends ? carriers() - 1 : port::threads() - 1;
@@ -364,10 +364,10 @@ class Workgroup {
         // If the rank has given up, not all signals of the call were raised. The words must then
         // not be refreshed, because a refresh would raise the missing signals. All threads share
         // the words. The launch ends after all of them, so the number may advance earlier.
-        if (IRIS_RARE(number.restamps_slot()) &&
+        if (IRIS_RARE(number.refreshes_slot()) &&
             port::vote(port::thread() != 0 || (last && !has_given_up(m)), Site::Refresh)) {
             ll::stamp(m, number, used);
-            if (number.restamps()) stamp();
+            if (number.refreshes()) stamp();
         }
         if (last) advance();
         return result;

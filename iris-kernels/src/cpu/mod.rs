@@ -10,7 +10,7 @@ mod view;
 mod words;
 
 use iris_sync::flow::{self, Launch};
-use iris_sync::{End, Stop};
+use iris_sync::{Aborted, End};
 
 use crate::args::{OpArgs, producer};
 use crate::kernel::Kernel;
@@ -27,14 +27,14 @@ pub fn now() -> u64 {
 /// Runs `kernel` as workgroup `index` of the `count` workgroups of a launch.
 ///
 /// # Errors
-/// [`Stop`] if the call cannot be finished; the reason is then in the control block of the heap.
+/// [`Aborted`] if the call cannot be finished; the reason is then in the control block of the heap.
 ///
 /// # Safety
 /// Every address in `args` refers to live memory of the size that `args` gives: segments, control
 /// block and device words of the heap, matrices, trace and counters. A matrix that is written must
 /// not overlap another matrix. While the call runs, no other code of this process accesses the
 /// matrices, except peers in the same call, because the kernels' accesses are plain.
-pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
+pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Aborted> {
     // SAFETY: the caller guarantees that the addresses in `args` are valid, as `Words::new`
     // requires.
     let words = unsafe { Words::new(args, index) };
@@ -153,7 +153,11 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
 }
 
 /// Matrix product of this rank alone, which needs neither synchronisation words nor a call number.
-fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -> Result<(), Stop> {
+fn local(
+    launch: &Launch<'_, Words<'_>>,
+    grid: Grid,
+    mut partial: Partial<'_>,
+) -> Result<(), Aborted> {
     use iris_sync::{Memory, Span};
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
         launch.m.begin(Span::Gemm, tile);

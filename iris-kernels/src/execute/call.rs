@@ -188,7 +188,7 @@ impl<'a> Call<'a> {
                 Some(rows) => self.spread(places.sums(to, &rows), &launch),
                 None => Ok(true),
             },
-            Work::Take(of) => match places.take(of, at) {
+            Work::CopyReceived(of) => match places.take(of, at) {
                 Some(args) => self.spread(args, &launch),
                 None => Ok(true),
             },
@@ -238,7 +238,7 @@ impl<'a> Call<'a> {
         let (rows, tile_n) = (args.a.rows, args.n.clamp(1, ENOUGH));
         let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));
         let tiles = rows.div_ceil(tile_m).saturating_mul(args.n.div_ceil(tile_n));
-        let groups = tiles.clamp(1, self.of.resident());
+        let groups = tiles.clamp(1, self.of.max_coresident_workgroups());
         launch(Kernel::Sums, &OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 

@@ -10,8 +10,8 @@ use crate::build::OpBuild;
 use crate::gemm::{Exchanging, Gathering, Messages, Parts, Scattering};
 use crate::kernel::Kernel;
 use crate::library::{GemmRequest, Library};
+use crate::library_gemm::LibraryGemm;
 use crate::program::{Alternative, Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
-use crate::whole::WholeGemm;
 
 /// GEMM implementations that a program can use on a device.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Gemms {
     pub(super) whole: GemmRequest,
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
-    library: Option<WholeGemm>,
+    library: Option<LibraryGemm>,
     /// Kernels of the tile GEMM, for products that no whole-matrix GEMM can do. `None` if the
     /// program has replacement steps for such products.
     tiles: Option<KernelSet>,
@@ -41,7 +41,7 @@ impl Gemms {
     /// kernels.
     ///
     /// # Errors
-    /// Errors of [`KernelSet::new`] and [`WholeGemm::new`].
+    /// Errors of [`KernelSet::new`] and [`LibraryGemm::new`].
     pub(super) fn new(
         heap: &SymmetricHeap,
         op: &OpBuild,
@@ -53,7 +53,7 @@ impl Gemms {
         let matmul = OpBuild { op: "matmul", product: true, norm: false, tile_m, tile_n, ..*op };
         let tiles = needs_tiles(program).then(|| KernelSet::new(heap, &matmul, &[Kernel::Local]));
         let tiles = tiles.transpose()?;
-        let library = WholeGemm::new(heap, whole)?;
+        let library = LibraryGemm::new(heap, whole)?;
         Ok(Gemms {
             whole: *whole,
             library,
@@ -207,7 +207,8 @@ impl Call<'_> {
         (args.tile_m, args.tile_n) = gemms.whole.tile;
         let count = |len: u32, tile: u32| u64::from(len.div_ceil(tile));
         let work = count(args.m, args.tile_m) * count(args.n, args.tile_n);
-        let groups = Workgroups::from(work.clamp(1, u64::from(tiles.resident())) as u32);
+        let groups =
+            Workgroups::from(work.clamp(1, u64::from(tiles.max_coresident_workgroups())) as u32);
         let on = (self.heap, self.stream);
         // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this launch.
         unsafe { tiles.enqueue(on, Kernel::Local, &args, (groups, early)) }?;
@@ -283,14 +284,14 @@ fn fused(
         return Ok(Fused::None);
     }
     if program.asks(When::Gated) && whole.gated {
-        let gated = Gathering::new(heap, whole, op.injected)?;
+        let gated = Gathering::new(heap, whole, op.fault_injection)?;
         return Ok(gated.map_or(Fused::None, Fused::Gated));
     }
     if program.asks(When::Stores)
         && whole.signalled.is_some()
         && matches!(whole.library, Library::Auto | Library::Ours)
     {
-        let storing = Scattering::new(heap, whole, op.injected)?;
+        let storing = Scattering::new(heap, whole, op.fault_injection)?;
         return Ok(storing.map_or(Fused::None, Fused::Storing));
     }
     if whole.exchanges && !by_workgroups {

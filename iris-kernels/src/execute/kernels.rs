@@ -112,7 +112,7 @@ impl KernelSet {
     }
 
     /// Number of workgroups that are co-resident with any of the kernels.
-    pub(super) fn resident(&self) -> u32 {
+    pub(super) fn max_coresident_workgroups(&self) -> u32 {
         self.resident
     }
 
@@ -266,8 +266,8 @@ impl Launch {
         // SAFETY: the caller of `enqueue` guarantees that the matrices are valid; the heap's
         // threads keep its memory mapped.
         let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
-        // The fault record is returned instead of `Stop`, because the record gives the reason. The
-        // record of this rank or of a peer is complete by now.
+        // The fault record is returned instead of `Aborted`, because the record gives the reason.
+        // The record of this rank or of a peer is complete by now.
         result.or_else(|_stop| self.control.outcome())
     }
 }
@@ -309,7 +309,8 @@ pub(crate) fn share(
     threads: u32,
     shared: u32,
 ) -> Result<u32> {
-    let (all, ranks) = (function.resident(threads, shared)?, heap.ranks_on_device());
+    let (all, ranks) =
+        (function.max_coresident_workgroups(threads, shared)?, heap.ranks_on_device());
     // If ranks share the device, only one workgroup per multiprocessor of this rank's share is
     // allowed, because kernels of other ranks may fill whole multiprocessors.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };

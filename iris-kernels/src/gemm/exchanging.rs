@@ -73,11 +73,12 @@ impl Exchanging {
             let most = whole.rows.min(FLIPPED_ROWS) as u32;
             kernel == Kernel::OneShotLl || op.tile_m >= most && op.tile_n == config.rows()
         });
-        let gemm = Gemm::for_whole(heap, whole, config, (gemm_kernel, op.injected))?;
+        let gemm = Gemm::for_whole(heap, whole, config, (gemm_kernel, op.fault_injection))?;
         let Some(gemm) = gemm else { return Ok(None) };
         let mut resident = u32::MAX;
         for (config, function) in &gemm.kernels {
-            let all = function.resident(config.threads(), config.shared_bytes())?;
+            let all =
+                function.max_coresident_workgroups(config.threads(), config.shared_bytes())?;
             resident = resident.min(all / heap.ranks_on_device());
         }
         Ok(Some(Exchanging { gemm, kernel, resident }))

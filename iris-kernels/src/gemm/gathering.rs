@@ -112,10 +112,10 @@ impl Gathering {
     pub fn new(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
-        injected: FaultInjection,
+        fault_injection: FaultInjection,
     ) -> Result<Option<Gathering>> {
         let configs = Self::builds(whole.shape, heap.workgroups());
-        let kernel = (GemmKernel::Gathering, injected);
+        let kernel = (GemmKernel::Gathering, fault_injection);
         let Some(mut gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);
         };

@@ -76,9 +76,14 @@ impl GemmKernel {
     }
 
     /// Build for elements of type `dtype`, a [`crate::args::dtype_code`].
-    pub(super) fn build(self, dtype: u32, config: &Config, injected: FaultInjection) -> Build {
+    pub(super) fn build(
+        self,
+        dtype: u32,
+        config: &Config,
+        fault_injection: FaultInjection,
+    ) -> Build {
         let options = config.options(dtype);
-        let with = |options: Options| injected.options_of_products(options);
+        let with = |options: Options| fault_injection.options_of_products(options);
         let options = match self {
             GemmKernel::Plain => options,
             GemmKernel::Gathering | GemmKernel::ExchangingTiles => with(options),

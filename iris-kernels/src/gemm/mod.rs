@@ -114,7 +114,7 @@ impl Gemm {
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
-        (kernel, injected): (GemmKernel, FaultInjection),
+        (kernel, fault_injection): (GemmKernel, FaultInjection),
     ) -> Result<Gemm> {
         let target = Target::of(heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
@@ -127,7 +127,7 @@ impl Gemm {
         let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);
         let load = |config: &Config| -> Result<_> {
             progress.step();
-            let build = kernel.build(code, config, injected);
+            let build = kernel.build(code, config, fault_injection);
             let image = build::compile(&build, &target).map_err(Error::other)?;
             let function = heap.load(&image)?.function(kernel.name(), config.shared_bytes())?;
             Ok((*config, function))

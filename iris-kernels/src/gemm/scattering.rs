@@ -128,13 +128,13 @@ impl Scattering {
     pub fn new(
         heap: &SymmetricHeap,
         whole: &GemmRequest,
-        injected: FaultInjection,
+        fault_injection: FaultInjection,
     ) -> Result<Option<Scattering>> {
         let Some(signalled) = whole.signalled else { return Ok(None) };
         let size = heap.local_size();
         let configs = StoringLaunch::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
-        let kernel = (GemmKernel::Scattering { peers }, injected);
+        let kernel = (GemmKernel::Scattering { peers }, fault_injection);
         let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);
         };

@@ -35,7 +35,7 @@ impl Work {
             }
             Work::Gemm(gemm) => !matches!(gemm.core, Core::Any | Core::Adding),
             Work::Open(_) | Work::Gate(_) => true,
-            Work::Copies(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => false,
+            Work::Copies(_) | Work::Sums { .. } | Work::CopyReceived(_) | Work::RmsNorm => false,
         }
     }
 }

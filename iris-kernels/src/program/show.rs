@@ -61,7 +61,7 @@ impl fmt::Display for Work {
             Work::Copies(of) => write!(f, "copies of {of}, by engines"),
             Work::Gate(of) => write!(f, "gate for {of}"),
             Work::Sums { to } => write!(f, "sums to {to}"),
-            Work::Take(of) => write!(f, "take {of}"),
+            Work::CopyReceived(of) => write!(f, "take {of}"),
             Work::Close(_) => f.write_str("close"),
             Work::Barrier(phase) => write!(f, "barrier {phase}"),
             Work::BarrierCall => f.write_str("barrier"),

@@ -6,7 +6,7 @@ use iris_heap::abi::ControlBlock;
 use iris_kernels::Kernel;
 use iris_kernels::args::{Matrix, OpArgs, epilogue, producer};
 use iris_kernels::schedule::{Collective, Grid, Items, SplitGrid, part_of};
-use iris_sync::{Channel, RESERVED_WORDS, RESTAMP_PERIOD, Shape};
+use iris_sync::{Channel, REFRESH_PERIOD, RESERVED_WORDS, Shape};
 
 use super::{Numbers, library, symbol};
 
@@ -299,7 +299,7 @@ fn exchange(
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
-    let first_call = RESTAMP_PERIOD - 1;
+    let first_call = REFRESH_PERIOD - 1;
     let (pairs, packs) = (items.most(), items.most_packs());
     let shape = Shape { op: 3, size, tiles, pairs, packs, sequence: 2, ..Shape::default() };
     let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);

@@ -1,7 +1,7 @@
 //! Memory that a program passes to calls of a communicator: on the symmetric heap, on the host, or
 //! allocated by cudarc.
 
-use iris_heap::{BackendKind, Element, Issuing, RawSlice, SymSlice, SymmetricHeap};
+use iris_heap::{BackendKind, Element, IssueGuard, RawSlice, SymSlice, SymmetricHeap};
 
 #[cfg(feature = "cudarc-0-19")]
 use cudarc::driver::{
@@ -147,7 +147,7 @@ impl Bytes {
 
     /// Address of byte `from` of the range, for work that is enqueued while `issuing` lives. A slice
     /// of the heap may have been freed since the range was made, so it is looked up again.
-    pub(super) fn at(&self, issuing: &Issuing<'_>, from: u64, op: Op) -> Result<u64> {
+    pub(super) fn at(&self, issuing: &IssueGuard<'_>, from: u64, op: Op) -> Result<u64> {
         let start = self.sym.map_or(Ok(self.address), |slice| issuing.resolve(slice).in_op(op));
         Ok(start? + from)
     }

@@ -13,7 +13,7 @@ use crate::ops;
 use crate::options::Request;
 use crate::plan::Plan;
 use crate::plan::composed::{area_bytes, largest_areas};
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 
 /// Element types that can be summed.
 pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -158,8 +158,8 @@ impl Options {
     /// Memory that a communicator with these options takes of its heap on each rank.
     ///
     /// ```
-    /// use iris_ops::{Device, Ranks, comm};
-    /// let ranks = Ranks::new(0, 8).on_device(Device::named("h200")?);
+    /// use iris_ops::{Device, Topology, comm};
+    /// let ranks = Topology::new(0, 8).on_device(Device::named("h200")?);
     /// println!("{:?}", comm::Options::new().max_bytes(64 << 20).footprint(ranks)?);
     /// # iris_ops::OpResult::<()>::Ok(())
     /// ```
@@ -167,7 +167,7 @@ impl Options {
     /// # Errors
     /// [`Error::Comm`] for a `max_bytes` out of bounds; [`Error::Invalid`] for other options that no
     /// communicator can have.
-    pub fn footprint(&self, ranks: impl Into<Ranks>) -> Result<Footprint> {
+    pub fn footprint(&self, ranks: impl Into<Topology>) -> Result<Footprint> {
         Ok(self.plans(ranks.into())?.footprint())
     }
 
@@ -187,7 +187,7 @@ impl Options {
     /// program's own allocations.
     pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {
         let (own, beside) = (plans.footprint(), self.beside);
-        let options = HeapOptions::new().backend(plans.barrier.ranks().device.backend);
+        let options = HeapOptions::new().backend(plans.barrier.topology().device.backend);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
         let words = own.device_words.saturating_add(beside.device_words).max(options.device_words);
         options
@@ -199,7 +199,7 @@ impl Options {
     }
 
     /// Makes the plans of the communicator's operators, without communication between ranks.
-    pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
+    pub(super) fn plans(&self, ranks: Topology) -> Result<Plans> {
         let &Self { max_bytes, ref sums, .. } = self;
         let least = LEAST_BYTES.max(LEAST_BYTES_OF_RANK * ranks.size as u64);
         if !(least..=MOST_BYTES).contains(&max_bytes) {

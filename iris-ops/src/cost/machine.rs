@@ -11,31 +11,31 @@ macro_rules! machine {
         /// microsecond.
         #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub struct Machine {
+        pub struct CostParameters {
             $($(#[$doc])* pub $name: f64,)*
         }
 
-        impl Machine {
-            /// Names of the parameters, in the order of [`Machine::values`].
+        impl CostParameters {
+            /// Names of the parameters, in the order of [`CostParameters::values`].
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
 
-            /// Values of the parameters, in the order of [`Machine::NAMES`].
+            /// Values of the parameters, in the order of [`CostParameters::NAMES`].
             pub fn values(&self) -> Vec<f64> {
                 vec![$(self.$name),*]
             }
 
             /// Makes a machine from the values of its parameters, which have the order of
-            /// [`Machine::NAMES`]; missing values are 0.
+            /// [`CostParameters::NAMES`]; missing values are 0.
             #[must_use]
             pub fn of_values(values: &[f64]) -> Self {
                 let mut values = values.iter().copied();
-                Machine { $($name: values.next().unwrap_or_default()),* }
+                CostParameters { $($name: values.next().unwrap_or_default()),* }
             }
         }
     };
 }
 
-impl Machine {
+impl CostParameters {
     /// Checks that each time is a number of at least 0, and each rate and ratio more than 0. The error
     /// names the parameter and its value.
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -65,7 +65,7 @@ machine! {
     /// peers' entry, one one-way latency, and the copy to C.
     push_us,
     /// Additional time of a message whose tiles are summed, without the time for its bytes. It is
-    /// added to [`Machine::push_us`].
+    /// added to [`CostParameters::push_us`].
     sum_us,
     /// Time of a second hop of a message: sums that are sent back to all ranks, or tiles of a
     /// broadcast that a receiver forwards.

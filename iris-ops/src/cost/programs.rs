@@ -14,7 +14,7 @@ use iris_kernels::program::{
     When, Work,
 };
 
-use super::Machine;
+use super::CostParameters;
 use super::steps::Message;
 use crate::spec::Row;
 
@@ -49,7 +49,7 @@ pub(crate) struct Problem {
 /// Two timelines of a call, in microseconds from its start: the steps of the main stream, and the
 /// copies that run at the same time, with the arrival times of copied parts.
 struct Clock<'a> {
-    machine: &'a Machine,
+    machine: &'a CostParameters,
     problem: &'a Problem,
     norm: Norm,
     tile: [usize; 2],
@@ -126,7 +126,7 @@ impl Problem {
     /// prediction.
     pub(super) fn time(
         &self,
-        machine: &Machine,
+        machine: &CostParameters,
         program: &Program,
         tile: [usize; 2],
     ) -> Option<f64> {
@@ -174,7 +174,7 @@ impl Clock<'_> {
                 let partials = self.problem.world as f64 * self.bytes(Transfer::Blocks, at.part);
                 self.small(partials + self.bytes(Transfer::Rows, at.part));
             }
-            Work::Take(of) => self.small(2.0 * self.bytes(of, at.part)),
+            Work::CopyReceived(of) => self.small(2.0 * self.bytes(of, at.part)),
             Work::Barrier(_) | Work::BarrierCall => self.main_us += machine.barrier_us,
             Work::RmsNorm => self.main_us += machine.norm(self.bytes_of_c(self.problem.output)),
         }

@@ -3,7 +3,7 @@
 use iris_heap::DType;
 use iris_kernels::Kernel;
 
-use super::Machine;
+use super::CostParameters;
 
 /// Time of a message: the sum of a fixed time and of a time that is proportional to the number of
 /// its bytes.
@@ -13,8 +13,8 @@ pub(super) struct Message {
     pub(super) moving_us: f64,
 }
 
-impl Machine {
-    /// Time of a whole-matrix GEMM, in microseconds; `types` is as for [`Machine::product`].
+impl CostParameters {
+    /// Time of a whole-matrix GEMM, in microseconds; `types` is as for [`CostParameters::product`].
     pub(crate) fn gemm(&self, shape: [f64; 3], types: [DType; 2]) -> f64 {
         self.product(shape, types, 1.0)
     }

@@ -8,7 +8,7 @@ use iris_testkit::variants;
 
 use super::*;
 use crate::ops::{all_reduce, matmul_all_reduce};
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 
 /// User guide, which has a section on troubleshooting by error text.
 const GUIDE: &str = include_str!("../../GUIDE.md");
@@ -99,7 +99,7 @@ fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
 
 #[test]
 fn an_operator_is_named_by_its_label_and_shape() {
-    let ranks = Ranks::new(0, 2);
+    let ranks = Topology::new(0, 2);
     let options = matmul_all_reduce::Options::new(64, 8, usize::MAX);
     let of = |options: &matmul_all_reduce::Options| options.plan(ranks).unwrap_err().to_string();
     let shape = format!("matmul_all_reduce of 64 x 8 x {} f32", usize::MAX);
@@ -110,7 +110,7 @@ fn an_operator_is_named_by_its_label_and_shape() {
     let other = all_reduce::Options::new(8)
         .plan(ranks.on_device(crate::Device::assumed(BackendKind::Cuda)));
     let plan = all_reduce::Options::new(8).plan(ranks).unwrap();
-    let error = crate::Plan::heap_options(&[&plan, &other.unwrap()], crate::Room::none());
+    let error = crate::Plan::heap_options(&[&plan, &other.unwrap()], crate::HeapReserve::none());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("backend is cuda") && error.contains("cpu"), "{error}");
 }

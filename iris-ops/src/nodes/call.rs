@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use iris_heap::abi::abort;
-use iris_heap::{DType, Event, Lane, RawSlice, Stream, SymmetricHeap};
+use iris_heap::{DType, Event, NodeStream, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::Recovery;
 
 use super::Composite;
@@ -61,7 +61,7 @@ impl Composite {
         }
         heap.check_stream(op.name(), stream).in_op(op)?;
         check::no_fault(op, heap)?;
-        let Some(mut lane) = heap.lane() else {
+        let Some(mut lane) = heap.node_stream() else {
             return Err(super::other_world(op, heap, &self.plan));
         };
         let mut begun = false;
@@ -78,7 +78,7 @@ impl Composite {
         &self,
         stream: &Stream,
         call: &Call,
-        lane: &mut Lane,
+        lane: &mut NodeStream,
         begun: &mut bool,
     ) -> Result<()> {
         let op = self.plan.op();
@@ -239,7 +239,7 @@ impl Calling<'_> {
     }
 
     fn nodes(&self) -> usize {
-        self.op.plan.ranks().nodes()
+        self.op.plan.topology().nodes()
     }
 
     fn blocks(&self) -> usize {
@@ -249,7 +249,7 @@ impl Calling<'_> {
     /// Indices of all nodes, with this node last, so that data for which other nodes wait is
     /// computed first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
-        let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
+        let (nodes, node) = (self.nodes(), self.op.plan.topology().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
     }
 
@@ -270,7 +270,7 @@ impl Calling<'_> {
     /// owns: the rank of that node with this rank's local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
-        let rank = node * plan.ranks().local().size + self.op.heap.local_rank();
+        let rank = node * plan.topology().local().size + self.op.heap.local_rank();
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
@@ -357,7 +357,7 @@ impl Calling<'_> {
 
     fn reduce_scatter(&mut self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
-        let (node, nodes) = (self.op.plan.ranks().node(), self.nodes());
+        let (node, nodes) = (self.op.plan.topology().node(), self.nodes());
         let own = self.op.plan.rows_of(0, self.call.m).len();
         let wire = self.op.plan.request().wire_dtype();
         let slot = slot_bytes(own, n, wire);
@@ -407,7 +407,7 @@ impl Calling<'_> {
         (dtype, cols): (DType, usize),
         each: impl Fn(MatRef, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let node = self.op.plan.ranks().node();
+        let node = self.op.plan.topology().node();
         for (end, shifts) in &steps {
             self.wait(end)?;
             for other in Exchange::senders(*shifts, (node, self.nodes())) {
@@ -420,7 +420,7 @@ impl Calling<'_> {
 
     fn gather_c(&mut self) -> Result<()> {
         let c = self.output()?;
-        let (all, rows) = self.rows(self.op.plan.ranks().node());
+        let (all, rows) = self.rows(self.op.plan.topology().node());
         self.part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let arrivals = self.gather(c.some_rows(rows), longest)?;
@@ -437,7 +437,7 @@ impl Calling<'_> {
         // runs, and on the rows of some nodes while those of others arrive.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
-        let own = self.rows(self.op.plan.ranks().node()).0;
+        let own = self.rows(self.op.plan.topology().node()).0;
         self.part(Role::Main, product(a, own))?;
         self.gathered(arrivals, (a.dtype(), a.cols()), |from, all| {
             self.part(Role::Main, product(from, all))
@@ -451,7 +451,7 @@ impl Calling<'_> {
         let (a, c) = (self.input()?, self.output()?);
         let Some(composed) = self.op.plan.composed().cloned() else { return Ok(()) };
         let plan = &self.op.plan;
-        let (k, nodes, ranks) = (plan.request().k, self.nodes(), plan.ranks());
+        let (k, nodes, ranks) = (plan.request().k, self.nodes(), plan.topology());
         let (local, dtype) = (ranks.local().size, a.dtype());
         let most = composed.rows_of_block(plan.request().m);
         let blocks = || composed.row_blocks(plan.request().m, self.call.m);
@@ -487,9 +487,9 @@ impl Calling<'_> {
     fn all_to_all(&mut self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
         let (plan, dtype) = (&self.op.plan, a.dtype());
-        let node = plan.ranks().node();
-        let (local, elements) = (plan.ranks().local().size, plan.request().elements);
-        let own = plan.rows_of(plan.ranks().rank, self.call.m).len();
+        let node = plan.topology().node();
+        let (local, elements) = (plan.topology().local().size, plan.request().elements);
+        let own = plan.rows_of(plan.topology().rank, self.call.m).len();
         let longest = plan.rows_of_node(0, self.call.m).len();
         let slot = slot_bytes(longest, n, dtype);
         for other in self.others_first() {
@@ -523,7 +523,7 @@ impl Calling<'_> {
 
     fn broadcast(&mut self) -> Result<()> {
         let (c, plan) = (self.output()?, &self.op.plan);
-        let local = plan.ranks().local().size;
+        let local = plan.topology().local().size;
         let (root, from_node) = (self.call.root % local, self.call.root / local);
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;

@@ -31,8 +31,8 @@ impl Plan {
     /// backend has no such steps. So a plan for GPUs can be predicted before it can be run.
     ///
     /// ```
-    /// use iris_ops::{Device, Network, Ranks, matmul_all_reduce};
-    /// let ranks = Ranks::new(0, 32).on_nodes(4).on_device(Device::named("h200")?);
+    /// use iris_ops::{Device, Network, Topology, matmul_all_reduce};
+    /// let ranks = Topology::new(0, 32).on_nodes(4).on_device(Device::named("h200")?);
     /// let plan = matmul_all_reduce::Options::new(8192, 8192, 3584).plan(ranks)?;
     /// let forecast = plan.forecast(&Network::of_gbit(400.0), 8192).expect("a prediction");
     /// assert!(forecast.total_us < forecast.unfused_us);

@@ -358,7 +358,7 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
         let expected = format!("{name} 2.18 or later, which moves data between nodes");
         return Err(Error::invalid(op, format!("{name} between nodes"), error, expected));
     }
-    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    let (ranks, world) = (plan.topology(), heap.whole_world());
     let planned = (ranks.rank, ranks.size, ranks.nodes());
     if planned != (world.rank(), world.size(), world.nodes()) {
         return Err(other_world(op, heap, plan));
@@ -368,7 +368,7 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
 
 /// Error for a plan that was made for another rank, world or number of nodes than the heap's.
 fn other_world(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Error {
-    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    let (ranks, world) = (plan.topology(), heap.whole_world());
     if let Err(error) = check_nodes(heap, plan) {
         return error;
     }

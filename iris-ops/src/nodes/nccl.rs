@@ -398,7 +398,9 @@ impl Fabric for Link {
         let (address, stride) =
             (heap.view().data[heap.local_rank()] + slots.offset(), slots.len() / nodes);
         let vectors = (stride / dtype.size() / SUM_WIDTH) as u64;
-        let groups = vectors.div_ceil(SUM_THREADS.into()).clamp(1, self.sum.resident().into());
+        let groups = vectors
+            .div_ceil(SUM_THREADS.into())
+            .clamp(1, self.sum.max_coresident_workgroups().into());
         let code = dtype_code(dtype).unwrap_or_default();
         let [nodes, stride] = [nodes, stride].map(|it| it as u64);
         let args = [&address, &stride, &vectors, &nodes].map(bytemuck::bytes_of);

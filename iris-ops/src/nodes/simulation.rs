@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::kind::Op;
 use crate::options::Request;
 use crate::plan::Plan;
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 
 /// Number of chunks into which an algorithm that uses a tree splits its data.
 const CHUNKS: usize = 64;
@@ -199,7 +199,7 @@ impl Simulation<'_> {
 
     /// Adds the tasks of a call of `m` rows, and returns each rank's main stream.
     fn call(&mut self, m: usize, fault: Fault) -> Vec<Stream> {
-        let ranks = self.plan.ranks();
+        let ranks = self.plan.topology();
         let (nodes, local) = (ranks.nodes(), ranks.local().size);
         let node_of = |rank: usize| rank / local;
         let mut streams: Vec<Stream> = vec![Vec::new(); ranks.size];
@@ -313,7 +313,7 @@ const NETWORK: Network = Network { bytes_per_us: 50e3 };
 
 fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     let ranks =
-        Ranks::new(0, nodes * local).on_nodes(nodes).on_device(Device::named("h200").unwrap());
+        Topology::new(0, nodes * local).on_nodes(nodes).on_device(Device::named("h200").unwrap());
     let mut plans = Vec::new();
     for op in Op::ALL.into_iter().filter(|&op| op != Op::Matmul) {
         for m in [64, 1024, 8192] {
@@ -340,7 +340,7 @@ fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
     let faster = match plan.op() {
         Op::AllReduce | Op::MatmulAllReduce if forecast.blocks > 1 => OVERLAP,
-        Op::AllReduce | Op::MatmulAllReduce if plan.ranks().nodes() >= 16 => TREE,
+        Op::AllReduce | Op::MatmulAllReduce if plan.topology().nodes() >= 16 => TREE,
         _ => BOUND,
     };
     let ratio = simulate(plan, m, fault).0.unwrap() / forecast.total_us;

@@ -30,7 +30,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     if request.elements {
         return None;
     }
-    let (ranks, dtype, n, k) = (plan.ranks(), request.dtype, request.n, request.k);
+    let (ranks, dtype, n, k) = (plan.topology(), request.dtype, request.n, request.k);
     let (nodes, local) = (ranks.nodes(), ranks.local().size);
     let slots = |slot: u64| nodes as u64 * slot;
     let part = |role: Role, size: usize| Part { role, size };

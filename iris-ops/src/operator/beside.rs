@@ -33,10 +33,10 @@ impl Operator {
         // With one rank, no tile comes from a peer, and all tiles are complete when the call has
         // ended. So any kind of arrival describes them.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
-        let arrival = form.arrival.or(alone).filter(|_| self.plan.request().beside > 0);
+        let arrival = form.arrival.or(alone).filter(|_| self.plan.request().reserve_sms > 0);
         let arrival = arrival.ok_or_else(|| {
             let expected =
-                "the number of the kernel's workgroups: set it by Options::beside of the plan";
+                "the number of the kernel's workgroups: set it by Options::reserve_sms of the plan";
             invalid("multiprocessors", "0", expected)
         })?;
         if args.record.direct == 0 && !self.plan.alone() {

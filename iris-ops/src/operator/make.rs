@@ -54,19 +54,19 @@ impl Own {
             };
             let request = plan.request();
             let asked = request.workgroups;
-            let beside = request.beside as u32 + request.step_blocks;
+            let beside = request.reserve_sms as u32 + request.step_blocks;
             // On the CPU the caller's kernel runs on a separate thread, so all workgroups remain
             // available to the call.
             let resident = match beside {
-                1.. if !plan.on_cpu() => {
-                    executor.resident().min(heap.workgroups().saturating_sub(beside))
-                }
-                _ => executor.resident(),
+                1.. if !plan.on_cpu() => executor
+                    .max_coresident_workgroups()
+                    .min(heap.workgroups().saturating_sub(beside)),
+                _ => executor.max_coresident_workgroups(),
             };
             if resident == 0 {
                 let (all, rank) = (heap.workgroups(), heap.rank());
                 let expected = format!("fewer than the {all} multiprocessors of rank {rank}");
-                return Err(Error::invalid(op, "beside", beside, expected));
+                return Err(Error::invalid(op, "reserve_sms", beside, expected));
             }
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
             let groups = groups.filter(|&groups| groups <= resident).ok_or_else(|| {
@@ -102,14 +102,14 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         dtype: request.dtype,
         tile_m: choice.tile.m as u32,
         tile_n: choice.tile.n as u32,
-        injected: request.injected,
+        fault_injection: request.fault_injection,
         observed: request.is_observed(),
     };
     // One executor serves all calls of the choice. So the GEMM library prepares for the largest
     // size, `max_size`.
-    let whole = plan.whole_gemm(choice.form, (choice.max_size, choice.tile));
+    let whole = plan.library_gemm(choice.form, (choice.max_size, choice.tile));
     let program = plan.program(choice);
-    Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)
+    Executor::new(heap, &build, &program, whole.as_ref(), request.count_traffic).in_op(op)
 }
 
 /// Makes all ranks use the same GEMM libraries: if the libraries differ between ranks, no rank uses

@@ -14,8 +14,8 @@ impl Operator {
 
     fn counted(&self) -> Result<Counters> {
         let op = self.plan.op();
-        if !self.plan.on_cpu() && !self.plan.request().counted {
-            let expected = "a plan with Options::counted(true)";
+        if !self.plan.on_cpu() && !self.plan.request().count_traffic {
+            let expected = "a plan with Options::count_traffic(true)";
             return Err(Error::invalid(op, "counters of an op on a GPU", "not counted", expected));
         }
         let words = self.heap.read_device_words(self.words).in_op(op)?;

@@ -32,7 +32,7 @@ impl Operator {
         let config = Config { hash: hash(config.as_bytes()) as u32, ..Config::default() };
         set(Field::Config, config.to_word());
         if choice.form.gemm == spec::GemmStage::Gathered
-            && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.max_size, choice.tile))
+            && let Some(whole) = self.plan.library_gemm(choice.form, (choice.max_size, choice.tile))
         {
             // In an all-gather of A, peers write directly into the gathered A in this rank's
             // workspace, instead of C.

@@ -5,7 +5,7 @@ use iris_heap::{HeapOptions, Segment, World};
 
 use super::*;
 use crate::all_reduce::{Options, Variant};
-use crate::{AllReduce, CollectiveArgs, MatRef, Op, Ranks};
+use crate::{AllReduce, CollectiveArgs, MatRef, Op, Topology};
 
 const OP: Op = Op::AllReduce;
 
@@ -64,7 +64,7 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
 /// about the protocol.
 #[test]
 fn kernel_sources_are_compared_when_an_op_is_made() {
-    let plan = Options::rows(8, 6).plan(Ranks::new(0, 2)).expect("a plan");
+    let plan = Options::rows(8, 6).plan(Topology::new(0, 2)).expect("a plan");
     let items = make::agreed(&plan);
     let sources = items.iter().find(|(name, _)| *name == "kernel sources");
     assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
@@ -77,7 +77,7 @@ fn ranks_that_read_other_tuning_files_are_told_both() {
     let told = World::run_threads(2, |world| {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let file = format!("/cache/tuning-{}.toml (00ff)", world.rank());
-        let ranks = Ranks::from(&world);
+        let ranks = Topology::from(&world);
         let tuning: &'static _ =
             Box::leak(Box::new(ranks.tuning().with_file(file, None, Vec::new())));
         let plan = Options::rows(8, 6).plan(ranks.with(tuning)).expect("a plan");

@@ -27,7 +27,7 @@ options! { ROW,
         /// Options for at most `count` elements of input per rank; the output has `size` times as
         /// many elements.
         message();
-        variant, dtype, tile, workgroups, beside,
+        variant, dtype, tile, workgroups, reserve_sms,
     }
 }
 

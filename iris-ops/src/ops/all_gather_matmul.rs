@@ -30,7 +30,7 @@ options! { ROW,
         /// Options for at most `m` rows over all ranks, `n` columns of this rank's C, and inner
         /// dimension `k` over all ranks.
         product(m, n, k);
-        variant, shard, dtype, output, epilogue, tile, workgroups, library, even,
+        variant, shard, dtype, output, epilogue, tile, workgroups, library, uniform_shape,
     }
 }
 

@@ -20,7 +20,7 @@ options! { ROW,
     {
         /// Options for at most `count` elements.
         message();
-        variant, dtype, wire, epilogue, rms_norm, tile, workgroups, beside,
+        variant, dtype, wire, epilogue, rms_norm, tile, workgroups, reserve_sms,
     }
 }
 

@@ -24,7 +24,7 @@ options! { ROW,
     {
         /// Options for at most `count` elements.
         message();
-        variant, root, dtype, tile, workgroups, beside,
+        variant, root, dtype, tile, workgroups, reserve_sms,
     }
 }
 

@@ -24,7 +24,7 @@ options! { ROW,
     {
         /// Options for at most `m` rows over all ranks, `n` columns and inner dimension `k`.
         product(m, n, k);
-        variant, dtype, output, epilogue, tile, workgroups, beside, library,
+        variant, dtype, output, epilogue, tile, workgroups, reserve_sms, library,
     }
 }
 

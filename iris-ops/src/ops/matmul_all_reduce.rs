@@ -27,7 +27,8 @@ options! { ROW,
     {
         /// Options for at most `m` rows, `n` columns and this rank's inner dimension `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, beside, library, even,
+        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, reserve_sms, library,
+        uniform_shape,
     }
 }
 

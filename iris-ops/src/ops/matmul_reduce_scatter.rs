@@ -27,7 +27,7 @@ options! { ROW,
         /// Options for at most `m` rows over all ranks, `n` columns and this rank's inner dimension
         /// `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, tile, workgroups, library, even,
+        variant, dtype, output, wire, epilogue, tile, workgroups, library, uniform_shape,
     }
 }
 

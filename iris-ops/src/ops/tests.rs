@@ -15,13 +15,13 @@ use super::{
 use crate::device::Device;
 use crate::kind::{ChoiceReason, Op, Variant};
 use crate::options::{Request, Shard, TileShape};
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 use crate::tune::{message_groups, table_shapes};
 
 #[test]
 fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     use all_reduce::Variant::{OneShot, TwoShot};
-    let ranks = Ranks::new(0, 4).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 4).on_device(Device::assumed(BackendKind::Cuda));
     let tiles = |variant, m, n| {
         let options = all_reduce::Options::rows(m, n).dtype(DType::BF16).variant(variant);
         let plan = options.plan(ranks).unwrap();
@@ -52,7 +52,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     // The largest tiles of a gather have 128 KiB between two ranks, and half of that between more.
     let rows = [2, 3, 4].map(|size| {
         let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
-        let ranks = Ranks::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
+        let ranks = Topology::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
         options.variant(all_gather::Variant::Push).plan(ranks).unwrap().tile().m
     });
     assert_eq!(rows, [16, 8, 8]);
@@ -61,7 +61,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
 #[test]
 fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     use all_reduce::Variant::{Ll, TwoShot};
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let taken = |variant, (m, n), norm| {
         let options = all_reduce::Options::rows(m, n).dtype(DType::BF16).variant(variant);
         let options = if norm { options.rms_norm(1e-5) } else { options };
@@ -89,7 +89,7 @@ fn products_of_one_rank_may_have_any_columns_on_each() {
     for (size, total) in (2..5).flat_map(|size| (size..200).map(move |total| (size, total))) {
         let of = |rank| {
             let n = crate::split(total, size, rank).len();
-            let plan = crate::matmul::Options::new(16, n, 64).plan(Ranks::new(rank, size));
+            let plan = crate::matmul::Options::new(16, n, 64).plan(Topology::new(rank, size));
             plan.unwrap().fingerprint()
         };
         assert_eq!(of(0), of(size - 1), "{total} columns over {size} ranks");
@@ -102,7 +102,7 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
         let differing = mine.into_iter().zip(theirs).find(|(mine, theirs)| mine != theirs);
         differing.expect("something differs").0
     };
-    let ranks = Ranks::new(0, 2);
+    let ranks = Topology::new(0, 2);
     // Plans for different sizes must differ first in the size itself, and only then in properties
     // that follow from it.
     for count in [16, 32, 1000, 2048, 4096] {
@@ -117,7 +117,7 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
 fn some_workgroups_of_a_large_message_only_send() {
     use all_reduce::Variant::{OneShot, TwoShot};
     let of = |plan: crate::Plan, m| plan.senders(plan.at(m), (m, 4096), || 131);
-    let ranks = |(backend, size)| Ranks::new(0, size).on_device(Device::assumed(backend));
+    let ranks = |(backend, size)| Topology::new(0, size).on_device(Device::assumed(backend));
     let senders = |world, variant, m, norm| {
         let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16).variant(variant);
         let options = if norm { options.rms_norm(1e-5) } else { options };
@@ -165,7 +165,7 @@ fn some_workgroups_of_a_large_message_only_send() {
 
 #[test]
 fn an_automatic_plan_serves_small_and_large_calls() {
-    let ranks = Ranks::new(1, 4);
+    let ranks = Topology::new(1, 4);
     let plan = matmul_all_reduce::Options::new(4096, 512, 64).plan(ranks).unwrap();
     assert_eq!((plan.at(1).variant, plan.at(4096).variant), (Variant::OneShot, Variant::TwoShot));
     assert_eq!((plan.variant(), plan.choices().last().unwrap().max_size), (Variant::TwoShot, 4096));
@@ -188,7 +188,7 @@ fn no_call_is_predicted_faster_than_its_lower_bound() {
             for (n, k) in [(4096, 4096), (8192, 512), (128, 8192)] {
                 let mut request = Request::new(row(op), (8192, n, k));
                 request.k = if row(op).multiplies() { k } else { 0 };
-                let plan = request.plan(Ranks::new(0, world).on_device(device)).unwrap();
+                let plan = request.plan(Topology::new(0, world).on_device(device)).unwrap();
                 for m in (0..14).map(|power| 1 << power) {
                     let (bound, us) = (plan.lower_bound_us(m), plan.predicted_us(m));
                     let what = format!("{plan}, {m} rows, {world} ranks on {device:?}");
@@ -208,7 +208,7 @@ fn no_type_is_predicted_faster_than_its_lower_bound() {
     for (device, world) in
         ["h200", "mi300x"].into_iter().flat_map(|it| [2, 4, 8].map(|of| (it, of)))
     {
-        let ranks = Ranks::new(0, world).on_device(Device::named(device).unwrap());
+        let ranks = Topology::new(0, world).on_device(Device::named(device).unwrap());
         for (op, n, k) in table_shapes(ranks) {
             let k = if row(op).multiplies() { k } else { 0 };
             for at in 0..8 * row(op).forms.len() {
@@ -234,7 +234,7 @@ fn no_type_is_predicted_faster_than_its_lower_bound() {
 /// Tests that a GEMM whose time is that of memory writes C in the type of C.
 #[test]
 fn a_product_is_written_in_its_own_type() {
-    let ranks = Ranks::new(0, 2).on_device(Device::named("h200").unwrap());
+    let ranks = Topology::new(0, 2).on_device(Device::named("h200").unwrap());
     let gathered = |output| {
         let options = all_gather_matmul::Options::new(8192, 8192, 16).dtype(DType::BF16);
         let options = options.output(output).variant(all_gather_matmul::Variant::Unfused);
@@ -248,7 +248,7 @@ fn a_product_is_written_in_its_own_type() {
 /// Tests the baseline over several nodes: A is sent in its own type, partials in the wire type.
 #[test]
 fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
-    let ranks = Ranks::new(0, 16).on_nodes(2).on_device(Device::named("h200").unwrap());
+    let ranks = Topology::new(0, 16).on_nodes(2).on_device(Device::named("h200").unwrap());
     let network = crate::Network::of_gbit(400.0);
     let gathered = |output| {
         let options = all_gather_matmul::Options::new(8192, 4096, 8192).dtype(DType::BF16);
@@ -266,7 +266,7 @@ fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
 /// Tests predictions for types that differ: transfers are counted in the type that is sent.
 #[test]
 fn bytes_are_counted_in_the_type_that_is_sent() {
-    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
     let gathered = |output| {
         let options = all_gather_matmul::Options::new(8192, 128, 8192).dtype(DType::BF16);
         options.output(output).plan(ranks).unwrap().lower_bound_us(8192)
@@ -299,7 +299,7 @@ fn programs_that_no_call_can_take_are_not_priced() {
         let mut request = Request::new(row(Op::MatmulAllReduce), (8192, 8192, 3584));
         (request.dtype, request.variant) = (DType::BF16, Some(Variant::Epilogue));
         request.library = library;
-        let ranks = Ranks::new(0, ranks).on_device(h200);
+        let ranks = Topology::new(0, ranks).on_device(h200);
         request.plan(ranks).unwrap().predicted_us(8192).unwrap()
     };
     for (ranks, stores) in [(2, true), (8, true), (9, false), (64, false)] {
@@ -315,7 +315,7 @@ fn auto_prices_over_nodes_what_calls_can_take() {
     let h200 = Device::named("h200").unwrap();
     let (mut all, mut off) = (0, Vec::new());
     for world in [2, 4, 8] {
-        let ranks = Ranks::new(0, world).on_device(h200);
+        let ranks = Topology::new(0, world).on_device(h200);
         let tabled = table_shapes(ranks).into_iter().map(|(_, n, k)| (n, k));
         let more = [(5120, 3072), (8192, 8192), (2048, 8192)];
         let shapes: BTreeSet<_> = tabled.chain(more).collect();
@@ -324,7 +324,7 @@ fn auto_prices_over_nodes_what_calls_can_take() {
             let request = |variant| {
                 let mut request = Request::new(row(op), (8192, n, k));
                 (request.dtype, request.step_blocks) = (DType::BF16, 16);
-                (request.variant, request.even) = (variant, true);
+                (request.variant, request.uniform_shape) = (variant, true);
                 request.plan(ranks).unwrap()
             };
             let auto = request(None);
@@ -350,7 +350,7 @@ fn auto_prices_over_nodes_what_calls_can_take() {
 /// tiles of rows, or whole slabs of columns.
 #[test]
 fn parts_that_do_not_suit_are_not_priced_as_gated() {
-    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
     for (shard, m, k, gated) in [
         (Shard::Rows, 8192, 8192, true),
         (Shard::Rows, 8190, 8192, false),
@@ -371,7 +371,7 @@ fn parts_that_do_not_suit_are_not_priced_as_gated() {
 
 #[test]
 fn columns_that_come_in_parts_are_priced_in_parts() {
-    let ranks = Ranks::new(0, 4).on_device(Device::named("h200").unwrap());
+    let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
     let predicted = |rows: usize| {
         let mut request = Request::new(row(Op::AllGatherMatmul), (8192, 2048, 8192));
         (request.dtype, request.shard) = (DType::BF16, Shard::Columns);
@@ -389,7 +389,7 @@ fn figures_of_one_device_are_not_taken_for_another() {
     use Variant::{Ll, OneShot, TwoShot, TwoShotLl};
     let choice = |backend, bytes: usize| {
         let options = all_reduce::Options::new(bytes / 2).dtype(DType::BF16);
-        options.plan(Ranks::new(0, 4).on_device(Device::assumed(backend))).unwrap().variant()
+        options.plan(Topology::new(0, 4).on_device(Device::assumed(backend))).unwrap().variant()
     };
     let choices = |bytes| [Cpu, Cuda, Hip].map(|backend| choice(backend, bytes));
     assert_eq!(choices(16 << 10), [OneShot, Ll, OneShot]);
@@ -397,7 +397,7 @@ fn figures_of_one_device_are_not_taken_for_another() {
     assert_eq!(choices(4 << 20), [TwoShot, TwoShotLl, TwoShot]);
     assert_eq!(choices(8 << 20), [TwoShot, TwoShot, TwoShot]);
     let groups = [Cuda, Hip]
-        .map(|backend| message_groups(Ranks::new(0, 4).on_device(Device::assumed(backend))));
+        .map(|backend| message_groups(Topology::new(0, 4).on_device(Device::assumed(backend))));
     assert!(groups[0] != groups[1], "{groups:?}");
 }
 
@@ -408,7 +408,7 @@ fn large_messages_of_a_root_are_passed_on() {
     use Variant::{Ll, Push, TwoShot, TwoShotLl};
     let plan = |backend, size, bytes: usize| {
         let options = broadcast::Options::new(bytes / 2).dtype(DType::BF16);
-        options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap()
+        options.plan(Topology::new(0, size).on_device(Device::assumed(backend))).unwrap()
     };
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
@@ -440,7 +440,8 @@ fn gpu_products_use_whole_matrix_gemms() {
     use BackendKind::{Cpu, Cuda};
     let sum = |m, size, backend| {
         let options = matmul_all_reduce::Options::new(m, 8192, 3584).dtype(DType::BF16);
-        let plan = options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap();
+        let plan =
+            options.plan(Topology::new(0, size).on_device(Device::assumed(backend))).unwrap();
         plan.at(m).variant
     };
     // Small results are summed in one hop of the LL protocol, larger ones in two, and the largest by
@@ -456,7 +457,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
     let gelu = gelu
         .epilogue(crate::Epilogue::Gelu)
-        .plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda)))
+        .plan(Topology::new(0, 2).on_device(Device::assumed(Cuda)))
         .unwrap();
     assert_eq!(gelu.at(512).variant, Variant::UnfusedOneShot);
     assert_eq!((sum(8, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, in_two_hops));
@@ -469,16 +470,16 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!(sum(4096, 2, BackendKind::Hip), Variant::Unfused);
     let scattered = |m, size| {
         let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);
-        options.plan(Ranks::new(0, size).on_device(Device::assumed(Cuda))).unwrap().at(m).variant
+        options.plan(Topology::new(0, size).on_device(Device::assumed(Cuda))).unwrap().at(m).variant
     };
     assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::Epilogue, Variant::Epilogue));
     assert_eq!(scattered(512, 3), Variant::Unfused);
     let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
     let variant = |options: all_gather_matmul::Options| {
-        options.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap().variant()
+        options.plan(Topology::new(0, 2).on_device(Device::assumed(Cuda))).unwrap().variant()
     };
     assert_eq!(variant(gather.clone()), Variant::Unfused);
-    assert_eq!(variant(gather.clone().counted(true)), Variant::Unfused);
+    assert_eq!(variant(gather.clone().count_traffic(true)), Variant::Unfused);
     assert_eq!(variant(gather.clone().trace_spans(8)), Variant::Unfused);
     assert_eq!(variant(gather.workgroups(8)), Variant::Unfused);
 }
@@ -488,7 +489,7 @@ fn gpu_products_use_whole_matrix_gemms() {
 #[test]
 fn sums_that_are_sent_as_items_have_the_type_of_c() {
     let options = all_reduce::Options::new(4096).dtype(DType::F32).wire(DType::BF16);
-    let ranks = Ranks::new(0, 4);
+    let ranks = Topology::new(0, 4);
     let error = options.clone().variant(all_reduce::Variant::TwoShotLl).plan(ranks).unwrap_err();
     let expected =
         "all_reduce of 4096 f32: wire of variant two_shot_ll is bf16, expected f32, the type of C";
@@ -512,7 +513,7 @@ fn observing_a_call_does_not_change_the_choice() {
             .into_iter()
             .flat_map(|it| [1, 2, 3, 4, 8].map(|size| (it, size)))
         {
-            let ranks = Ranks::new(0, size).on_device(Device::assumed(backend));
+            let ranks = Topology::new(0, size).on_device(Device::assumed(backend));
             let mut plain = op.request(8192, 4096, 1024);
             plain.dtype = DType::BF16;
             let choices = |request: &crate::OpRequest| -> Vec<_> {
@@ -522,11 +523,11 @@ fn observing_a_call_does_not_change_the_choice() {
             let expected = choices(&plain);
             let mut observed = [plain.clone(), plain.clone(), plain.clone(), plain];
             observed[0].trace_spans = 8;
-            observed[1].counted = true;
+            observed[1].count_traffic = true;
             observed[2].workgroups = Some(4);
-            observed[3].injected = delayed;
+            observed[3].fault_injection = delayed;
             // On the CPU kernels are delayed by an environment variable, not by the option
-            // `injected`.
+            // `fault_injection`.
             let observed = if backend == BackendKind::Cpu { &observed[..3] } else { &observed };
             for request in observed {
                 assert_eq!(choices(request), expected, "{op} of {size} ranks on {backend}");
@@ -537,7 +538,7 @@ fn observing_a_call_does_not_change_the_choice() {
 
 #[test]
 fn rows_belong_to_ranks_of_the_world() {
-    let plan = all_reduce::Options::rows(16, 8).plan(Ranks::new(0, 4)).unwrap();
+    let plan = all_reduce::Options::rows(16, 8).plan(Topology::new(0, 4)).unwrap();
     for m in [1, 3, 4, 13, 16] {
         for row in 0..m {
             let owner = plan.owner(row, m).unwrap();
@@ -549,14 +550,14 @@ fn rows_belong_to_ranks_of_the_world() {
     assert_eq!(plan.owner(0, 0), None);
 }
 
-/// Tests that a rank's N and K influence the choice only if the caller asserts (by `even`) that all
-/// ranks have the same N and K.
+/// Tests that a rank's N and K influence the choice only if the caller asserts (by `uniform_shape`)
+/// that all ranks have the same N and K.
 #[test]
 fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = |n, even| {
         let options = all_gather_matmul::Options::new(4096, n, 8192).dtype(DType::BF16);
-        options.even(even)
+        options.uniform_shape(even)
     };
     let gathered = |n, even| options(n, even).plan(ranks).unwrap().tile();
     let [tuned, ruled] = [[2048, 2048], [1024, 8192]].map(|[m, n]| TileShape { m, n });
@@ -571,7 +572,7 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     assert_eq!(wide.plan(ranks).unwrap().tile(), ruled);
     let scattered = |k, even| {
         let options = matmul_reduce_scatter::Options::new(8192, 8192, k).dtype(DType::BF16);
-        options.even(even).plan(ranks).unwrap().at(8192).variant
+        options.uniform_shape(even).plan(ranks).unwrap().at(8192).variant
     };
     assert_eq!(scattered(1024, true), Variant::CopyEngine);
     assert_eq!([scattered(1024, false), scattered(3584, false)], [Variant::CopyEngine; 2]);
@@ -582,7 +583,7 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
 /// message.
 #[test]
 fn norms_of_large_products_are_behind_what_stores_itself() {
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = |m: usize| {
         let options = matmul_all_reduce::Options::new(m, 8192, 3584).dtype(DType::BF16);
         options.rms_norm(1e-5)
@@ -606,14 +607,14 @@ fn larger_messages_consist_of_packs() {
         let mut request = op.request(128, 4096, 512);
         (request.dtype, request.variant) = (DType::BF16, Some(variant));
         request.rms_norm = norm.then_some(1e-5);
-        let ranks = Ranks::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
+        let ranks = Topology::new(0, size).on_device(Device::assumed(BackendKind::Cuda));
         let plan = request.plan(ranks).unwrap();
         let packs = plan.has_packs(plan.at(m), (m, 4096));
         assert!(!packs || plan.at(128).needs.packs > 0, "{op} {size} {m}");
         packs
     };
     // A plan by elements has several choices of one variant, which share kernels.
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let plan = all_reduce::Options::new(4 << 20).dtype(DType::BF16).plan(ranks).unwrap();
     let in_words: Vec<_> = plan.choices().iter().filter(|it| it.variant == Variant::Ll).collect();
     assert!(in_words[0].needs.packs == 0 && in_words.iter().any(|it| it.needs.packs > 0));
@@ -636,7 +637,7 @@ fn larger_messages_consist_of_packs() {
 /// calls' tiles, and products of few rows get the tiles of such a GEMM.
 #[test]
 fn products_signal_the_tiles_of_their_calls() {
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = matmul_reduce_scatter::Options::new(8192, 8192, 3584).dtype(DType::BF16);
     let plan = options.plan(ranks).unwrap();
     let stores: Vec<_> = plan.choices().iter().filter(|it| it.form.stores).collect();
@@ -644,7 +645,7 @@ fn products_signal_the_tiles_of_their_calls() {
     assert_eq!(tiles, [[64, 128], [64, 256]], "one wave of the widest, and more");
     for (choice, tile) in stores.into_iter().zip(tiles) {
         let whole =
-            plan.whole_gemm(choice.form, (choice.max_size, choice.tile)).expect("a product");
+            plan.library_gemm(choice.form, (choice.max_size, choice.tile)).expect("a product");
         assert_eq!((whole.signalled, whole.rows), (Some(tile), choice.max_size));
     }
     let few = |m, n, library| {
@@ -667,7 +668,7 @@ fn products_signal_the_tiles_of_their_calls() {
 fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
     use all_gather_matmul::{Options, Variant::Unfused};
     for backend in [BackendKind::Cpu, BackendKind::Cuda] {
-        let ranks = Ranks::new(0, 4).on_device(Device::assumed(backend));
+        let ranks = Topology::new(0, 4).on_device(Device::assumed(backend));
         let (m, n, k) = (1024, 3584, 8192);
         let options = Options::new(m, n, k).dtype(DType::BF16).variant(Unfused);
         for (options, rows, columns) in
@@ -696,7 +697,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
     use BackendKind::{Cpu, Cuda};
     let plan = |m, size, backend| {
         let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16);
-        options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap()
+        options.plan(Topology::new(0, size).on_device(Device::assumed(backend))).unwrap()
     };
     let reduces = plan(16384, 2, Cuda);
     let variants = [1, 256, 512].map(|m| reduces.at(m).variant);
@@ -713,13 +714,13 @@ fn small_messages_go_in_words_that_carry_their_data() {
     }
     let gathers = |m| {
         let options = all_gather::Options::rows(m, 4096).dtype(DType::BF16);
-        options.plan(Ranks::new(1, 2).on_device(Device::assumed(Cuda))).unwrap()
+        options.plan(Topology::new(1, 2).on_device(Device::assumed(Cuda))).unwrap()
     };
     assert_eq!((gathers(128).variant(), gathers(512).variant()), (Variant::Ll, Variant::Ll));
     assert_eq!(gathers(512).at(128).variant, Variant::Ll);
     // If the caller chooses a tile, the LL protocol is excluded, because it has no tiles.
     let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });
-    let tiled = tiled.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();
+    let tiled = tiled.plan(Topology::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();
     assert_eq!(tiled.variant(), Variant::OneShot);
     let default = iris_heap::HeapOptions::new().signal_bytes;
     for plan in [&reduces, &gathers(1 << 20), &four] {
@@ -731,12 +732,12 @@ fn small_messages_go_in_words_that_carry_their_data() {
 fn plans_are_said_in_a_line() {
     let options = all_reduce::Options::new(1000).variant(all_reduce::Variant::OneShot);
     let tile = TileShape { m: 1, n: 500 };
-    let plan = options.tile(tile).plan(Ranks::new(2, 3)).unwrap();
+    let plan = options.tile(tile).plan(Topology::new(2, 3)).unwrap();
     let said = "all_reduce of 1000 f32, rank 2 of 3 on cpu: one_shot by tiles of 1 x 500; \
                 24576 bytes of data, 3072 of signals";
     assert_eq!(plan.to_string(), said);
     // A printed plan must show each choice with its reason.
-    let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
+    let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = matmul_all_reduce::Options::new(640, 8192, 3584).dtype(DType::BF16);
     let said = options.plan(ranks).unwrap().to_string();
     assert!(said.contains("unfused up to 639 by tiles of 2 x 8192 (predicted), "), "{said}");
@@ -788,8 +789,8 @@ fn a_kernel_beside_a_call_has_room() {
             }
         }
     }
-    let options = crate::all_reduce::Options::new(4096).beside(4);
-    let h200 = Ranks::new(0, 2).on_device(Device::named("h200").unwrap());
+    let options = crate::all_reduce::Options::new(4096).reserve_sms(4);
+    let h200 = Topology::new(0, 2).on_device(Device::named("h200").unwrap());
     let said = |options: crate::all_reduce::Options| options.plan(h200).unwrap_err().to_string();
     assert_eq!(
         said(options.clone()),
@@ -798,8 +799,8 @@ fn a_kernel_beside_a_call_has_room() {
     let two_shot = options.variant(crate::all_reduce::Variant::TwoShot);
     assert!(two_shot.plan(h200).is_ok());
     assert_eq!(
-        said(two_shot.beside(132)),
-        "all_reduce of 4096 f32: beside is 132, expected at most 131 of 132 multiprocessors"
+        said(two_shot.reserve_sms(132)),
+        "all_reduce of 4096 f32: reserve_sms is 132, expected at most 131 of 132 multiprocessors"
     );
 }
 
@@ -820,13 +821,13 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
         ("root", |it| it.root = 1),
         ("members", |it| it.members = Some(vec![0])),
         ("workgroups", |it| it.workgroups = Some(1)),
-        ("beside", |it| (it.beside, it.variant) = (1, signalled(it.op()))),
+        ("reserve_sms", |it| (it.reserve_sms, it.variant) = (1, signalled(it.op()))),
     ];
     for op in Op::ALL {
         for (name, ask) in asks {
             let mut request = op.request(8, 6, 4);
             ask(&mut request);
-            let plan = request.plan(Ranks::new(0, 2)).map_err(|error| error.to_string());
+            let plan = request.plan(Topology::new(0, 2)).map_err(|error| error.to_string());
             if op.options().contains(&name) {
                 assert!(plan.is_ok(), "{op} {name}: {plan:?}");
             } else {
@@ -838,14 +839,14 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
         let mut request = op.request(8, 6, 4);
         request.elements = true;
         let message = !op.multiplies() && op != Op::Barrier;
-        assert_eq!(request.plan(Ranks::new(0, 2)).is_ok(), message, "{op}");
+        assert_eq!(request.plan(Topology::new(0, 2)).is_ok(), message, "{op}");
         let mut request = op.request(8, 6, 4);
         request.staged.fetchers = Some(1);
-        assert!(request.plan(Ranks::new(0, 2)).is_err(), "{op}");
+        assert!(request.plan(Topology::new(0, 2)).is_err(), "{op}");
     }
     let mut request = Op::AllGatherMatmul.request(8, 6, 4);
     (request.variant, request.staged.fetchers) = (Some(Variant::Staged), Some(1));
-    assert_eq!(request.plan(Ranks::new(0, 2)).unwrap().variant(), Variant::Staged);
+    assert_eq!(request.plan(Topology::new(0, 2)).unwrap().variant(), Variant::Staged);
 }
 
 /// Tests that a plan for one rank refuses the variants that a plan for two ranks refuses.
@@ -858,7 +859,7 @@ fn one_rank_refuses_what_two_ranks_refuse() {
                 let [one, two] = [1, 2].map(|size| {
                     let mut request = op.request(8, 16, 8);
                     (request.variant, request.rms_norm) = (Some(variant), rms_norm);
-                    request.plan(Ranks::new(0, size)).err().map(|error| error.to_string())
+                    request.plan(Topology::new(0, size)).err().map(|error| error.to_string())
                 });
                 assert_eq!(one, two, "{op} {variant}");
                 refused += usize::from(two.is_some());

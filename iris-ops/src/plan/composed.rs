@@ -22,9 +22,9 @@ use crate::kind::{Op, Variant};
 use crate::nodes::exchange::{Kind, Sent, shift_steps};
 use crate::options::{Epilogue, MOST_ELEMENTS, Request, Shard, TileShape};
 use crate::programs::LOCAL;
-use crate::ranks::Ranks;
 use crate::spec::{Common, Composition, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
+use crate::topology::Topology;
 
 /// Role of an operator of this node within an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -207,7 +207,7 @@ pub(crate) fn alloc_areas(
 
 /// Builder of the parts of an operator over several nodes.
 struct Maker<'a> {
-    ranks: Ranks,
+    ranks: Topology,
     request: &'a Request,
     composed: Composed,
 }
@@ -236,7 +236,7 @@ impl Maker<'_> {
             shard: Shard::Rows,
             root: 0,
             members: None,
-            beside: 0,
+            reserve_sms: 0,
             step_blocks: if self.on_host() { 0 } else { STEP_BLOCKS },
             trace_spans: 0,
             ..self.request.clone()
@@ -444,7 +444,7 @@ impl Maker<'_> {
                 // shape.
                 let tile = TileShape { m: rows.clamp(1, 64), n: own.clamp(1, 256) };
                 self.part(Role::Copy, &COPY, (rows, columns, 0), |r| {
-                    (r.tile, r.even) = (Some(tile), false);
+                    (r.tile, r.uniform_shape) = (Some(tile), false);
                 })?;
                 self.area(Area::Send, blocks * slot_bytes(own, rows, dtype));
                 self.area(Area::Receive, blocks * slots(own, rows, dtype));
@@ -512,7 +512,7 @@ impl Maker<'_> {
     /// Refuses a part whose launches wait for peers and leave no room on the device for a step
     /// between nodes. Such a step may be in flight whenever the part runs.
     fn check_room(&self, part: &Plan) -> Result<()> {
-        let size = part.ranks().size as u32;
+        let size = part.topology().size as u32;
         let broken = part.choices.iter().find_map(|it| part.program(it).check(size, 1).err());
         broken.map_or(Ok(()), |broken| {
             let expected = format!(
@@ -525,7 +525,7 @@ impl Maker<'_> {
 
     /// Refuses options that no part supports; the error names the option.
     fn check(&self) -> Result<()> {
-        let Request { beside, trace_spans, ref members, n, elements, .. } = *self.request;
+        let Request { reserve_sms, trace_spans, ref members, n, elements, .. } = *self.request;
         // Messages of elements are padded to a multiple of the ranks of a node.
         let local = self.ranks.size / self.ranks.nodes();
         let most = MOST_ELEMENTS / local.max(1) * local;
@@ -536,8 +536,8 @@ impl Maker<'_> {
             let expected = format!("a multiple of {} nodes", self.ranks.nodes());
             return Err(self.refused("number of ranks", &self.ranks.size, &expected));
         }
-        if beside > 0 {
-            return Err(self.refused("beside", &beside, "0"));
+        if reserve_sms > 0 {
+            return Err(self.refused("reserve_sms", &reserve_sms, "0"));
         }
         if trace_spans > 0 {
             return Err(self.refused("trace_spans", &trace_spans, "0"));
@@ -551,7 +551,7 @@ impl Maker<'_> {
 
 impl Plan {
     /// Makes the plan of an operator over several nodes from a request that was checked.
-    pub(super) fn composed_of(ranks: Ranks, request: Request) -> Result<Self> {
+    pub(super) fn composed_of(ranks: Topology, request: Request) -> Result<Self> {
         if request.row.is_local() {
             return Self::new(ranks.local(), &request);
         }
@@ -640,7 +640,7 @@ mod tests {
     fn blocks_are_sized_for_the_network() {
         let device = crate::Device::named("h200").unwrap();
         let blocks = |op: Op, gbit: u32| {
-            let ranks = Ranks::new(0, 32).on_nodes(4).network_gbit(gbit).on_device(device);
+            let ranks = Topology::new(0, 32).on_nodes(4).network_gbit(gbit).on_device(device);
             let plan = Plan::new(ranks, &op.request(8192, 8192, 1024)).unwrap();
             plan.composed().unwrap().blocks
         };
@@ -651,7 +651,7 @@ mod tests {
 
     #[test]
     fn what_no_part_does_is_refused_by_name() {
-        let ranks = Ranks::new(1, 4).on_nodes(2);
+        let ranks = Topology::new(1, 4).on_nodes(2);
         let options = crate::matmul_all_reduce::Options::new(8, 8, 8);
         let fails = |plan: Result<Plan>, words: [&str; 2]| {
             let text = plan.unwrap_err().to_string();
@@ -662,7 +662,7 @@ mod tests {
         let large = crate::all_gather::Options::rows(1 << 20, 1 << 10);
         fails(large.plan(ranks), ["bytes of a step over", "fewer rows"]);
         fails(options.clone().trace_spans(8).plan(ranks), ["trace_spans over", "8"]);
-        fails(options.plan(Ranks::new(1, 5).on_nodes(2)), ["number of ranks", "multiple of 2"]);
+        fails(options.plan(Topology::new(1, 5).on_nodes(2)), ["number of ranks", "multiple of 2"]);
         let barrier = crate::barrier::Options::new().members(vec![0]);
         fails(barrier.plan(ranks), ["members over", "all ranks"]);
         let gpus = ranks.on_device(crate::Device::named("h200").unwrap());
@@ -672,6 +672,6 @@ mod tests {
         fails(filled, ["leaves 7 multiprocessors free", "at most 124 workgroups"]);
         options.clone().workgroups(all).plan(gpus.on_nodes(1)).unwrap();
         let plan = crate::matmul::Options::new(8, 8, 8).plan(ranks).unwrap();
-        assert_eq!((plan.ranks().rank, plan.ranks().size), (1, 2));
+        assert_eq!((plan.topology().rank, plan.topology().size), (1, 2));
     }
 }

@@ -11,8 +11,8 @@ impl Plan {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
         // World, types and shape come first, because the other properties follow from them and the
-        // error names the first difference. `even` comes before the shape, because it determines
-        // whether N and K are compared.
+        // error names the first difference. `uniform_shape` comes before the shape, because it
+        // determines whether N and K are compared.
         let mut items = vec![
             ("op", self.op().to_string()),
             ("name", request.name.as_deref().unwrap_or("none").to_string()),
@@ -22,13 +22,13 @@ impl Plan {
             ("dtype", request.dtype.to_string()),
             ("output", request.output_dtype().to_string()),
             ("wire", request.wire_dtype().to_string()),
-            ("even", request.even.to_string()),
+            ("uniform_shape", request.uniform_shape.to_string()),
             ("m", m.to_string()),
         ];
-        if row.common.n || request.even {
+        if row.common.n || request.uniform_shape {
             items.push((if request.elements { "count" } else { "n" }, n.to_string()));
         }
-        if row.common.k || request.even {
+        if row.common.k || request.uniform_shape {
             items.push(("k", k.to_string()));
         }
         // Ranks need not multiply in the same way where nothing is sent: then each chooses for its
@@ -49,10 +49,10 @@ impl Plan {
             ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),
             ("root", request.root.to_string()),
             ("members", format!("{:?}", request.members)),
-            ("beside", request.beside.to_string()),
+            ("reserve_sms", request.reserve_sms.to_string()),
             ("trace_spans", request.trace_spans.to_string()),
             ("first_call", request.first_call.to_string()),
-            ("injected", format!("{:?}", request.injected)),
+            ("fault_injection", format!("{:?}", request.fault_injection)),
         ]);
         items
     }

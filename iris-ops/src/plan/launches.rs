@@ -12,9 +12,9 @@ impl Plan {
     /// alternatives with conditions. The program can be printed.
     ///
     /// ```
-    /// use iris_ops::{Device, Ranks, matmul_all_reduce};
+    /// use iris_ops::{Device, Topology, matmul_all_reduce};
     /// let options = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(iris_heap::DType::BF16);
-    /// let plan = options.plan(Ranks::new(0, 2).on_device(Device::named("h200")?))?;
+    /// let plan = options.plan(Topology::new(0, 2).on_device(Device::named("h200")?))?;
     /// println!("{}", plan.program(plan.at(512)));
     /// # anyhow::Ok(())
     /// ```

@@ -38,7 +38,7 @@ impl Plan {
         self.logged.call_once(|| match tune::figures_of(self.ranks.on_device(device)) {
             _ if planned.deciding() != device.deciding() => tracing::warn!(
                 %op, rank, %planned, %device,
-                "the plan is for another device: make Ranks from the heap, or by Ranks::from(&world).on(backend)"
+                "the plan is for another device: make Topology from the heap, or by Topology::from(&world).on(backend)"
             ),
             Some(gpu) => {
                 tracing::info!(%op, rank, %device, "chosen by tuning data of an {gpu}, because there is none of this device");
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::options::TileShape;
     use crate::tune::message_groups;
-    use crate::{Ranks, matmul, matmul_all_reduce};
+    use crate::{Topology, matmul, matmul_all_reduce};
 
     fn named(name: &str) -> Device {
         Device::named(name).expect("a device")
@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn plan(device: Device) -> Plan {
-        options().plan(Ranks::new(0, 2).on_device(device)).expect("a plan")
+        options().plan(Topology::new(0, 2).on_device(device)).expect("a plan")
     }
 
     /// Subscriber that collects the levels and messages of log events.
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_variant_without_kernels_is_refused_by_name_alone() {
         let epilogue = options().variant(matmul_all_reduce::Variant::Epilogue);
-        let planned = |size, name| epilogue.plan(Ranks::new(0, size).on_device(named(name)));
+        let planned = |size, name| epilogue.plan(Topology::new(0, size).on_device(named(name)));
         let error = planned(2, "a100").unwrap_err().to_string();
         assert_eq!(
             error,
@@ -233,7 +233,7 @@ mod tests {
     /// multiprocessors of an H200, the limits must equal the measured ones.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
-        let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
+        let ranks = |name, size| Topology::new(0, size).on_device(named(name));
         let names = ["h200", "h100", "a100", "b200", "mi300x"];
         assert_eq!(names.map(|name| message_groups(ranks(name, 2))), [131, 131, 107, 147, 65]);
         // Numbers of columns of C that give 64, 48, 72 and 152 tiles of 128 x 128. These are the
@@ -248,7 +248,7 @@ mod tests {
         // H100 on a PCIe board, with 114 multiprocessors.
         let mut pcie = named("h100");
         pcie.multiprocessors = 114;
-        let [sxm, pcie] = [ranks("h100", 2), Ranks::new(0, 2).on_device(pcie)];
+        let [sxm, pcie] = [ranks("h100", 2), Topology::new(0, 2).on_device(pcie)];
         let options = matmul_all_reduce::Options::new(512, 8064, 3584).dtype(DType::BF16);
         let columns =
             |variant, ranks| options.clone().variant(variant).plan(ranks).unwrap().tile().n;

@@ -1,7 +1,7 @@
 //! Predicted times of a plan's calls, and a lower limit for comparison.
 
 use super::Plan;
-use crate::cost::{Machine, Problem};
+use crate::cost::{CostParameters, Problem};
 use crate::options::TileShape;
 
 impl Plan {
@@ -11,8 +11,8 @@ impl Plan {
     /// (see [`Plan::forecast`]).
     ///
     /// ```
-    /// use iris_ops::{Device, Ranks, all_reduce};
-    /// let plan = all_reduce::Options::new(1 << 20).plan(Ranks::new(0, 8).on_device(Device::named("h200")?))?;
+    /// use iris_ops::{Device, Topology, all_reduce};
+    /// let plan = all_reduce::Options::new(1 << 20).plan(Topology::new(0, 8).on_device(Device::named("h200")?))?;
     /// let us = plan.predicted_us(1 << 20).expect("a time");
     /// assert!(plan.lower_bound_us(1 << 20) < us && us < 1000.0);
     /// # anyhow::Ok(())
@@ -23,7 +23,7 @@ impl Plan {
 
     /// Predicted time in microseconds of a call on a machine with these parameters; otherwise like
     /// [`Plan::predicted_us`].
-    pub fn predicted_us_on(&self, machine: &Machine, size: usize) -> Option<f64> {
+    pub fn predicted_us_on(&self, machine: &CostParameters, size: usize) -> Option<f64> {
         if self.composed.is_some() {
             return None;
         }

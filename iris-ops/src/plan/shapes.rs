@@ -22,8 +22,8 @@ impl Plan {
     /// is the number of elements of a part, and each part is a row of the result.
     ///
     /// ```
-    /// use iris_ops::{Ranks, matmul_reduce_scatter};
-    /// let plan = matmul_reduce_scatter::Options::new(512, 8192, 3584).plan(Ranks::new(0, 2))?;
+    /// use iris_ops::{Topology, matmul_reduce_scatter};
+    /// let plan = matmul_reduce_scatter::Options::new(512, 8192, 3584).plan(Topology::new(0, 2))?;
     /// let shapes = plan.shapes(101); // of which rank 0 owns 51
     /// assert_eq!((shapes.a, shapes.b), ((101, 3584), Some((3584, 8192))));
     /// assert_eq!(shapes.c, (51, 8192));

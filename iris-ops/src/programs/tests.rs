@@ -9,8 +9,8 @@ use iris_sync::barrier::Members;
 
 use crate::kind::Op;
 use crate::ops::row;
-use crate::ranks::Ranks;
 use crate::spec::Norm;
+use crate::topology::Topology;
 
 /// Tests that every kernel that an operator launches is in the source which its build names, and
 /// that this build is among the builds that are compiled ahead of time.
@@ -32,7 +32,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 dtype: DType::BF16,
                 tile_m: 64,
                 tile_n: 96,
-                injected: crate::FaultInjection::default(),
+                fault_injection: crate::FaultInjection::default(),
                 observed: false,
             };
             // With a single rank, a call launches only the product (or a copy) and the RMSNorm.
@@ -69,7 +69,7 @@ fn every_program_keeps_the_rules() {
                     [None, Some(1e-5)].into_iter().take(if form.norm == Norm::None { 1 } else { 2 })
                 {
                     request.rms_norm = norm;
-                    let plan = request.plan(Ranks::new(0, size)).unwrap();
+                    let plan = request.plan(Topology::new(0, size)).unwrap();
                     for choice in plan.choices() {
                         let program = plan.program(choice);
                         for parts in 0..4 {

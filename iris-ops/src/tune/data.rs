@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use iris_heap::BackendKind;
 use serde::{Deserialize, Serialize};
 
-use crate::cost::machine::Machine;
+use crate::cost::machine::CostParameters;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 
@@ -22,7 +22,7 @@ pub(crate) struct Tuning {
     /// Origin of the machine parameters: device, commits, date.
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
-    pub(crate) machine: Machine,
+    pub(crate) machine: CostParameters,
     #[serde(default)]
     pub(crate) launches: Launches,
     ran: Vec<Ran>,
@@ -143,10 +143,10 @@ pub(crate) struct Row {
     /// Whether the row is for calls in which ranks pass columns of A; otherwise they pass rows.
     #[serde(default)]
     pub(super) columns: bool,
-    /// Whether the row applies only to calls planned with the option `even`, in which all ranks
-    /// have the N and K of the row.
-    #[serde(default)]
-    pub(super) even: bool,
+    /// Whether the row applies only to calls planned with the option `uniform_shape`, in which all
+    /// ranks have the N and K of the row.
+    #[serde(rename = "even", default)]
+    pub(super) uniform_shape: bool,
     pub(super) variant: Option<Variant>,
     pub(super) tile: Option<[usize; 2]>,
     /// Origin of the row: device, commit, date.
@@ -158,8 +158,8 @@ impl Row {
     /// Whether two rows apply to the same calls.
     pub(super) fn is_for_calls_of(&self, other: &Row) -> bool {
         let calls = |row: &Row| {
-            let Row { op, world, ref dtype, m, n, k, columns, even, .. } = *row;
-            (op, world, dtype.clone(), m, n, k, columns, even)
+            let Row { op, world, ref dtype, m, n, k, columns, uniform_shape, .. } = *row;
+            (op, world, dtype.clone(), m, n, k, columns, uniform_shape)
         };
         calls(self) == calls(other)
     }
@@ -192,7 +192,12 @@ impl Tuning {
 
     /// Returns a copy of the data with the machine parameters and the rows of this machine's own
     /// file. Rows of the own file come first.
-    pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
+    pub(crate) fn with_file(
+        &self,
+        file: String,
+        machine: Option<CostParameters>,
+        rows: Vec<Row>,
+    ) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
         let machine = machine.unwrap_or(self.machine);
@@ -235,10 +240,10 @@ impl Tuning {
     }
 }
 
-impl Machine {
+impl CostParameters {
     /// Parameters by which times on a device are predicted: those of the device, or of a similar
     /// device.
-    pub fn of(device: Device) -> Machine {
+    pub fn of(device: Device) -> CostParameters {
         Tuning::of(device).machine
     }
 }

@@ -10,8 +10,8 @@ use super::{
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 use crate::options::{Request, Shard, TileShape, WIDEST};
-use crate::ranks::Ranks;
 use crate::spec::{Form, GemmStage, Memory, Tiles};
+use crate::topology::Topology;
 
 /// Smallest number of tiles for which a product uses larger tiles: enough for about half of the
 /// multiprocessors. The number is rounded down to a multiple of 8, because M and N usually give
@@ -21,13 +21,13 @@ fn enough_tiles(device: Device) -> usize {
 }
 
 /// Tile of the product before a message, if no GEMM library multiplies.
-pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
+pub(crate) fn whole_tile(ranks: Topology, request: &Request) -> TileShape {
     tile(ranks, request, &Form::PRODUCT)
 }
 
 /// Tile of a call. Products need large tiles, so that packing their factors is worth the time.
 /// Messages need as many tiles as the ranks have workgroups.
-pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
+pub(crate) fn tile(ranks: Topology, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // In an unfused variant, the tiles are those of the message. With one rank, there is no
     // message.
@@ -89,7 +89,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 /// other thread. Each tile costs a signal, which waits until the stores before it have arrived. So
 /// there are only as many tiles as the overlap of sending and receiving needs. Large messages have
 /// more tiles, because adding begins when the first tiles arrive.
-fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
+fn device_message_tile(ranks: Topology, request: &Request, form: &Form) -> TileShape {
     /// Numbers of elements: `VECTOR` in one vector, and at most `MOST` in a tile. `TILES` is the
     /// number of tiles wanted in a rank's part.
     const VECTOR: usize = 8;
@@ -135,7 +135,7 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
 fn copied_tile(
     Message { m, n, .. }: Message,
     bytes: usize,
-    (most, ranks): (usize, Ranks),
+    (most, ranks): (usize, Topology),
 ) -> TileShape {
     /// Minimum number of bytes of a part: 8 MiB is fastest on two ranks (2 x H200: all_reduce of
     /// 2048 rows 244 us in two parts of 8 MiB, 264 in one, 278 in four; of 8192 rows 806 us in four
@@ -163,7 +163,7 @@ struct Message {
 
 impl Message {
     /// Describes the message of a form: C, or A if A is gathered before a product.
-    fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
+    fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };
         let part = |all: usize| all.div_ceil(parts);
@@ -179,7 +179,7 @@ impl Message {
 
 /// Tile of a product on a GPU: the largest tile for which kernels are built and with which the
 /// product still has `enough` tiles.
-fn device_tile(ranks: Ranks, request: &Request, enough: usize) -> TileShape {
+fn device_tile(ranks: Topology, request: &Request, enough: usize) -> TileShape {
     let Request { row, m, n, .. } = *request;
     let n = if row.n_decides() { n.max(1) } else { 4096 };
     // If rows are split, a tile must lie within one rank's part.

@@ -23,13 +23,13 @@ use iris_kernels::cache::Cache;
 use serde::{Deserialize, Serialize};
 
 use super::data::{Row, Tuning};
-use crate::cost::Machine;
+use crate::cost::CostParameters;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ranks::Ranks;
+use crate::topology::Topology;
 
-/// Version of the format of tuning files, which changes with the parameters of [`Machine`]; other
-/// versions are refused.
+/// Version of the format of tuning files, which changes with the parameters of [`CostParameters`];
+/// other versions are refused.
 const VERSION: u32 = 2;
 
 /// Tuning file: measurements of this machine, with the device, driver and number of ranks for which
@@ -41,8 +41,8 @@ pub struct TuningFile {
     device: String,
     driver: u32,
     world: usize,
-    /// Machine parameters for predicting times; `None` to use the built-in parameters.
-    pub machine: Option<Machine>,
+    /// Parameters for predicting times; `None` to use the built-in parameters.
+    pub machine: Option<CostParameters>,
     #[serde(default)]
     row: Vec<Row>,
 }
@@ -63,7 +63,7 @@ impl TuningFile {
     /// # Errors
     /// [`Error::Tuning`] if the file cannot be read or was measured on another device or driver, or
     /// with another number of ranks.
-    pub fn of(ranks: Ranks) -> Result<TuningFile> {
+    pub fn of(ranks: Topology) -> Result<TuningFile> {
         let path = path(ranks);
         match path.as_deref().map(read).transpose()?.flatten() {
             Some((file, _)) => file.checked(ranks, path.as_deref()),
@@ -80,7 +80,7 @@ impl TuningFile {
     }
 
     /// Whether the measurements hold for these ranks: for their device, driver and number.
-    pub fn holds_for(&self, ranks: Ranks) -> bool {
+    pub fn holds_for(&self, ranks: Topology) -> bool {
         self.measured_on() == of_ranks(ranks)
     }
 
@@ -89,7 +89,7 @@ impl TuningFile {
     }
 
     /// Makes a file for these ranks that contains no measurements.
-    pub fn empty(ranks: Ranks) -> TuningFile {
+    pub fn empty(ranks: Topology) -> TuningFile {
         Self {
             version: VERSION,
             device: device(ranks.device),
@@ -102,7 +102,7 @@ impl TuningFile {
 
     /// Path of the tuning file for these ranks, which may not exist; `None` if no file belongs to
     /// these ranks.
-    pub fn path(ranks: Ranks) -> Option<PathBuf> {
+    pub fn path(ranks: Topology) -> Option<PathBuf> {
         path(ranks)
     }
 
@@ -133,7 +133,7 @@ impl TuningFile {
     /// # Errors
     /// [`Error::Tuning`] if the file cannot be written, if `IRIS_TUNING` is `off`, or if the ranks'
     /// device was made from a name.
-    pub fn save(&self, ranks: Ranks) -> Result<PathBuf> {
+    pub fn save(&self, ranks: Topology) -> Result<PathBuf> {
         let text = toml::to_string(self).map_err(|error| Error::Tuning {
             path: path(ranks).unwrap_or_default(),
             why: format!("cannot be written: {error}"),
@@ -146,11 +146,11 @@ impl TuningFile {
     ///
     /// # Errors
     /// Errors of [`TuningFile::save`].
-    pub fn check_place(ranks: Ranks) -> Result<PathBuf> {
+    pub fn check_place(ranks: Topology) -> Result<PathBuf> {
         write(ranks, "", |part, _| fs::remove_file(part))
     }
 
-    fn checked(self, ranks: Ranks, path: Option<&Path>) -> Result<Self> {
+    fn checked(self, ranks: Topology, path: Option<&Path>) -> Result<Self> {
         if self.holds_for(ranks) {
             return Ok(self);
         }
@@ -178,7 +178,7 @@ struct Measured {
     driver: u32,
 }
 
-fn of_ranks(ranks: Ranks) -> Measured {
+fn of_ranks(ranks: Topology) -> Measured {
     let device = device(ranks.device);
     Measured { world: ranks.size, device, driver: ranks.device.driver }
 }
@@ -207,7 +207,7 @@ fn is_set() -> bool {
 
 /// Path of the tuning file for these ranks. `None` if these ranks have no file: for a device made
 /// from a name, for a single rank, or with `IRIS_TUNING=off`.
-fn path(ranks: Ranks) -> Option<PathBuf> {
+fn path(ranks: Topology) -> Option<PathBuf> {
     let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
     if !is_of_machine || ranks.size < 2 {
         return None;
@@ -229,7 +229,7 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
 /// Writes `text` to a temporary file beside the tuning file for these ranks, and passes the paths of
 /// both to `finish`. Returns the path of the tuning file.
 fn write(
-    ranks: Ranks,
+    ranks: Topology,
     text: &str,
     finish: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
 ) -> Result<PathBuf> {
@@ -297,7 +297,7 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
 
 /// Returns the ranks with their tuning data: from this machine's file if there is one, otherwise
 /// the built-in data.
-pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
+pub(crate) fn tuned(ranks: Topology) -> Result<Topology> {
     /// Tuning data of each file by the file's path and the ranks, read once per process. The data
     /// is never freed, because plans refer to it.
     static FILES: Mutex<Option<HashMap<Key, Option<&'static Tuning>>>> = Mutex::new(None);
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn parameters_of_a_file_are_checked() {
         let path = std::env::temp_dir().join(format!("iris_parameters_{}", std::process::id()));
-        let ranks = Ranks::new(0, 2);
+        let ranks = Topology::new(0, 2);
         let read_with = |name: &str, value: &str| {
             let machine = Tuning::of(Device::host()).machine;
             let text =

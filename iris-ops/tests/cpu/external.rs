@@ -2,8 +2,8 @@
 
 use iris_heap::{HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{
-    AllGatherMatmul, AnyOp, Device, MatRef, Matmul, MatmulAllReduce, MatmulArgs, NormArgs, Op,
-    Operand, Operands, Plan, Ranks, Room, Variant, all_gather_matmul, matmul::Options,
+    AllGatherMatmul, AnyOp, Device, HeapReserve, MatRef, Matmul, MatmulAllReduce, MatmulArgs,
+    NormArgs, Op, Operand, Operands, Plan, Topology, Variant, all_gather_matmul, matmul::Options,
     matmul_all_reduce, scope,
 };
 use iris_testkit::worlds::on_heaps;
@@ -135,7 +135,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
 fn an_error_of_a_scope_names_the_operator() {
     let rank = |world: World| -> anyhow::Result<()> {
         let plan = matmul_all_reduce::Options::new(8, 5, 6).name("down").plan(&world)?;
-        let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+        let heap = Plan::open_heap(&world, &[&plan], HeapReserve::none())?;
         let op = MatmulAllReduce::new(&heap, &plan)?;
         let rows = 2 + world.rank();
         let (a, b, mut c) = (vec![1.0_f32; rows * 6], [1.0_f32; 30], vec![0.0_f32; rows * 5]);
@@ -294,10 +294,11 @@ fn auto_takes_no_variant_that_reads_a_where_it_lies() {
         for size in [2, 3, 4, 8] {
             for (m, n, k) in [(1, 64, 64), (64, 512, 512), (4096, 1280, 8192), (16384, 4096, 4096)]
             {
-                let ranks = Ranks::new(0, size).on_device(Device::named(device).unwrap()).untuned();
+                let ranks =
+                    Topology::new(0, size).on_device(Device::named(device).unwrap()).untuned();
                 for even in [false, true] {
                     let mut request = Op::AllGatherMatmul.request(m, n, k);
-                    request.even = even;
+                    request.uniform_shape = even;
                     let plan = request.plan(ranks).unwrap();
                     let pulls = [Variant::Pull, Variant::Staged, Variant::Baseline];
                     let taken =

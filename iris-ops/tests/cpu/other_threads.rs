@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use iris_heap::{BackendKind, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{self, Comm};
 use iris_ops::matmul::Options;
-use iris_ops::{MatRef, Matmul, MatmulArgs, MatrixArg, Plan, Room, scope};
+use iris_ops::{HeapReserve, MatRef, Matmul, MatmulArgs, MatrixArg, Plan, scope};
 
 fn alone() -> World {
     World::threads(1).unwrap().remove(0)
@@ -20,7 +20,7 @@ fn alone() -> World {
 fn make(n: usize) -> (Arc<SymmetricHeap>, Matmul) {
     let world = alone();
     let plan = Options::new(n, n, n).plan(&world).unwrap();
-    let heap = Plan::open_heap(&world, &[&plan], Room::matrices()).unwrap();
+    let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices()).unwrap();
     let op = Matmul::new(&heap, &plan).unwrap();
     (heap, op)
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use iris_heap::{Bytes, Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::{
-    AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Op,
-    OpError as Error, Operands, Plan, Room, Variant, Workspace, all_gather_matmul, all_reduce,
-    barrier, matmul_all_reduce,
+    AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, HeapReserve, MatRef, MatmulAllReduce,
+    MatmulArgs, Op, OpError as Error, Operands, Plan, Variant, Workspace, all_gather_matmul,
+    all_reduce, barrier, matmul_all_reduce,
 };
 use iris_testkit::guide::fails;
 use iris_testkit::oracle::{Meaning, Rows, Task};
@@ -37,7 +37,7 @@ fn one_op_serves_small_and_large_calls() {
         World::run_threads(size, |world| -> Result<()> {
             let room = room_for(&Case { burst: true, ..case.clone() }, size)?;
             let made = plan(op, "auto", &world, &case.options)?;
-            let options = Plan::heap_options(&[&made], Room::none())?.threads(2);
+            let options = Plan::heap_options(&[&made], HeapReserve::none())?.threads(2);
             let heap = Rig::open(&world, options, room)?.heap;
             let choices: Vec<_> = made.choices().iter().map(|choice| choice.variant).collect();
             anyhow::ensure!(choices.len() > 1, "{made}");

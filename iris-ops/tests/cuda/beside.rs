@@ -14,7 +14,7 @@ use iris_kernels::UserKernel;
 use iris_kernels::args::TileView;
 use iris_kernels::gemm_config::THREADS;
 use iris_kernels::rtc::{Compiler, Options};
-use iris_ops::{MatRef, Ranks};
+use iris_ops::{MatRef, Topology};
 use iris_testkit::harness;
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use libloading::os::unix::{Library, RTLD_NOW};
@@ -99,7 +99,7 @@ impl OnHost {
         let options = HeapOptions::new().threads(2).data_bytes(4 << 20);
         let heap = SymmetricHeap::open(world, options)?;
         let sample =
-            Sample::new(op, variant, Default::default(), Ranks::from(world)).leaving(GROUPS);
+            Sample::new(op, variant, Default::default(), Topology::from(world)).leaving(GROUPS);
         let sample = sample.on(BackendKind::Cpu, 2);
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let (seen, stream) = (heap.alloc::<f32>(room.c.len())?, heap.stream()?);
@@ -231,7 +231,7 @@ impl Taker {
 /// as a replayed graph.
 fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()> {
     let heap = open(world)?;
-    let ranks = Ranks::from(world);
+    let ranks = Topology::from(world);
     let sample = Sample::new(op, variant, Default::default(), ranks).leaving(GROUPS);
     let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
     let taker = Taker::new(&heap, room.c)?;
@@ -317,7 +317,7 @@ fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Str
 
 pub(crate) fn tiles_that_do_not_come_are_faults() {
     let make = |world: &World| {
-        Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
+        Sample::new(Op::AllReduce, "two_shot", Default::default(), Topology::from(world))
             .leaving(GROUPS)
     };
     // No rank enqueues the call whose tiles the kernel waits for, so the kernel must time out.
@@ -355,7 +355,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
 pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
-        let ranks = Ranks::from(&world);
+        let ranks = Topology::from(&world);
         let stream = heap.stream()?;
         let refused = |outcome: iris_ops::OpResult<TileView>, text: &str| {
             let error = outcome.map(drop).expect_err(text).to_string();
@@ -364,7 +364,7 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         };
         let sample = Sample::new(Op::AllReduce, "one_shot", Default::default(), ranks);
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
-        refused(op.beside(&sample.operands(&room), &stream), "Options::beside")?;
+        refused(op.beside(&sample.operands(&room), &stream), "Options::reserve_sms")?;
         let sample = Sample::new(Op::AllReduce, "two_shot", Default::default(), ranks);
         let sample = sample.leaving(GROUPS);
         let op = sample.make(&heap)?;
@@ -398,7 +398,7 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let error = taker.launch(&heap, &heap.stream()?, &view, 0).unwrap_err();
         let kind = error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind);
         ensure!(kind == Some(ErrorKind::Usage), "{error}");
-        ensure!(error.to_string().contains("beside"), "{error}");
+        ensure!(error.to_string().contains("reserve_sms"), "{error}");
         world.barrier()?;
         Ok(heap.close()?)
     });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Ranks};
+use iris_ops::{MatRef, Topology};
 use iris_testkit::launch;
 use iris_testkit::suite::Op;
 
@@ -34,7 +34,7 @@ fn external_matrices(world: &World) -> Result<()> {
     const CALLS: usize = 8;
     let heap = open(world)?;
     let (theirs, stream) = callers(&heap)?;
-    for sample in Sample::all(Ranks::from(world)) {
+    for sample in Sample::all(Topology::from(world)) {
         if sample.case.op == Op::Barrier {
             continue;
         }
@@ -93,7 +93,7 @@ pub(crate) fn legacy_rank() -> Result<()> {
     let options = HeapOptions::new().backend(BackendKind::Cuda).legacy_memory(true);
     let heap = SymmetricHeap::open(&world, options.data_bytes(64 << 20))?;
     let stream = heap.stream()?;
-    for sample in Sample::all(Ranks::from(&world)) {
+    for sample in Sample::all(Topology::from(&world)) {
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         for call in 0..3 {
             sample.fill(&heap, &room, call)?;
@@ -135,7 +135,7 @@ pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
             let stream = heap.stream()?;
             let ops = [(Op::MatmulAllReduce, "two_shot"), (Op::AllGatherMatmul, "staged")];
             for (op, variant) in ops {
-                let sample = Sample::new(op, variant, Default::default(), Ranks::from(&world));
+                let sample = Sample::new(op, variant, Default::default(), Topology::from(&world));
                 let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
                 sample.fill(&heap, &room, 0)?;
                 op.run(&sample.operands(&room), &stream)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 use iris_ops::all_reduce::{Options, Variant};
-use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Ranks, barrier};
+use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Topology, barrier};
 use iris_testkit::suite::Op;
 
 use crate::sample::{Room, Sample};
@@ -113,7 +113,7 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
         let heap = open(&world)?;
         let (theirs, stream) = callers(&heap)?;
         let sample =
-            Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(&world));
+            Sample::new(Op::AllReduce, "two_shot", Default::default(), Topology::from(&world));
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let refuse = |what: &str, outcome: Result<()>| {
             let error = format!("{:#}", outcome.expect_err("allocation in a capture"));
@@ -244,7 +244,7 @@ fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
 /// Captures every operator on this rank and replays it, while the other threads work.
 fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<()> {
     let heap = open(world)?;
-    let ranks = Ranks::from(world);
+    let ranks = Topology::from(world);
     let (theirs, stream) = callers(&heap)?;
     let word = heap.zeros::<i32>(1)?;
     let mut calls = 0;
@@ -299,7 +299,7 @@ fn beside_others(size: usize, while_replaying: u8) {
     // The kernels are loaded first, because loading may wait for the device.
     let load = |world: World| -> Result<()> {
         let heap = open(&world)?;
-        Sample::all(Ranks::from(&world))
+        Sample::all(Topology::from(&world))
             .iter()
             .try_for_each(|s| Ok::<_, anyhow::Error>(s.make(&heap)?.free()?))?;
         Ok(heap.close()?)

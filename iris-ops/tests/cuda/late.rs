@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::Ranks;
+use iris_ops::Topology;
 use iris_testkit::suite::Op;
 
 use crate::sample::Sample;
@@ -27,7 +27,7 @@ fn calls(
     // A library GEMM needs 32 MiB of workspace.
     let options = HeapOptions::new().backend(backend).threads(3).data_bytes(64 << 20);
     let heap = SymmetricHeap::open(&world, options)?;
-    let sample = Sample::all(Ranks::from(&world)).swap_remove(sample).on(backend, 3);
+    let sample = Sample::all(Topology::from(&world)).swap_remove(sample).on(backend, 3);
     let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
     sample.fill(&heap, &room, 0)?;
     let stream = heap.stream()?;
@@ -53,7 +53,7 @@ fn calls(
 /// Tests every sample on worlds of two ranks, `at_once` worlds at the same time.
 fn every_op(backend: BackendKind, at_once: usize) {
     let settings = Settings::default().deadline(0.001);
-    let samples = Sample::all(Ranks::new(0, 2)).len();
+    let samples = Sample::all(Topology::new(0, 2)).len();
     // Number of ranks of the world that gave up.
     let failures = |sample: usize| {
         let late = settings.entry_deadline().mul_f64(LATE[sample % LATE.len()]);

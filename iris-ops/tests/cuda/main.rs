@@ -14,7 +14,7 @@ use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World}
 use iris_kernels::rtc::{self, Compiler};
 use iris_ops::matmul_all_reduce::{Options, Variant};
 use iris_ops::{
-    AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Plan, Ranks, TileShape,
+    AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Plan, TileShape, Topology,
     all_reduce,
 };
 use iris_testkit::guide::fails;
@@ -249,7 +249,7 @@ fn ops_of_two_streams_are_in_order() {
 }
 
 /// Tests that operators planned without tracing have no spans, and that reading counters is an
-/// error for operators planned without `counted`.
+/// error for operators planned without `count_traffic`.
 fn only_ops_that_are_observed_count_and_trace() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -258,7 +258,7 @@ fn only_ops_that_are_observed_count_and_trace() {
         let args = CollectiveArgs::new(MatRef::sym(x, 10, 64), MatRef::sym(y, 10, 64));
         let plain = all_reduce::Options::rows(10, 64).variant(all_reduce::Variant::OneShot);
         let plain = plain.tile(TileShape { m: 2, n: 64 });
-        let each = [plain.clone(), plain.clone().counted(true), plain.trace_spans(32)];
+        let each = [plain.clone(), plain.clone().count_traffic(true), plain.trace_spans(32)];
         for (at, options) in each.iter().enumerate() {
             let op = AllReduce::new(&heap, &options.plan(&heap)?)?;
             op.run(&args, &stream)?;
@@ -266,7 +266,7 @@ fn only_ops_that_are_observed_count_and_trace() {
             ensure!(heap.read(y)? == vec![2.0; 640]);
             match op.counters() {
                 Ok(counters) => ensure!(at == 1 && counters.pushed == 640 * 4, "{counters:?}"),
-                Err(error) => ensure!(at != 1 && error.to_string().contains("counted(true)")),
+                Err(error) => ensure!(at != 1 && error.to_string().contains("count_traffic(true)")),
             }
             let spans: usize = op.trace()?.iter().map(Vec::len).sum();
             // The operator at index 2 has five tiles. Each tile has a product, a signal and a sum
@@ -314,7 +314,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
 }
 
 fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
-    let ranks = Ranks::new(0, 1).on(BackendKind::Cuda);
+    let ranks = Topology::new(0, 1).on(BackendKind::Cuda);
     let tile = TileShape { m: 256, n: 64 };
     let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
     fails(large.plan(ranks), &["256 x 64"]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap, World, random_unit};
-use iris_ops::{MatRef, Ranks, Shard, TileShape};
+use iris_ops::{MatRef, Shard, TileShape, Topology};
 use iris_testkit::oracle::{Dense, Task};
 use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 
@@ -18,7 +18,7 @@ const GROUPS: usize = 8;
 
 pub(crate) struct Sample {
     pub(crate) case: Case,
-    ranks: Ranks,
+    ranks: Topology,
 }
 
 /// Symmetric memory for A, B and C, large enough for the shapes of any rank.
@@ -30,7 +30,7 @@ pub(crate) struct Room {
 }
 
 impl Sample {
-    pub(crate) fn new(op: Op, variant: impl AsRef<str>, shard: Shard, ranks: Ranks) -> Sample {
+    pub(crate) fn new(op: Op, variant: impl AsRef<str>, shard: Shard, ranks: Topology) -> Sample {
         let (m, n, k) = SHAPE;
         let options = Options::new(m, n, if op.multiplies() { k } else { 0 });
         let options = options.backend(BackendKind::Cuda).shard(shard).workgroups(GROUPS);
@@ -40,7 +40,7 @@ impl Sample {
 
     /// Sets the number of multiprocessors that each call leaves free for a kernel of the caller.
     pub(crate) fn leaving(mut self, multiprocessors: u32) -> Sample {
-        self.case.options = self.case.options.beside(multiprocessors as usize);
+        self.case.options = self.case.options.reserve_sms(multiprocessors as usize);
         self
     }
 
@@ -51,7 +51,7 @@ impl Sample {
     }
 
     /// Samples of every operator and variant for which the GPU has kernels, including the barrier.
-    pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
+    pub(crate) fn all(ranks: Topology) -> Vec<Sample> {
         let device = ranks.on(BackendKind::Cuda).device;
         let mut all = Vec::new();
         for op in Op::ALL {
@@ -102,7 +102,7 @@ impl Sample {
     /// Input of rank `rank` in call number `call`: A if `which` is 0, B if it is 1. Elements are
     /// integers in [-8, 8].
     fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
-        let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
+        let (rows, cols) = self.case.shapes(Topology::new(rank, self.ranks.size), SHAPE.0)[which];
         let seed = (2 * call + which) as u64;
         Dense::from_fn(rows, cols, |row, col| {
             (random_unit(seed, rank, row * cols + col) * 8.5).round()
@@ -126,7 +126,7 @@ impl Sample {
 
     /// Expected elements of this rank's C after call number `call`.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
-        let Ranks { rank, size, .. } = self.ranks;
+        let Topology { rank, size, .. } = self.ranks;
         let task = Task {
             op: self.case.op,
             size,
@@ -165,7 +165,7 @@ pub(crate) fn samples_are_right_on_the_cpu() {
     let outcome = World::run_threads(3, |world| -> Result<()> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(GROUPS))?;
         let stream = heap.stream()?;
-        for sample in Sample::all(Ranks::from(&world)) {
+        for sample in Sample::all(Topology::from(&world)) {
             let sample = sample.on(BackendKind::Cpu, GROUPS);
             let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
             for call in 0..3 {

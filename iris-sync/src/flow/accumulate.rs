@@ -1,5 +1,5 @@
 use super::Launch;
-use crate::{End, Memory, Span, Stop};
+use crate::{Aborted, End, Memory, Span};
 
 /// Tile operations of an all-reduce that adds partial tiles into an f32 workspace at the owner of
 /// each tile.
@@ -22,7 +22,7 @@ pub fn zero<M: Memory + ?Sized>(
     tiles: u32,
     owner: impl Fn(u32) -> u32,
     body: &mut impl AccumulateTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         for tile in wg.share(tiles).filter(|&tile| owner(tile) == wg.channel.rank) {
@@ -40,7 +40,7 @@ pub fn add<M: Memory + ?Sized>(
     owner: impl Fn(u32) -> u32,
     locked: bool,
     body: &mut impl AccumulateTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         wg.check_not_aborted()?;
         for tile in wg.share(tiles) {
@@ -68,7 +68,7 @@ pub fn convert<M: Memory + ?Sized>(
     tiles: u32,
     owner: impl Fn(u32) -> u32,
     body: &mut impl AccumulateTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Pulled, |wg| {
         wg.check_not_aborted()?;
         for tile in wg.share(tiles) {

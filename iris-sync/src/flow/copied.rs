@@ -5,7 +5,7 @@
 use super::{Delivery, Launch};
 use crate::barrier::Members;
 use crate::wait::{has_given_up, raise_signal, wait_signal};
-use crate::{Access, Call, Channel, DevWord, End, Memory, Record, Stop, entry};
+use crate::{Aborted, Access, Call, Channel, DevWord, End, Memory, Record, entry};
 
 /// Copies that a launch makes to send this rank's data, part by part.
 pub trait CopiedTiles {
@@ -20,7 +20,7 @@ pub trait CopiedTiles {
 ///
 /// If the launch fails, the flag keeps the number of an older call, so copies that cannot be
 /// stopped raise no signal of this call.
-pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
+pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         wg.wait_entries(Members::all(wg.channel.size))?;
@@ -37,7 +37,7 @@ pub fn copies<M: Memory + ?Sized>(
     first: u32,
     plan: &impl Delivery,
     body: &mut impl CopiedTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         for part in wg.share(plan.produced()) {
             for peer in wg.channel.peers_in_turn(part) {
@@ -57,7 +57,7 @@ pub fn gate<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     source: u32,
     (first, parts): (u32, u32),
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
@@ -83,9 +83,9 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
 
     /// Waits until part `part` of the data of `source` has arrived. After one failed wait all later
     /// waits fail at once: the call has failed, but the launch must still reach its end.
-    pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Stop> {
+    pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Aborted> {
         if self.lost {
-            return Err(Stop);
+            return Err(Aborted);
         }
         let word = self.channel.signal(self.channel.rank, source, part);
         let passed = wait_signal(self.m, self.channel, self.call, word, (source, part));
@@ -135,6 +135,6 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
 /// Closes the call: this is the last launch, of one workgroup, enqueued after the copies and after
 /// all readers of copied data. It fails if a peer gave up, because the peer's copies may have
 /// overwritten data while it was read here.
-pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
+pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| wg.check_not_aborted())
 }

@@ -1,6 +1,6 @@
 use super::{Launch, every};
 use crate::barrier::Members;
-use crate::{Channel, End, Memory, Span, Stop, Workgroup};
+use crate::{Aborted, Channel, End, Memory, Span, Workgroup};
 
 /// Tile operations of an op that moves data without adding: all-gather, all-to-all or broadcast.
 pub trait DeliverTiles {
@@ -36,7 +36,7 @@ pub fn deliver<M: Memory + ?Sized>(
     delivery: &impl Delivery,
     senders: u32,
     body: &mut impl DeliverTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let Launch { index, count, .. } = *launch;
     launch.run(End::Advance, |wg| {
         wg.enter()?;
@@ -106,7 +106,7 @@ pub fn relay<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     relays: &Relays,
     body: &mut impl DeliverTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let &Relays { tiles, root, .. } = relays;
@@ -146,7 +146,7 @@ fn send<M: Memory + ?Sized>(
     body: &mut impl DeliverTiles,
     to: Members,
     tile: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let parity = wg.parity();
     wg.wait_before_push(to)?;
     wg.m.begin(Span::Signal, tile);
@@ -166,7 +166,7 @@ fn receive<M: Memory + ?Sized>(
     body: &mut impl DeliverTiles,
     from: Members,
     tile: u32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let parity = wg.parity();
     wg.wait_tiles(from, tile)?;
     for source in wg.channel.peers().filter(|&source| from.contains(source)) {

@@ -1,6 +1,6 @@
 use super::Launch;
 use crate::barrier::Members;
-use crate::{End, Memory, Span, Stop};
+use crate::{Aborted, End, Memory, Span};
 
 /// Tile operations of an all-gather before a matrix product. The product reads shards from the
 /// peers' memory, or each rank pushes its shard before a barrier.
@@ -48,7 +48,7 @@ pub fn gather<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: u32,
     body: &mut impl GatherTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         let (parity, me) = (wg.parity(), wg.channel.rank);
@@ -71,7 +71,7 @@ pub fn local<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
     body: &mut impl GatherTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| {
         wg.check_not_aborted()?;
         wg.wait_entries(Members::all(wg.channel.size))?;
@@ -94,7 +94,7 @@ pub fn pull<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
     body: &mut impl GatherTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Pulled, |wg| {
         wg.enter()?;
         let (parity, me) = (wg.parity(), wg.channel.rank);
@@ -125,7 +125,7 @@ pub fn staged<M: Memory + ?Sized>(
     fetchers: u32,
     staging: &impl Staging,
     body: &mut impl StagedTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Pulled, |wg| {
         wg.enter()?;
         let (index, count, me) = (wg.index, wg.count, wg.channel.rank);

@@ -2,8 +2,8 @@ use std::ops::Range;
 
 use super::Launch;
 use crate::barrier::Members;
-use crate::ll::{self, Batch, HEAD, Item, Pair, Rows, Strip, Used};
-use crate::{Channel, End, Memory, Span, Stop, Workgroup, divergent};
+use crate::ll::{self, Batch, HEAD, Ll64, LlUnit, Rows, Strip, Used};
+use crate::{Aborted, Channel, End, Memory, Span, Workgroup, divergent};
 
 /// Numbers of items that ranks send each other: of pairs (8 bytes) or of packs (48 bytes). The last
 /// item of a message may be padded. All functions are pure and depend only on values that all ranks
@@ -16,7 +16,7 @@ pub trait Exchange {
 
 /// Operations on items that one thread performs in an exchange by the LL protocol. A thread takes
 /// only items that it has itself waited for.
-pub trait LlTiles<I: Item = Pair> {
+pub trait LlTiles<I: LlUnit = Ll64> {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> I::Data;
     /// Begin item `item`. A move stores this rank's own data at its destination. A sum clears its
@@ -47,11 +47,11 @@ pub trait LlTile: LlTiles {
 ///
 /// A thread first pushes all of its items; some threads also announce that the rank has entered the
 /// call. Only then does the thread wait for items, so the waits form no cycle.
-pub fn exchange<I: Item, M: Memory + ?Sized>(
+pub fn exchange<I: LlUnit, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,
     body: &mut impl LlTiles<I>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let me = launch.channel.rank;
     let heads = Heads::new(launch.channel, |from, to| exchange.sent(from, to));
     let mut wg =
@@ -61,12 +61,12 @@ pub fn exchange<I: Item, M: Memory + ?Sized>(
     wg.finish_push(End::Advance, result, used)
 }
 
-fn steps<I: Item, M: Memory + ?Sized>(
+fn steps<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     exchange: &impl Exchange,
     heads: &Heads,
     body: &mut impl LlTiles<I>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (channel, me) = (wg.channel, wg.channel.rank);
     let most = channel.peers().map(|peer| exchange.sent(me, peer)).max().unwrap_or(0);
     let sent = |peer| exchange.sent(me, peer);
@@ -94,19 +94,19 @@ pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
     body: &mut impl LlRows,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let heads = Heads::all(launch.channel);
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = row_steps(&mut wg, rows, body);
-    wg.finish_push(End::Advance, result, |peer| heads.used::<Pair>(peer, rows.items))
+    wg.finish_push(End::Advance, result, |peer| heads.used::<Ll64>(peer, rows.items))
 }
 
 fn row_steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     rows: &Rows,
     body: &mut impl LlRows,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let m = wg.m;
     let all = Heads::all(wg.channel).to;
     wg.begin_push(all)?;
@@ -152,18 +152,18 @@ pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     strip: &Strip,
     body: &mut impl LlTile,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
     let result = tile_steps(&mut wg, strip, body);
-    wg.finish_push(End::Advance, result, |_| Pair::used(strip.rows * strip.across))
+    wg.finish_push(End::Advance, result, |_| Ll64::used(strip.rows * strip.across))
 }
 
 fn tile_steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     strip: &Strip,
     body: &mut impl LlTile,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, all) = (wg.m, Members::all(wg.channel.size));
     let begun = wg.begin_push(all);
     if begun.is_ok() {
@@ -240,7 +240,7 @@ impl Parts {
 
 /// Operations on items that one thread performs in an exchange in two hops. Items are numbered
 /// within the whole message.
-pub trait LlParts<I: Item = Pair> {
+pub trait LlParts<I: LlUnit = Ll64> {
     /// Data of `item` that this rank contributes.
     fn give(&mut self, item: u32) -> I::Data;
     /// Begin `item`, which this rank owns.
@@ -262,11 +262,11 @@ pub trait LlParts<I: Item = Pair> {
 /// owns, then takes finished items. The first step waits for nothing, the second for the first
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
 /// thread has the items of the same numbers in all parts, so a call may run in place.
-pub fn two_shot_ll<I: Item, M: Memory + ?Sized>(
+pub fn two_shot_ll<I: LlUnit, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: &Parts,
     body: &mut impl LlParts<I>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let me = launch.channel.rank;
     let heads = Heads::new(launch.channel, |from, to| parts.sent(from, to));
     let mut wg =
@@ -275,12 +275,12 @@ pub fn two_shot_ll<I: Item, M: Memory + ?Sized>(
     wg.finish_push(End::Advance, result, |peer| heads.used::<I>(peer, parts.sent(me, peer)))
 }
 
-fn two_shot_steps<I: Item, M: Memory + ?Sized>(
+fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     parts: &Parts,
     heads: &Heads,
     body: &mut impl LlParts<I>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let (own, longest) = (parts.part(me), parts.longest());
     let sent = |peer| parts.contributed(me, peer);
@@ -346,20 +346,20 @@ impl Heads {
     }
 
     /// Words that the call uses for `peer`, to which it sends `items` items.
-    fn used<I: Item>(&self, peer: u32, items: u32) -> Used {
+    fn used<I: LlUnit>(&self, peer: u32, items: u32) -> Used {
         if self.to.contains(peer) { I::used(items) } else { Used::default() }
     }
 }
 
 /// Announce the entry and push the headers, and the items of this thread: item after item, each to
 /// all peers. `most` is the largest number of items for a peer, `sent(peer)` the number for one.
-fn push_items<I: Item, M: Memory + ?Sized>(
+fn push_items<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     heads: Members,
     most: u32,
     sent: impl Fn(u32) -> u32,
     mut give: impl FnMut(u32, u32) -> I::Data,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     wg.begin_push(heads)?;
     m.begin(Span::Signal, 0);
@@ -380,12 +380,12 @@ fn push_items<I: Item, M: Memory + ?Sized>(
 
 /// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
 /// ascending order of ranks. `shown` is the number of the wait in a trace.
-fn take_item<I: Item, M: Memory + ?Sized>(
+fn take_item<I: LlUnit, M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     (item, shown): (u32, u32),
     sends: impl Fn(u32) -> bool,
     mut take: impl FnMut(u32, I::Data),
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, sources) = (wg.m, members(wg.channel.size, sends));
     m.begin(Span::Wait, shown);
     let taken = I::each(m, wg.channel, wg.call(), item, sources, |source, data| {
@@ -401,7 +401,7 @@ fn take_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     batch: &Batch,
     body: &mut impl LlTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     batch.items().iter().for_each(|&item| body.begin(item));
     m.begin(Span::Wait, batch.items()[0]);

@@ -38,7 +38,7 @@ use std::iter::StepBy;
 use std::ops::Range;
 
 use crate::barrier::Members;
-use crate::{Channel, End, Memory, Record, Stop, Workgroup};
+use crate::{Aborted, Channel, End, Memory, Record, Workgroup};
 
 /// Arguments of a launch, in the form in which one of its workgroups gets them.
 pub struct Launch<'a, M: Memory + ?Sized> {
@@ -59,8 +59,8 @@ impl<M: Memory + ?Sized> Launch<'_, M> {
     pub fn run(
         &self,
         end: End,
-        body: impl FnOnce(&mut Workgroup<'_, M>) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        body: impl FnOnce(&mut Workgroup<'_, M>) -> Result<(), Aborted>,
+    ) -> Result<(), Aborted> {
         let mut wg = Workgroup::begin(self.m, self.channel, (self.index, self.count), self.record);
         let result = body(&mut wg);
         wg.finish(end, result)
@@ -73,7 +73,7 @@ pub fn barrier<M: Memory + ?Sized>(
     phase: u32,
     members: Members,
     end: End,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(end, |wg| wg.barrier(phase, members))
 }
 

@@ -1,6 +1,6 @@
 use super::{Launch, every};
 use crate::barrier::Members;
-use crate::{End, Memory, Span, Stop, Workgroup};
+use crate::{Aborted, End, Memory, Span, Workgroup};
 
 /// Tile operations of an all-reduce or reduce-scatter, for the threads of one workgroup.
 ///
@@ -62,7 +62,7 @@ pub fn one_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
     body: &mut impl ReduceTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, all) = (wg.parity(), Members::all(wg.channel.size));
@@ -102,7 +102,7 @@ fn add_up<M: Memory + ?Sized>(
     body: &mut impl ReduceTiles,
     tile: u32,
     to_all: bool,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (parity, all) = (wg.parity(), Members::all(wg.channel.size));
     wg.wait_tiles(all, tile)?;
     wg.m.begin(Span::Reduce, tile);
@@ -134,7 +134,7 @@ pub fn two_shot<M: Memory + ?Sized>(
     owners: &impl Owners,
     senders: u32,
     body: &mut impl ReduceTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     reduce_at_owners(launch, owners, senders, body, true)
 }
 
@@ -145,7 +145,7 @@ pub fn reduce_scatter<M: Memory + ?Sized>(
     owners: &impl Owners,
     senders: u32,
     body: &mut impl ReduceTiles,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     reduce_at_owners(launch, owners, senders, body, false)
 }
 
@@ -155,7 +155,7 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     senders: u32,
     body: &mut impl ReduceTiles,
     to_all: bool,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());

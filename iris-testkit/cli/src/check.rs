@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use iris_heap::SymmetricHeap;
-use iris_ops::Ranks;
+use iris_ops::Topology;
 use iris_testkit::matrix::{Matrix, values};
 use iris_testkit::numeric::{self, compare, frobenius};
 use iris_testkit::oracle::{Meaning, split};
@@ -79,7 +79,7 @@ fn larger(a: f64, b: f64) -> f64 {
 /// rows, compared on all ranks; otherwise it is this rank's own C. All ranks must have finished the
 /// call.
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
-    let ranks = Ranks::from(heap);
+    let ranks = Topology::from(heap);
     let (rows, cols) = c.shape();
     // The memory of ranks on other nodes cannot be read. So the ranks of each node check all rows,
     // on the ranks of that node.

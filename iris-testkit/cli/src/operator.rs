@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType, MAX_RANKS, Settings, World};
-use iris_ops::{Ranks, Shard, Variant};
+use iris_ops::{Shard, Topology, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rig::{Crossing, Rig};
 use iris_testkit::suite::{AnyOp, Op, Operands};
@@ -329,7 +329,7 @@ impl Job for OperatorJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let options = self.device.heap(world);
         let world = &world.for_heap(&options)?;
-        let (problem, ranks) = (&self.problem, Ranks::from(world));
+        let (problem, ranks) = (&self.problem, Topology::from(world));
         let op = problem.op()?;
         let rig = Rig::open(world, options, problem.room(ranks.size, ranks.nodes())?)?;
         let heap = &rig.heap;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{DType, MAX_RANKS};
-use iris_ops::{ChoiceReason, Device, OpRequest, Plan, Ranks, Shard, Variant};
+use iris_ops::{ChoiceReason, Device, OpRequest, Plan, Shard, Topology, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
@@ -90,7 +90,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         return Ok(true);
     }
     let size = options.ranks.unwrap_or(if options.nodes > 1 { 8 * options.nodes } else { 4 });
-    let ranks = Ranks::new(0, size).on_device(device);
+    let ranks = Topology::new(0, size).on_device(device);
     if options.nodes != 1 {
         return nodes::main(options, ranks);
     }
@@ -157,7 +157,8 @@ fn sizes(op: Op, (first, last): (usize, usize)) -> Vec<usize> {
 impl Options {
     /// Options of the operator for calls of `m` rows on `device`.
     fn call(&self, m: usize, [n, k]: [usize; 2], device: Device) -> OpOptions {
-        let of = OpOptions::new(m, n, k).dtype(self.dtype).backend(device.backend).even(true);
+        let of =
+            OpOptions::new(m, n, k).dtype(self.dtype).backend(device.backend).uniform_shape(true);
         let of = if self.columns { of.shard(Shard::Columns) } else { of };
         if self.rms_norm { of.rms_norm(1e-5) } else { of }
     }
@@ -200,7 +201,7 @@ fn device(name: &str) -> Result<Device> {
 
 /// Description of the data from which times are predicted: this machine's tuning file or built-in
 /// data.
-fn source(ranks: Ranks) -> Result<String> {
+fn source(ranks: Topology) -> Result<String> {
     let plan = Op::AllReduce.request(1, 1, 0).plan(ranks)?;
     Ok(match (plan.tuned_by(), plan.borrowed_tuning()) {
         (Some(file), _) => format!("predicted from {file}"),
@@ -212,7 +213,7 @@ fn source(ranks: Ranks) -> Result<String> {
 }
 
 /// Cells of a table row for the largest calls of a plan.
-fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String>> {
+fn cells(of: (Op, &str), options: &OpOptions, ranks: Topology) -> Result<Vec<String>> {
     let plan = suite::plan(of.0, of.1, ranks, options)?;
     let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1} us"));
     let OpRequest { m, n, k, .. } = **options;
@@ -245,7 +246,12 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
 
 /// Whether this machine's tuning may change the last bits of the result: for sums and products, if
 /// it changes the variant or the tile.
-fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan) -> Result<bool> {
+fn has_other_bits(
+    of: (Op, &str),
+    options: &OpOptions,
+    ranks: Topology,
+    plan: &Plan,
+) -> Result<bool> {
     let untuned = suite::plan(of.0, of.1, ranks.untuned(), options)?;
     let [tuned, untuned] = [plan, &untuned].map(|plan| {
         let choice = plan.at(options.m);
@@ -256,7 +262,7 @@ fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan
 
 /// Fastest variant other than the chosen one that accepts any operands and adds in a fixed order,
 /// with its predicted time. It may be a variant that `auto` never chooses.
-fn runner_up(op: Op, options: &OpOptions, ranks: Ranks, plan: &Plan) -> Option<(String, f64)> {
+fn runner_up(op: Op, options: &OpOptions, ranks: Topology, plan: &Plan) -> Option<(String, f64)> {
     let chosen = plan.at(options.m).variant;
     let others = op.variants().into_iter().filter(|&variant| {
         let in_heap = matches!(variant, Variant::Pull | Variant::Staged);

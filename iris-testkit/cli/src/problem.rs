@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
-use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
+use iris_ops::{Plan, Shard, StagingLayout, TileShape, Topology, Variant};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
@@ -109,18 +109,19 @@ impl Problem {
     }
 
     /// Range of M, N or K, of length `total` over all ranks, that this rank holds.
-    fn part(total: usize, ranks: Ranks) -> Range<usize> {
+    fn part(total: usize, ranks: Topology) -> Range<usize> {
         split(total, ranks.size, ranks.rank)
     }
 
     /// Options of the op's plan on one rank.
-    pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
+    pub(crate) fn options(&self, op: Op, ranks: Topology) -> Options {
         let meaning = Meaning::of(op);
         let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
         let n = if meaning.splits_n() { Self::part(self.n, ranks).len() } else { self.n };
         let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
         let splits = |is: bool, all: usize| !is || all.is_multiple_of(ranks.size);
-        options.even = splits(meaning.splits_k(), self.k) && splits(meaning.splits_n(), self.n);
+        options.uniform_shape =
+            splits(meaning.splits_k(), self.k) && splits(meaning.splits_n(), self.n);
         if self.columns {
             options = options.shard(Shard::Columns);
         }
@@ -138,18 +139,18 @@ impl Problem {
         options
     }
 
-    pub(crate) fn plan(&self, ranks: Ranks) -> Result<Plan> {
+    pub(crate) fn plan(&self, ranks: Topology) -> Result<Plan> {
         let op = self.op()?;
         known_variant("--variant", op, &self.variant)?;
         let ranks = if self.untuned { ranks.untuned() } else { ranks };
         suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
     }
 
-    pub(crate) fn shapes(&self, ranks: Ranks) -> Result<Shapes> {
+    pub(crate) fn shapes(&self, ranks: Topology) -> Result<Shapes> {
         Ok(self.task(self.op()?, ranks).shapes(ranks.rank))
     }
 
-    fn task(&self, op: Op, ranks: Ranks) -> Task {
+    fn task(&self, op: Op, ranks: Topology) -> Task {
         Task {
             op,
             size: ranks.size,
@@ -163,7 +164,7 @@ impl Problem {
     fn most(&self, size: usize) -> Result<[usize; 3]> {
         let mut most = [0; 3];
         for rank in 0..size {
-            let shapes = self.shapes(Ranks::new(rank, size))?;
+            let shapes = self.shapes(Topology::new(rank, size))?;
             for (most, (rows, cols)) in most.iter_mut().zip(shapes) {
                 *most = rows.saturating_mul(cols).max(*most);
             }
@@ -182,7 +183,7 @@ impl Problem {
     /// Collective.
     #[track_caller]
     pub(crate) fn matrices(&self, rig: &Rig) -> Result<[Matrix; 3]> {
-        let ranks = Ranks::from(&rig.heap);
+        let ranks = Topology::from(&rig.heap);
         let matrices = rig.matrices(self.dtype, self.most(ranks.size)?, self.shapes(ranks)?)?;
         self.fill(rig, &matrices)?;
         Ok(matrices)
@@ -191,7 +192,7 @@ impl Problem {
     /// Fills this rank's A and B with their values, and C with NaN, so that elements that are not
     /// written are found.
     pub(crate) fn fill(&self, rig: &Rig, [a, b, c]: &[Matrix; 3]) -> Result<()> {
-        let (op, ranks, heap) = (self.op()?, Ranks::from(&rig.heap), &rig.heap);
+        let (op, ranks, heap) = (self.op()?, Topology::from(&rig.heap), &rig.heap);
         a.fill(heap, |row, col| self.own_a(op, ranks, row, col))?;
         b.fill(heap, |row, col| self.own_b(op, ranks, row, col))?;
         c.poison(heap)
@@ -203,7 +204,7 @@ impl Problem {
         let op = self.op()?;
         let mut most = 0;
         for rank in 0..size {
-            let shapes = self.shapes(Ranks::new(rank, size))?;
+            let shapes = self.shapes(Topology::new(rank, size))?;
             let widest = shapes.iter().map(|&(_, cols)| cols as u64).max().unwrap_or(0);
             let (rows, cols) = shapes[2];
             let rows = rows_at_once(cols, size).min(rows) as u64;
@@ -238,7 +239,7 @@ impl Problem {
     }
 
     /// Element of the A that a rank holds, or of the message that it sends.
-    fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_a(&self, op: Op, ranks: Topology, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |total| Self::part(total, ranks).start;
         match meaning.gives {
@@ -251,14 +252,14 @@ impl Problem {
     }
 
     /// Element of the B that a rank holds.
-    fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_b(&self, op: Op, ranks: Topology, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
         self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)
     }
 
     /// Expected values of the given rows of `rank`'s C, with error bounds.
-    pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
+    pub(crate) fn expected(&self, op: Op, ranks: Topology, rows: &[usize]) -> Expected {
         let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
         let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
         let mut options = task.options;

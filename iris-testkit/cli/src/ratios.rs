@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, World, random_unit};
-use iris_ops::{Plan, Ranks, TileShape};
+use iris_ops::{Plan, TileShape, Topology};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::oracle::split;
 use iris_testkit::rig::{Rig, Room};
@@ -78,13 +78,13 @@ impl RatioJob {
             return Err(usage(format!("base_ranks of {name:?}"), base_ranks, expected));
         }
         known_variant("variant", Op::MatmulAllReduce, &ratio.variant)?;
-        fused(ratio, Ranks::new(0, *ranks))?;
+        fused(ratio, Topology::new(0, *ranks))?;
         Ok(RatioJob(ratio.clone()))
     }
 }
 
 /// Plan of the op whose time is the ratio's numerator.
-fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
+fn fused(ratio: &Ratio, ranks: Topology) -> Result<Plan> {
     let k = split(ratio.k, ranks.size, ranks.rank).len();
     let mut options = Options::new(ratio.m, ratio.n, k);
     options.tile = ratio.tile.map(|[m, n]| TileShape { m, n });
@@ -101,7 +101,7 @@ impl Bed {
     /// Opens the heap in `world`, with room for the workspace of the unfused side, too. Collective.
     #[track_caller]
     fn new(ratio: &Ratio, world: &World) -> Result<Bed> {
-        let ranks = Ranks::from(world);
+        let ranks = Topology::from(world);
         let Ratio { m, n, .. } = *ratio;
         let most = split(ratio.k, ranks.size, 0).len();
         let k = split(ratio.k, ranks.size, ranks.rank).len();
@@ -133,7 +133,7 @@ impl Bed {
 }
 
 /// Plan of the all-reduce that the unfused side runs after its GEMM.
-fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
+fn reduction(ratio: &Ratio, ranks: Topology) -> Result<Plan> {
     let options = Options::new(ratio.m, ratio.n, 0);
     suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
@@ -157,7 +157,7 @@ impl Job for RatioJob {
 
     fn run_rank(&self, world: &World) -> Result<Option<Times>> {
         let ratio = &self.0;
-        let ranks = Ranks::from(world);
+        let ranks = Topology::from(world);
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
         let op = AnyOp::new(&bed.rig.heap, &fused(ratio, ranks)?)?;
@@ -194,7 +194,7 @@ impl Job for RatioJob {
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
                 let made = match (&few, &small) {
                     (Some(few), Some(bed)) => {
-                        let plan = fused(ratio, Ranks::from(few))?;
+                        let plan = fused(ratio, Topology::from(few))?;
                         Some(AnyOp::new(&bed.rig.heap, &plan)?)
                     }
                     _ => None,

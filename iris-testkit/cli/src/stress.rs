@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, World};
 use iris_kernels::build::OmittedWait;
 use iris_ops::FaultInjection;
-use iris_sync::RESTAMP_PERIOD;
+use iris_sync::REFRESH_PERIOD;
 use iris_testkit::stress::{
     HELD_CALLS, HOLD_NS, MORE_WAITS, Outcome, Setting, Subject, WAITS, run,
 };
@@ -94,7 +94,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;
-        let ends = [(first, i32::MAX - half), (second, RESTAMP_PERIOD - half)];
+        let ends = [(first, i32::MAX - half), (second, REFRESH_PERIOD - half)];
         let ends = if options.large { &ends[1..] } else { &ends[..] };
         if let Some(reason) = subject.missing(backend, ranks)? {
             skipped += ends.len();
@@ -103,11 +103,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             continue;
         }
         for &(dtype, first_call) in ends {
-            let injected = FaultInjection { delay_ns: options.delay, ..FaultInjection::default() };
+            let fault_injection =
+                FaultInjection { delay_ns: options.delay, ..FaultInjection::default() };
             let setting = match options.large {
                 true => Setting::large(dtype),
                 false => {
-                    let setting = Setting::of(subject, ranks, sharing, dtype, calls, injected);
+                    let setting =
+                        Setting::of(subject, ranks, sharing, dtype, calls, fault_injection);
                     setting.first_call(first_call)
                 }
             };
@@ -134,8 +136,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let [dtype, _] = subject.types();
         let hold = Some((place, HOLD_NS));
         let held = |without, calls| {
-            let injected = FaultInjection { delay_ns: 0, without, hold, whole };
-            let setting = Setting::of(subject, ranks, sharing, dtype, calls, injected);
+            let fault_injection = FaultInjection { delay_ns: 0, without, hold, whole };
+            let setting = Setting::of(subject, ranks, sharing, dtype, calls, fault_injection);
             worst(ranks, subject, &setting.on(backend))
         };
         let waiting = held(None, HELD_CALLS / 4)?;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, World};
-use iris_ops::{OpRequest, Ranks, Shard};
+use iris_ops::{OpRequest, Shard, Topology};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
@@ -102,7 +102,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 /// file for each that is faster than the predicted one.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
-    let of_file = Ranks::new(0, ranks).on(kind);
+    let of_file = Topology::new(0, ranks).on(kind);
     let mut file = machine::file_of(of_file)?;
     let rows = Mutex::new(String::new());
     let found = |row: String| {
@@ -151,7 +151,7 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
         let medians = Place::new(ranks, false)?.run(&job)?;
         for (choice, us) in job.choices.iter().zip(medians) {
             let OpRequest { m, n, k, dtype, .. } = **options;
-            let plan = job.problem(choice).plan(Ranks::new(0, ranks))?;
+            let plan = job.problem(choice).plan(Topology::new(0, ranks))?;
             let tile = plan.tile();
             lines.push(json!({
                 "op": op.name(), "variant": choice.variant, "dtype": dtype.name(), "m": m, "n": n, "k": k,
@@ -167,14 +167,14 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, dtype, .. } = &job.problem;
     // Plans look for rows by the shape of one rank's part.
-    let OpRequest { m, n, .. } = *job.problem.options(job.problem.op()?, Ranks::new(0, ranks));
+    let OpRequest { m, n, .. } = *job.problem.options(job.problem.op()?, Topology::new(0, ranks));
     let timed = || job.choices.iter().zip(medians);
     let (rule, own) = timed().next().context("the predicted choice was not timed")?;
     let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));
     let (best, time) = if *time < own * WORTH_IT { (best, time) } else { (rule, own) };
     let mut problem = job.problem.clone();
     (problem.variant, problem.tile) = (best.variant.clone(), best.tile);
-    let plan = problem.plan(Ranks::new(0, ranks))?;
+    let plan = problem.plan(Topology::new(0, ranks))?;
     let (variant, tile) = (plan.variant(), plan.tile());
     Ok(format!(
         "\n[[row]]\nop = \"{op}\"\nworld = {ranks}\ndtype = \"{}\"\nm = [{m}, {m}]\nn = {n}\n\
@@ -208,7 +208,7 @@ impl TuneJob {
         let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
         for choice in choices {
-            let plan = job.problem(choice).plan(Ranks::new(0, ranks))?;
+            let plan = job.problem(choice).plan(Topology::new(0, ranks))?;
             let comes_to = (plan.variant(), plan.tile());
             if !seen.contains(&comes_to) {
                 seen.push(comes_to);
@@ -233,7 +233,7 @@ impl Job for TuneJob {
     fn run_rank(&self, world: &World) -> Result<Option<Vec<f64>>> {
         let options = self.device.heap(world);
         let world = &world.for_heap(&options)?;
-        let (problem, ranks) = (&self.problem, Ranks::from(world));
+        let (problem, ranks) = (&self.problem, Topology::from(world));
         let mut room = Room::default();
         for choice in &self.choices {
             room = room.and(self.problem(choice).room(ranks.size, ranks.nodes())?);
@@ -270,7 +270,7 @@ mod tests {
             for Choice { variant, tile } in choices(op) {
                 let problem = Problem::new(op.name(), [107, 384, 64], DType::F32, BackendKind::Cpu);
                 let problem = Problem { variant, tile, ..problem };
-                if let Err(error) = problem.plan(Ranks::new(0, 2)) {
+                if let Err(error) = problem.plan(Topology::new(0, 2)) {
                     panic!("{} {tile:?}: {error}", problem.variant);
                 }
             }

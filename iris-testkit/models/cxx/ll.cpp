@@ -27,8 +27,8 @@ struct Plan {
     }
 };
 
-template <class Item = ll::Pair> struct Message {
-    static constexpr u32 WORDS = Item::WORDS;
+template <class LlUnit = ll::Ll64> struct Message {
+    static constexpr u32 WORDS = LlUnit::WORDS;
     const Model& model;
     const Plan& plan;
 
@@ -145,9 +145,9 @@ struct TileMessage : Message<> {
 };
 
 /// Operations on items of an exchange in two hops.
-template <class Item = ll::Pair> struct PartsMessage : Message<Item> {
-    using Message<Item>::plan, Message<Item>::model, Message<Item>::wanted, Message<Item>::out;
-    static constexpr u32 WORDS = Item::WORDS;
+template <class LlUnit = ll::Ll64> struct PartsMessage : Message<LlUnit> {
+    using Message<LlUnit>::plan, Message<LlUnit>::model, Message<LlUnit>::wanted, Message<LlUnit>::out;
+    static constexpr u32 WORDS = LlUnit::WORDS;
 
     flow::Parts parts() const {
         return flow::Parts{plan.ranks, plan.items, plan.pattern == RELAY ? 0 : flow::Parts::ALL};
@@ -157,7 +157,7 @@ template <class Item = ll::Pair> struct PartsMessage : Message<Item> {
                                      : wanted(owner, 0, 1000 + item, half);
     }
     void load(u32, u32) {}
-    void give(u32, u32 item, u32 (&data)[WORDS]) { Message<Item>::give(0, 0, item, data); }
+    void give(u32, u32 item, u32 (&data)[WORDS]) { Message<LlUnit>::give(0, 0, item, data); }
     /// Reads what was taken, so that an item is passed on only after it has arrived.
     void end(u32 item, u32 (&data)[WORDS]) {
         for (u32 source = 0; source < plan.ranks; ++source) {
@@ -209,7 +209,7 @@ using namespace iris;
 using namespace iris::model;
 
 /// Runs a call whose items are distributed over single threads.
-template <class Item> static bool in_items(const Model& model, const Plan& plan) {
+template <class LlUnit> static bool in_items(const Model& model, const Plan& plan) {
     const Launch launch = model.launch();
     const Channel& channel = launch.channel;
     const auto after = [&](bool done, const auto& body) {
@@ -218,20 +218,20 @@ template <class Item> static bool in_items(const Model& model, const Plan& plan)
         return done;
     };
     if (plan.pattern >= TWO_HOPS && plan.pattern != PACKS) {
-        PartsMessage<Item> body{{model, plan}};
+        PartsMessage<LlUnit> body{{model, plan}};
         const flow::Parts parts = body.parts();
         const flow::Heads heads(channel, parts);
         const bool done = plan.ranks <= ll::FEW
-                              ? flow::two_shot_ll<ll::FEW, Item>(launch, parts, heads, body)
-                              : flow::two_shot_ll<ll::SOURCES, Item>(launch, parts, heads, body);
+                              ? flow::two_shot_ll<ll::FEW, LlUnit>(launch, parts, heads, body)
+                              : flow::two_shot_ll<ll::SOURCES, LlUnit>(launch, parts, heads, body);
         return after(done, body);
     }
-    Message<Item> body{model, plan};
+    Message<LlUnit> body{model, plan};
     const flow::Heads heads(channel, plan);
     const bool done = [&] {
-        if (plan.ranks == 2) return flow::exchange<1, Item>(launch, plan, heads, body);
-        return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW, Item>(launch, plan, heads, body)
-                                     : flow::exchange<ll::SOURCES, Item>(launch, plan, heads, body);
+        if (plan.ranks == 2) return flow::exchange<1, LlUnit>(launch, plan, heads, body);
+        return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW, LlUnit>(launch, plan, heads, body)
+                                     : flow::exchange<ll::SOURCES, LlUnit>(launch, plan, heads, body);
     }();
     return after(done, body);
 }
@@ -250,8 +250,8 @@ extern "C" int iris_model_exchange(const Input& in) {
         const Plan plan{in.option, in.channel->size, items};
         // Every third call of the patterns with packs has pairs.
         const bool packs = plan.pattern >= PACKS && model.position % 3 != 2;
-        if (packs) return in_items<ll::Pack>(model, plan);
-        if (plan.pattern < ROWS || plan.pattern >= TWO_HOPS) return in_items<ll::Pair>(model, plan);
+        if (packs) return in_items<ll::Ll128>(model, plan);
+        if (plan.pattern < ROWS || plan.pattern >= TWO_HOPS) return in_items<ll::Ll64>(model, plan);
         Message<> body{model, plan};
         const bool done = [&] {
             const Launch launch = model.launch();

@@ -9,8 +9,8 @@
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlParts, LlRows, LlTile, LlTiles, Parts};
-use iris_sync::ll::{HEAD, Item, Pack, Pair, Rows, SOURCES, Strip, Used};
-use iris_sync::{Field, Memory, Stop, Workgroup};
+use iris_sync::ll::{HEAD, Ll64, Ll128, LlUnit, Rows, SOURCES, Strip, Used};
+use iris_sync::{Aborted, Field, Memory, Workgroup};
 
 use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
@@ -200,7 +200,7 @@ impl Words for [[u32; 3]; 4] {
     }
 }
 
-impl<I: Item> LlTiles<I> for Items<'_, '_>
+impl<I: LlUnit> LlTiles<I> for Items<'_, '_>
 where
     I::Data: Words,
 {
@@ -259,7 +259,7 @@ impl Items<'_, '_> {
     }
 }
 
-impl<I: Item> LlParts<I> for Items<'_, '_>
+impl<I: LlUnit> LlParts<I> for Items<'_, '_>
 where
     I::Data: Words,
 {
@@ -414,16 +414,16 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                     (_, How::Right | How::InPlace | How::Early) if pattern.in_two_hops() => {
                         let parts = plan.parts();
                         if packs {
-                            flow::two_shot_ll::<Pack, _>(&launch, &parts, &mut body)
+                            flow::two_shot_ll::<Ll128, _>(&launch, &parts, &mut body)
                         } else {
-                            flow::two_shot_ll::<Pair, _>(&launch, &parts, &mut body)
+                            flow::two_shot_ll::<Ll64, _>(&launch, &parts, &mut body)
                         }
                     }
                     (_, How::Right | How::InPlace | How::Early) => {
                         if packs {
-                            flow::exchange::<Pack, _>(&launch, &plan, &mut body)
+                            flow::exchange::<Ll128, _>(&launch, &plan, &mut body)
                         } else {
-                            flow::exchange::<Pair, _>(&launch, &plan, &mut body)
+                            flow::exchange::<Ll64, _>(&launch, &plan, &mut body)
                         }
                     }
                     (_, How::WaitsFirst | How::CountsFirst) => out_of_order(&launch, how),
@@ -444,7 +444,7 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
 }
 
 /// Call of heads alone, whose steps are not in the order of [`flow::exchange`].
-fn out_of_order(launch: &Launch<'_, Thread<'_>>, how: How) -> Result<(), Stop> {
+fn out_of_order(launch: &Launch<'_, Thread<'_>>, how: How) -> Result<(), Aborted> {
     let (index, count) = (launch.index, launch.count);
     let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
     if how == How::CountsFirst {

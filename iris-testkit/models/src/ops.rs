@@ -10,7 +10,7 @@
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch, Relays, Turns};
-use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Workgroup};
+use iris_sync::{Aborted, Access, DevWord, End, Field, Memory, Record, SymWord, Workgroup};
 
 use super::headers::programs;
 use super::{Headers, Op, Place, Scenario, Thread};
@@ -251,7 +251,7 @@ impl Tiles<'_, '_> {
 fn calls<'b>(
     thread: &Thread<'b>,
     tiles: u32,
-    mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
+    mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Aborted>,
 ) {
     for position in 0..thread.calls() {
         // M is part of the number from which values are computed. Ranks with different M have
@@ -295,7 +295,7 @@ pub(super) fn one_tile<'b>(
     launch: &Launch<'_, Thread<'b>>,
     thread: &Thread<'b>,
     call: i32,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let mut body = Tiles { thread, call, tiles: 1, pull: false, atomic: false, at_once: true };
     flow::one_shot(launch, 1, &mut body)
 }
@@ -624,7 +624,7 @@ fn in_front(thread: &Thread<'_>, launched: bool) {
 }
 
 impl Tiles<'_, '_> {
-    fn gather_beside(mut self) -> Result<(), Stop> {
+    fn gather_beside(mut self) -> Result<(), Aborted> {
         let thread = self.thread;
         let (channel, record) = (thread.channel(), thread.record());
         let launch = Launch { m: thread, channel, record, index: 0, count: 1 };
@@ -632,7 +632,7 @@ impl Tiles<'_, '_> {
         flow::deliver(&launch, &delivery, 0, &mut self)
     }
 
-    fn take_beside(self, how: Beside) -> Result<(), Stop> {
+    fn take_beside(self, how: Beside) -> Result<(), Aborted> {
         let thread = self.thread;
         let mut channel = *thread.channel();
         if how != Beside::OwnNumber {
@@ -798,7 +798,7 @@ fn gather_once<'b>(
     tiles: u32,
     barrier: bool,
     body: &mut Tiles<'_, 'b>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     // Results of launches are ignored, because a stream runs later launches even after one that
     // failed.
     let _ = flow::gather(launch, tiles, body);

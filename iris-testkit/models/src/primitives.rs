@@ -3,7 +3,7 @@
 
 use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::{
-    Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, Stop, epoch, lock, tile_flags,
+    Aborted, Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, epoch, lock, tile_flags,
 };
 
 use super::headers::programs;
@@ -131,7 +131,7 @@ pub fn barrier_in_arms(ranks: u32) -> Scenario {
                 } else {
                     wait()
                 };
-                if thread.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
+                if thread.vote(passed.is_ok()) { Ok(()) } else { Err(Aborted) }
             });
         })
 }

@@ -6,8 +6,8 @@
 
 use iris_sync::ll::Used;
 use iris_sync::{
-    Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
-    Stop, Workgroup, barrier::Members, epoch, ll,
+    Aborted, Access, Call, Channel, End, LINE_WORDS, Memory, REFRESH_PERIOD, RESERVED_WORDS,
+    Record, Shape, Workgroup, barrier::Members, epoch, ll,
 };
 use proptest::prelude::*;
 
@@ -141,7 +141,7 @@ fn perform<M: Memory>(
     wg: &mut Workgroup<'_, M>,
     Step { kind, peer, tile }: Step,
     answer: &mut bool,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     let me = channel.rank;
     // Members of a barrier step: the ranks `peer` and `tile`, which may be the same rank.
@@ -207,7 +207,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
     let number = prop_oneof![
         4 => any::<i32>(),
         2 => -3..3,
-        1 => Just(RESTAMP_PERIOD),
+        1 => Just(REFRESH_PERIOD),
         1 => Just(i32::MIN),
         1 => Just(i32::MAX),
     ];

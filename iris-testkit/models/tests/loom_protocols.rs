@@ -5,7 +5,7 @@
 use iris_models::ll::{self, Pattern};
 use iris_models::ops::Accumulate;
 use iris_models::{Rules, Scenario, loom_memory, ops, primitives};
-use iris_sync::RESTAMP_PERIOD;
+use iris_sync::REFRESH_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::Level;
 use rayon::prelude::*;
@@ -195,15 +195,15 @@ fn two_workgroups_of_a_rank() {
 fn words_refreshed_while_they_are_awaited() {
     check(up_to_level(
         [
-            (ops::partial(2, 1, RESTAMP_PERIOD, &[1]), None, 5_000),
-            (ops::partial(2, 1, RESTAMP_PERIOD - 1, &[1, 1, 1]), Some(1), 500),
-            (ops::partial(2, 2, RESTAMP_PERIOD, &[2]).threads(2), Some(0), 80),
+            (ops::partial(2, 1, REFRESH_PERIOD, &[1]), None, 5_000),
+            (ops::partial(2, 1, REFRESH_PERIOD - 1, &[1, 1, 1]), Some(1), 500),
+            (ops::partial(2, 2, REFRESH_PERIOD, &[2]).threads(2), Some(0), 80),
         ],
         [
-            (ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]), Some(1), 500),
+            (ops::partial(2, 2, REFRESH_PERIOD, &[2]).groups(&[2, 1]), Some(1), 500),
             (ops::partial(2, 1, i32::MAX, &[1, 1, 1]), Some(2), 10_000),
-            (ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]), Some(2), 7_000),
+            (ops::partial(2, 1, REFRESH_PERIOD, &[1, 1]), Some(2), 7_000),
         ],
-        [(ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]), Some(2), 10_000)],
+        [(ops::partial(2, 2, REFRESH_PERIOD, &[2]).groups(&[2, 1]), Some(2), 10_000)],
     ));
 }

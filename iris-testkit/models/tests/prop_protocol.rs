@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use iris_sync::{Call, Channel, LINE_WORDS, RESTAMP_PERIOD, Shape};
+use iris_sync::{Call, Channel, LINE_WORDS, REFRESH_PERIOD, Shape};
 use proptest::prelude::*;
 
 proptest! {
@@ -20,10 +20,10 @@ proptest! {
     /// later call mistakes the word for one of its own.
     #[test]
     fn a_refreshed_word_stays_behind(start: i32) {
-        let due = Call::new(start & -RESTAMP_PERIOD);
-        prop_assert!(due.restamps());
+        let due = Call::new(start & -REFRESH_PERIOD);
+        prop_assert!(due.refreshes());
         let age = start.wrapping_sub(due.number());
-        prop_assert!((0..RESTAMP_PERIOD).contains(&age));
+        prop_assert!((0..REFRESH_PERIOD).contains(&age));
         prop_assert!(due.reached_by(start));
         prop_assert!(!Call::new(start).next().reached_by(due.number()));
     }

@@ -130,7 +130,7 @@ fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
         [(2, false, Extent::Search), (2, true, Extent::Search), (3, false, Extent::Random(300))]
     {
         let scenario = ops::pull_of_leavers(ranks, by_host);
-        let scenario = scenario.calls(1, iris_sync::RESTAMP_PERIOD);
+        let scenario = scenario.calls(1, iris_sync::REFRESH_PERIOD);
         let (forbidden, _) = by(&scenario, &Rules::default(), extent);
         assert_eq!(forbidden, None, "{ranks} ranks, by host: {by_host}");
         let untold = Rules::from(Change::LeaveUntold);

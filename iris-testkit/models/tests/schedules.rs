@@ -19,7 +19,7 @@ use iris_sync::flow::{
     Owners, ReduceTiles, StagedTiles, Staging, Turns,
 };
 use iris_sync::ll::Rows;
-use iris_sync::{Access, Channel, End, Field, LINE_WORDS, Record, Shape, Stop};
+use iris_sync::{Aborted, Access, Channel, End, Field, LINE_WORDS, Record, Shape};
 use iris_testkit::Level;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -450,7 +450,7 @@ fn launch_of(
     units: Units,
     split: SplitGrid,
     fetchers: u32,
-) -> Option<Result<(), Stop>> {
+) -> Option<Result<(), Aborted>> {
     let (size, me) = (at.channel.size, at.channel.rank);
     let tiles = split.grid.tiles();
     let across = split.grid.across();

@@ -11,7 +11,7 @@ use iris_models::{
     Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, ops, primitives, search,
 };
 use iris_sync::barrier::Members;
-use iris_sync::{RESTAMP_PERIOD, SymWord};
+use iris_sync::{REFRESH_PERIOD, SymWord};
 use iris_testkit::Level;
 use rayon::prelude::*;
 
@@ -123,7 +123,7 @@ fn a_rank_that_gives_up_misleads_nobody() {
     for (ranks, calls) in sizes {
         for scenario in all_ops(ranks, calls).into_iter().filter(|s| !pulls(s)) {
             // First call numbers: 7, and one for which the last call refreshes words.
-            for first in [7, RESTAMP_PERIOD.wrapping_sub(calls as i32 - 1)] {
+            for first in [7, REFRESH_PERIOD.wrapping_sub(calls as i32 - 1)] {
                 let scenario = ops::given_up(scenario.clone().calls(calls, first));
                 report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
                 let groups: Vec<u32> = (0..ranks).map(|rank| 1 + u32::from(rank == 0)).collect();
@@ -226,7 +226,7 @@ fn words_that_carry_their_data() {
             scenarios.push(ll::exchange(pattern, 2, 3));
             scenarios.push(ll::exchange(pattern, 3, 2).without_heads());
         }
-        for first in [RESTAMP_PERIOD - 2, -2, i32::MAX - 1] {
+        for first in [REFRESH_PERIOD - 2, -2, i32::MAX - 1] {
             let partial = ll::partial(pattern, 2, first, &[1, 2, 0, 1]);
             scenarios.push(partial.without_heads());
         }
@@ -308,7 +308,7 @@ fn tiles_of_words_that_carry_their_data() {
 #[test]
 fn counters_about_to_wrap_or_to_refresh() {
     let level = Level::from_env();
-    let starts = (-4..4).map(|k: i32| k.wrapping_mul(RESTAMP_PERIOD)).chain([i32::MIN]);
+    let starts = (-4..4).map(|k: i32| k.wrapping_mul(REFRESH_PERIOD)).chain([i32::MIN]);
     for multiple in starts {
         let first = multiple.wrapping_sub(2);
         for ranks in [2, 3, 4] {
@@ -366,7 +366,7 @@ fn all_threads_of_the_last_workgroup_refresh_words() {
             Ok(())
         }
     }
-    let scenario = ops::partial(2, UNUSED.end, RESTAMP_PERIOD, &[2]).groups(&[2, 1]);
+    let scenario = ops::partial(2, UNUSED.end, REFRESH_PERIOD, &[2]).groups(&[2, 1]);
     let scenario = scenario.threads(THREADS);
     for scenario in [Some(scenario.clone()), scenario.on_headers()].into_iter().flatten() {
         let channel = scenario.channel(0);

@@ -3,7 +3,7 @@
 use iris_heap::{BackendKind, DType, DeviceInfo, Element};
 use iris_kernels::build::{Hold, OmittedWait};
 use iris_kernels::gemm::Gemm;
-use iris_ops::{Library, Plan, Ranks, Shard, TileShape, Variant};
+use iris_ops::{Library, Plan, Shard, TileShape, Topology, Variant};
 use iris_sync::Access;
 
 use super::Setting;
@@ -183,7 +183,7 @@ impl Subject {
     /// Plan and test case of the subject; `None` for the ring, which is no op.
     pub(super) fn plan<T: Element>(
         self,
-        ranks: Ranks,
+        ranks: Topology,
         setting: &Setting,
     ) -> anyhow::Result<Option<(Plan, Case)>> {
         let Subject::Op { op, variant, shard, .. } = self else { return Ok(None) };
@@ -196,7 +196,8 @@ impl Subject {
             options = options.columns_per_flag(8);
         }
         let options = options.shard(shard).root(ranks.size - 1);
-        let options = options.first_call(setting.first_call).injected(setting.injected);
+        let options =
+            options.first_call(setting.first_call).fault_injection(setting.fault_injection);
         // The whole-matrix GEMMs are iris's own and not a vendor's library, because only iris's
         // GEMMs run for any number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };

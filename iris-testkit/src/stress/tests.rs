@@ -32,10 +32,10 @@ fn every_wait_has_a_subject() {
 fn subjects_of_whole_products_are_planned_for_every_world() {
     for subject in Subject::all().into_iter().filter(|it| it.is_whole()) {
         for ranks in 2..=8 {
-            let injected = FaultInjection::default();
-            let setting = Setting::of(subject, ranks, 1, DType::BF16, 1, injected);
+            let fault_injection = FaultInjection::default();
+            let setting = Setting::of(subject, ranks, 1, DType::BF16, 1, fault_injection);
             let h200 = Device::named("h200").expect("a device");
-            let of = Ranks::new(ranks - 1, ranks).on_device(h200);
+            let of = Topology::new(ranks - 1, ranks).on_device(h200);
             let (plan, case) = subject
                 .plan::<half::bf16>(of, &setting)
                 .unwrap_or_else(|error| panic!("{subject}: {error:#}"))

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use iris_heap::{DType, HeapOptions, Request, Segment, Stream, SymmetricHeap, World, random_unit};
-use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Ranks, Shard, Variant};
+use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Shard, Topology, Variant};
 
 use super::buffer::Buffer;
 use super::traffic::{self, Traffic};
@@ -106,7 +106,7 @@ pub fn open<'a>(
 fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let options = &case.options;
     let room = |which: usize, layout: Layout| {
-        let ranks = (0..size).map(|rank| Ranks::new(rank, size));
+        let ranks = (0..size).map(|rank| Topology::new(rank, size));
         let calls = |ranks| case.rows.iter().map(move |&m| case.shapes(ranks, m)[which]);
         ranks.flat_map(calls).map(|shape| layout.room(shape, size)).max().unwrap_or(1)
     };
@@ -148,7 +148,7 @@ pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report
 }
 
 fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
-    let ranks = Ranks::from(heap);
+    let ranks = Topology::from(heap);
     let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
     let op = AnyOp::new(heap, &plan)?;
     let stream = heap.stream()?;
@@ -158,7 +158,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
         calls(heap, case, &op, &stream)?
     };
     op.check()?;
-    let counts = case.options.backend.traits().host_threads || case.options.counted;
+    let counts = case.options.backend.traits().host_threads || case.options.count_traffic;
     let counters = counts.then(|| op.counters()).transpose()?;
     // Over several nodes the counters are not checked, because the traffic of a node's operators
     // within a larger operator is not specified.
@@ -203,7 +203,7 @@ fn calls(
     op: &AnyOp,
     stream: &Stream,
 ) -> anyhow::Result<(Vec<Called>, Vec<Duration>)> {
-    let ranks = Ranks::from(heap);
+    let ranks = Topology::from(heap);
     let dtype = case.options.dtype;
     let count = if case.burst { case.rows.len() } else { 1 };
     let rooms = rooms(case, ranks.size);
@@ -352,7 +352,7 @@ fn verify(
     plan: &Plan,
     calls: &[Called],
 ) -> anyhow::Result<(Measured, f64)> {
-    let ranks = Ranks::from(heap);
+    let ranks = Topology::from(heap);
     let (rank, size) = (ranks.rank, ranks.size);
     let mut options = case.options_of(rank);
     options.k = case.options_of(size - 1).k;

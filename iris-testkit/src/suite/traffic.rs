@@ -37,7 +37,7 @@ fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
 
 /// Expected traffic of this rank in a call of `m` rows; zero for a barrier.
 pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
-    let (rank, size) = (plan.ranks().rank, plan.ranks().size);
+    let (rank, size) = (plan.topology().rank, plan.topology().size);
     let options = plan.request();
     let n = options.n;
     let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
@@ -48,7 +48,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let wire = options.wire_dtype().size();
     let output = options.output_dtype().size();
     let meaning = Meaning::of(case.op);
-    let task = case.task(plan.ranks(), m);
+    let task = case.task(plan.topology(), m);
     // Number of rows that this rank sends to each peer (`sent`), and the size of an element on the
     // wire (`bytes`).
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
@@ -140,12 +140,12 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
 
 /// Expected traffic of this rank when A is gathered before a product.
 fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
-    let (rank, size) = (plan.ranks().rank, plan.ranks().size);
+    let (rank, size) = (plan.topology().rank, plan.topology().size);
     let options = plan.request();
     let Request { n, k, .. } = *options;
     let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
     let (peers, bytes) = (size - 1, options.dtype.size());
-    let task = case.task(plan.ranks(), m);
+    let task = case.task(plan.topology(), m);
     let shard = |rank: usize| task.shapes(rank)[0];
     let area = |(rows, cols): (usize, usize)| rows * cols;
     let remote = m * k - area(shard(rank));

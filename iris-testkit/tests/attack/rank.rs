@@ -278,7 +278,7 @@ fn program(case: &Case, delay: Duration, victim: bool, (rank, size): (usize, usi
     let sum = AllReduce::new(&ready.heap, &all_reduce::Options::new(COUNT).plan(&ready.heap)?)?;
     let vector = ready.heap.full::<f32>(COUNT, 0.0)?;
     ready.heap.write(ready.b, &[1.0; 4096])?;
-    let [a, _, c] = product.shapes(iris_ops::Ranks::from(&world), product.options.m);
+    let [a, _, c] = product.shapes(iris_ops::Topology::from(&world), product.options.m);
     let chosen = case.call();
     for call in 1..=ROUNDS {
         // Each call has another expected result, so that data left from the previous call would be

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use iris_heap::{ErrorKind, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::{MatRef, OpError, Ranks, TileShape};
+use iris_ops::{MatRef, OpError, TileShape, Topology};
 use iris_testkit::suite::{AnyOp, Case, Operands, Options, plan};
 
 /// Op with its matrices, in the same small shapes for all ops.
@@ -25,7 +25,7 @@ impl Ready {
     }
 
     pub fn on(heap: Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Self> {
-        let ranks = Ranks::from(&heap);
+        let ranks = Topology::from(&heap);
         let plan = plan(case.op, &case.variant, ranks, &case.options)?;
         let op = AnyOp::new(&heap, &plan)?;
         let room = 4096;
@@ -127,7 +127,7 @@ pub fn kind_of(error: &anyhow::Error) -> Option<ErrorKind> {
     kind.or_else(|| error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind))
 }
 
-pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize) -> Operands {
+pub fn operands(case: &Case, ranks: Topology, slices: [SymSlice<f32>; 3], m: usize) -> Operands {
     let shapes = case.shapes(ranks, m);
     let [a, b, c] = [0, 1, 2].map(|at| MatRef::sym(slices[at], shapes[at].0, shapes[at].1));
     Operands::new(a, b, c)

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::{Barrier, MatRef, OpError as Error, Ranks, TileShape, Variant, barrier};
+use iris_ops::{Barrier, MatRef, OpError as Error, TileShape, Topology, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::guide::fails;
 use iris_testkit::harness::rows;
@@ -71,7 +71,7 @@ fn all_succeed(case: &Case, results: Vec<anyhow::Result<()>>) {
 /// Whether `rank`, one of three ranks, waits for `other` in each call. If `other` sends `rank`
 /// nothing, the result is false: `rank` first waits for `other` two calls later.
 fn waits(case: &Case, rank: usize, other: usize) -> bool {
-    let needed = || case.task(Ranks::new(rank, 3), case.options.m).sent(other, rank) > 0;
+    let needed = || case.task(Topology::new(rank, 3), case.options.m).sent(other, rank) > 0;
     rank != other && (case.op == Op::Barrier || needed())
 }
 
@@ -171,7 +171,7 @@ fn a_late_shard_is_waited_for() {
             let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
             let mut ready = Ready::on(heap.clone(), case)?;
             let (a, b) = (heap.alloc::<f32>(4096)?, heap.full::<f32>(4096, 1.0)?);
-            let ranks = Ranks::from(&world);
+            let ranks = Topology::from(&world);
             ready.operands = operands(case, ranks, [a, b, ready.c], case.options.m);
             for call in 0..6 {
                 if (call + rank) % 3 == 0 {
@@ -213,7 +213,7 @@ fn ranks_with_other_rows_are_named(rows: usize) {
             let m = if world.rank() == 0 { rows } else { 8 };
             let slice = ready.heap.rand::<f32>(4096, 3)?;
             let slices = [slice, ready.heap.rand(4096, 4)?, ready.c];
-            ready.operands = operands(case, Ranks::from(&world), slices, m);
+            ready.operands = operands(case, Topology::from(&world), slices, m);
             ready.call()?;
             Ok(ready.sync())
         },
@@ -265,7 +265,7 @@ fn another_place_of_a_is_named() {
                 // found.
                 ready.call_and_sync()?;
                 let whole = ready.heap.rand::<f32>(4096, 3)?;
-                let [(m, k), ..] = case.shapes(Ranks::from(&world), case.options.m);
+                let [(m, k), ..] = case.shapes(Topology::from(&world), case.options.m);
                 ready.operands.a = match world.rank() {
                     0 => MatRef::sym(whole.slice(start..)?, m, k).with_ld(ld.unwrap_or(k)),
                     _ => MatRef::sym(whole, m, k),
@@ -374,7 +374,7 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
     }
     for members in [vec![], vec![0, 3]] {
         let options = barrier::Options::new().members(members);
-        fails(options.plan(Ranks::new(0, 3)), &["below 3"]);
+        fails(options.plan(Topology::new(0, 3)), &["below 3"]);
     }
 }
 

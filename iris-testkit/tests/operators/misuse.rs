@@ -8,7 +8,7 @@ use half::f16;
 use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs,
-    NormArgs, OpError as Error, Ranks, Shard, TileShape,
+    NormArgs, OpError as Error, Shard, TileShape, Topology,
 };
 use iris_testkit::guide::fails;
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
@@ -279,13 +279,13 @@ fn plans_that_differ_are_refused_and_named() {
                 o.staged.columns_per_flag = Some(3)
             }),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
-            // Changes of options that may differ between ranks, unless `even` asserts that the
-            // ranks are equal.
-            (Op::AllGatherMatmul, "pull", "even", |o| o.even = false),
+            // Changes of options that may differ between ranks, unless `uniform_shape` asserts that
+            // the ranks are equal.
+            (Op::AllGatherMatmul, "pull", "uniform_shape", |o| o.uniform_shape = false),
             (Op::MatmulReduceScatter, "push", "k", |o| o.k = 5),
         ];
         for (op, variant, item, change) in changes {
-            let mut options = options.clone().even(true);
+            let mut options = options.clone().uniform_shape(true);
             if world.rank() == 1 {
                 change(&mut options);
             }
@@ -300,10 +300,10 @@ fn plans_that_differ_are_refused_and_named() {
         let plan_made = plan(Op::AllReduce, "one_shot", &world, &options)?;
         let error = MatmulAllReduce::new(&heap, &plan_made).err().unwrap();
         assert!(matches!(&error, Error::Invalid { value, .. } if value == "a plan of all_reduce"));
-        let elsewhere = Ranks::new(world.rank(), if world.rank() == 2 { 4 } else { 3 });
+        let elsewhere = Topology::new(world.rank(), if world.rank() == 2 { 4 } else { 3 });
         let plan_made = plan(Op::Barrier, "flat", elsewhere, &options)?;
         fails(AnyOp::new(&heap, &plan_made), &["world is 3 on rank 0 and 1; 4 on rank 2"]);
-        let plan_made = plan(Op::Barrier, "flat", Ranks::new(world.rank(), 4), &options)?;
+        let plan_made = plan(Op::Barrier, "flat", Topology::new(world.rank(), 4), &options)?;
         let error = AnyOp::new(&heap, &plan_made).err().unwrap();
         let told = matches!(&error, Error::OtherWorld { planned_size: 4, size: 3, .. });
         assert!(told, "{error}");

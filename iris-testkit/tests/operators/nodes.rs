@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use iris_heap::{DType, HeapOptions, MAX_RANKS, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, Epilogue, MatRef, Matmul, MatmulAllReduce,
-    MatmulArgs, Plan, Ranks, Shard,
+    MatmulArgs, Plan, Shard, Topology,
 };
 use iris_testkit::guide::fails;
 use iris_testkit::harness::rows;
@@ -226,9 +226,9 @@ fn a_heap_is_opened_for_plans_with_a_local_product() {
         let up = iris_ops::matmul::Options::new(m, n, k).plan(&world)?;
         let down = iris_ops::matmul_all_reduce::Options::new(m, n, k).plan(&world)?;
         let options = iris_ops::all_gather_matmul::Options::new(m, n, k);
-        let columns = options.shard(Shard::Columns).even(true).plan(&world)?;
+        let columns = options.shard(Shard::Columns).uniform_shape(true).plan(&world)?;
         let plans = [&down, &up, &columns];
-        let heap = Plan::open_heap(&world, &plans, iris_ops::Room::matrices())?;
+        let heap = Plan::open_heap(&world, &plans, iris_ops::HeapReserve::matrices())?;
         let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);
         let gathered = AllGatherMatmul::new(&heap, &columns)?;
         let (a, b) = (heap.ones::<f32>(m * k)?, heap.ones::<f32>(k * n)?);
@@ -283,7 +283,7 @@ fn a_transposed_matrix_is_refused_before_anything_is_sent() {
 #[test]
 fn the_largest_count_is_a_multiple_of_the_ranks_of_a_node() {
     const MOST: usize = i32::MAX as usize / 2;
-    let ranks = Ranks::new(0, 4).on_nodes(2);
+    let ranks = Topology::new(0, 4).on_nodes(2);
     let plan = |count| iris_ops::all_reduce::Options::new(count).dtype(DType::BF16).plan(ranks);
     fails(plan(MOST), &[&format!("at most {}", MOST - 1)]);
     fails(plan(MOST - 1), &["bytes of a step"]);

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::Duration;
 
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
-use iris_ops::{AllReduce, Plan, Ranks, Room};
+use iris_ops::{AllReduce, HeapReserve, Plan, Topology};
 use iris_testkit::guide::fails;
 use iris_testkit::suite::{Case, Op, Options, plan};
 use iris_testkit::worlds::on_threads;
@@ -197,7 +197,7 @@ fn a_difference_is_the_error_of_every_run() {
         let mut ready = Ready::new(&world, &case)?;
         let m = if world.rank() == 0 { 5 } else { 8 };
         let slices = [ready.heap.rand::<f32>(4096, 3)?, ready.heap.rand(4096, 4)?, ready.c];
-        ready.operands = operands(&case, Ranks::from(&world), slices, m);
+        ready.operands = operands(&case, Topology::from(&world), slices, m);
         ready.call_and_sync()?;
         Ok(())
     };
@@ -239,7 +239,7 @@ fn what_a_program_says_is_compared_before_what_follows() {
         let differing = [("dtype", Options::new(64, 768, 0).dtype(typed)), ("m", shaped)];
         for (item, options) in differing {
             let plan = plan(Op::AllReduce, "auto", &world, &options)?;
-            let sized = Plan::heap_options(&[&plan], Room::none())?.threads(1);
+            let sized = Plan::heap_options(&[&plan], HeapReserve::none())?.threads(1);
             fails(SymmetricHeap::open(&world, sized), &[&format!("{item} of plan 0 is ")]);
             let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
             fails(AllReduce::new(&heap, &plan), &[&format!(": {item} is ")]);

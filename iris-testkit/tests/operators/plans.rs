@@ -1,13 +1,13 @@
 //! Tests of plans that must be refused, and of extreme numbers. Plans are made without a world.
 
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Epilogue, Ranks, TileShape, Variant, all_reduce};
+use iris_ops::{Epilogue, TileShape, Topology, Variant, all_reduce};
 use iris_testkit::guide::fails;
 use iris_testkit::suite::{Op, Options, plan};
 
 #[test]
 fn plans_that_make_no_sense_are_refused() {
-    let ranks = Ranks::new(0, 2);
+    let ranks = Topology::new(0, 2);
     let base = || Options::new(8, 6, 4);
     let tile = |m, n| base().tile(TileShape { m, n });
     let refused = |op: Op, options: Options, message: &str| {
@@ -46,9 +46,11 @@ fn plans_that_make_no_sense_are_refused() {
     for op in Op::ALL.into_iter().filter(|op| !finishes(op)) {
         refused(op, base().epilogue(Epilogue::Gelu), "epilogue is Gelu");
     }
-    for (ranks, message) in
-        [(Ranks::new(0, 0), "world"), (Ranks::new(0, 65), "world"), (Ranks::new(2, 2), "rank is 2")]
-    {
+    for (ranks, message) in [
+        (Topology::new(0, 0), "world"),
+        (Topology::new(0, 65), "world"),
+        (Topology::new(2, 2), "rank is 2"),
+    ] {
         fails(plan(Op::AllReduce, "auto", ranks, &base()), &[message]);
     }
     fails(plan(Op::AllReduce, "ring", ranks, &base()), &["ring", "two_shot"]);
@@ -58,7 +60,7 @@ fn plans_that_make_no_sense_are_refused() {
 /// support one.
 #[test]
 fn norms_that_make_no_sense_are_refused() {
-    let ranks = Ranks::new(0, 2);
+    let ranks = Topology::new(0, 2);
     let base = || Options::new(8, 6, 4).rms_norm(1e-5);
     let refused = |op: Op, variant: &str, options: &Options, message: &str| {
         let text = fails(plan(op, variant, ranks, options), &[message]);
@@ -114,7 +116,7 @@ fn no_number_is_too_large_to_be_refused() {
         [0, 1, (1 << 29) + 1, 1 << 30, 1 << 31, 1 << 32, (1 << 32) + 8, 1 << 63, usize::MAX];
     let refused = |op: Op, variant: &str, backend, options: &Options| {
         let options = options.clone().backend(backend);
-        let planned = plan(op, variant, Ranks::new(1, 3), &options);
+        let planned = plan(op, variant, Topology::new(1, 3), &options);
         planned.map(|plan| (plan.data_bytes(), plan.signal_bytes())).is_err()
     };
     for op in Op::ALL {

@@ -9,7 +9,7 @@ use iris_kernels::build::Build;
 use iris_kernels::cache::{self, Cache};
 use iris_kernels::rtc::{self, Compiler};
 use iris_kernels::{Target, ahead};
-use iris_ops::{AnyOp, Ranks};
+use iris_ops::{AnyOp, Topology};
 use iris_testkit::suite::plan;
 
 use crate::calls::in_line;
@@ -40,14 +40,14 @@ pub(crate) fn operators(machine: &Machine, worlds: &[usize]) {
     let backend = machine.backend();
     let mut cases = all(backend, Extent::All);
     // Kernels that count or trace are left out, because they are not compiled ahead of time.
-    cases.retain(|it| !it.case.options.counted && it.case.options.trace_spans == 0);
+    cases.retain(|it| !it.case.options.count_traffic && it.case.options.trace_spans == 0);
     for &size in worlds {
         let missing = World::run_threads(size, |world| -> Result<Vec<String>> {
             Standin::get(backend).rank(world.rank());
             let options = HeapOptions::new().backend(backend).data_bytes(16 << 30);
             let options = options.signal_bytes(1 << 30).device_words(1 << 20);
             let heap = SymmetricHeap::open(&world, options.device(world.rank()))?;
-            let ranks = Ranks::from(&heap);
+            let ranks = Topology::from(&heap);
             let mut missing = Vec::new();
             let taken = |it: &&Planned| size == 2 || ["plain", "library ours"].contains(&&*it.what);
             for planned in cases.iter().filter(taken) {

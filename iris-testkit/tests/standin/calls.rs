@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use iris_heap::{
     BackendKind, DType, HeapOptions, RawSlice, Request, Segment, Stream, SymmetricHeap, World,
 };
-use iris_ops::{AnyOp, MatRef, NormArgs, Op, OpRequest, Operands, Ranks};
+use iris_ops::{AnyOp, MatRef, NormArgs, Op, OpRequest, Operands, Topology};
 use iris_testkit::suite::{Layout, Residual, plan};
 
 use crate::cases::{Call, Planned};
@@ -43,7 +43,7 @@ pub(crate) fn heap(
 /// Operator with its matrices on one rank, to make the calls of a case.
 pub(crate) struct Calls<'a> {
     planned: &'a Planned,
-    ranks: Ranks,
+    ranks: Topology,
     heap: Arc<SymmetricHeap>,
     op: AnyOp,
     slices: Vec<RawSlice>,
@@ -53,7 +53,7 @@ impl<'a> Calls<'a> {
     /// Makes the operator and allocates its matrices. Collective.
     pub(crate) fn new(planned: &'a Planned, heap: &Arc<SymmetricHeap>) -> Result<Calls<'a>> {
         let case = &planned.case;
-        let ranks = Ranks::from(heap);
+        let ranks = Topology::from(heap);
         let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
         let op = AnyOp::new(heap, &plan)?;
         let room = room(planned, heap.options().backend);

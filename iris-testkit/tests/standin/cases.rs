@@ -71,7 +71,7 @@ fn is_asked_well(case: &Case) -> bool {
         (options.library != Library::default(), "library"),
         (options.root != 0, "root"),
         (options.members.is_some(), "members"),
-        (options.even, "even"),
+        (options.uniform_shape, "uniform_shape"),
         (options.output.is_some(), "output"),
     ];
     asked.into_iter().all(|(asked, name)| !asked || case.op.options().contains(&name))
@@ -133,7 +133,7 @@ fn of_variant(
         add(shape, "f32", &|case| case.options.dtype = DType::F32, once);
         add(shape, "output f32", &|case| case.options.output = Some(DType::F32), once);
         add(shape, "wire f32", &|case| case.options.wire = Some(DType::F32), once);
-        add(shape, "even", &|case| case.options.even = true, once);
+        add(shape, "uniform_shape", &|case| case.options.uniform_shape = true, once);
         add(shape, "uneven", &|case| case.uneven = true, once);
         add(shape, "gelu", &|case| case.options.epilogue = Epilogue::Gelu, each_residual);
         for library in [Library::Vendor, Library::Ours, Library::None] {
@@ -152,7 +152,7 @@ fn of_variant(
         }
     }
     for shape in [SMALL, MIDDLE] {
-        add(shape, "counted", &|case| case.options.counted = true, once);
+        add(shape, "count_traffic", &|case| case.options.count_traffic = true, once);
         add(shape, "traced", &|case| case.options.trace_spans = 64, once);
         add(shape, "8 workgroups", &|case| case.options.workgroups = Some(8), once);
         let tile = TileShape { m: 64, n: 64 };

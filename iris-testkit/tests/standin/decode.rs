@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use half::bf16;
 use iris_heap::{DType, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
-use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, NormArgs, Plan, Ranks, matmul_all_reduce};
+use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, NormArgs, Plan, Topology, matmul_all_reduce};
 
 use crate::calls::Captured;
 use crate::library::{Machine, Standin};
@@ -82,7 +82,7 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     let standin = Standin::get(machine.backend());
     standin.rank(world.rank());
     let options = matmul_all_reduce::Options::new(ROWS, HIDDEN, HIDDEN).dtype(DType::BF16);
-    let plan = options.rms_norm(1e-5).plan(Ranks::from(world).on(machine.backend()))?;
+    let plan = options.rms_norm(1e-5).plan(Topology::from(world).on(machine.backend()))?;
     let device = world.rank() % machine.devices;
     let heap = SymmetricHeap::open(
         world,

@@ -14,7 +14,7 @@ const PAGE: &str = "ARCHITECTURE.md";
 /// Layers from the ground up, each with its modules. A module in no layer is in that of its parent.
 const LAYERS: &[(&str, &[&str])] = &[
     ("facts", &["counters", "device", "error", "kind", "label", "split"]),
-    ("data of devices", &["cost::machine", "cost::network", "ranks", "tune::data"]),
+    ("data of devices", &["cost::machine", "cost::network", "topology", "tune::data"]),
     ("matrices of a call", &["args", "matrix", "operand"]),
     ("rows of operators", &["needs", "programs", "spec"]),
     ("options", &["items", "options"]),
@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("operator", &["operator"]),
     ("nodes", &["nodes"]),
     ("operators", &["facade", "ops"]),
-    ("communicator", &["any", "comm", "room"]),
+    ("communicator", &["any", "comm", "heap_reserve"]),
 ];
 
 /// Imports of a module of a higher layer, each with the reason.
@@ -110,7 +110,7 @@ mod tests {
         );
         // A child may stand in a lower layer than its parent.
         let data = "iris-ops/src/tune/data.rs";
-        assert_eq!(with(data, "use crate::ranks::Ranks;"), [""; 0]);
+        assert_eq!(with(data, "use crate::topology::Topology;"), [""; 0]);
         let options = ("iris-ops/src/options.rs", "");
         let tune = (data, "use crate::options::Request;");
         let composed = ("iris-ops/src/plan/composed.rs", "use crate::ops::row;");

@@ -70,7 +70,7 @@ impl GpuFunction {
     }
 
     /// See [`crate::Function::resident`].
-    pub(crate) fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+    pub(crate) fn max_coresident_workgroups(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let device = &self.module.device;
         // SAFETY: the function is alive, because its module is never unloaded.
         let each = unsafe { device.resident(self.raw, threads, shared_bytes) }?;

@@ -1,5 +1,5 @@
 // Bodies of collectives of small messages by the LL protocol (data and flag in one word). An item
-// is 8 bytes (ll::Pair) or 48 bytes (ll::Pack) of a message whose rows are concatenated.
+// is 8 bytes (ll::Ll64) or 48 bytes (ll::Ll128) of a message whose rows are concatenated.
 //
 // This file is long because items are processed in several ways: one by one, several per thread at
 // once, and as rows that are normalised item by item or in vectors that stay in registers.
@@ -171,7 +171,7 @@ class ItemsOf {
 };
 
 /// Rows of a matrix as a sequence of items of the LL protocol; of pairs here.
-template <class Item> class UnitsOf : public ItemsOf {
+template <class LlUnit> class UnitsOf : public ItemsOf {
   public:
     using ItemsOf::ItemsOf;
 
@@ -192,7 +192,7 @@ template <class Item> class UnitsOf : public ItemsOf {
 
 /// Rows of a matrix as a sequence of packs. A pack is three vectors of 16 bytes, each of two items of
 /// 8 bytes; the last pack may end after the message.
-template <> class UnitsOf<ll::Pack> : public ItemsOf {
+template <> class UnitsOf<ll::Ll128> : public ItemsOf {
   public:
     IRIS_DEVICE UnitsOf(const View& view, u32 rows, u32 cols, u32 shift)
         : ItemsOf(view, rows, cols, shift), vectors((view.address & 15) == 0 ? whole / 2 : 0) {}
@@ -200,7 +200,7 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
     IRIS_DEVICE void load(u32 pack, u32 dtype, u32 (&data)[12]) const {
         IRIS_UNROLL
         for (u32 i = 0; i < 3; ++i) {
-            const u32 vector = ll::Pack::vector(pack, i);
+            const u32 vector = ll::Ll128::vector(pack, i);
             if (vector < vectors && dtype == elements.view.dtype) {
                 const Vec16 read = port::read<Vec16>(elements.view.address + u64(vector) * 16);
                 IRIS_UNROLL
@@ -229,7 +229,7 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
     IRIS_DEVICE void finish(u32 pack, View bias, u32 epilogue, ItemValues (&values)[6]) const {
         IRIS_UNROLL
         for (u32 part = 0; part < 6; ++part) {
-            const u32 item = 2 * ll::Pack::vector(pack, part / 2) + part % 2;
+            const u32 item = 2 * ll::Ll128::vector(pack, part / 2) + part % 2;
             values[part] = ItemsOf::finish(item, bias, epilogue, values[part]);
         }
     }
@@ -264,7 +264,7 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
     IRIS_DEVICE void store(u32 pack, const u32 (&data)[12], Store store_item) const {
         IRIS_UNROLL
         for (u32 i = 0; i < 3; ++i) {
-            const u32 vector = ll::Pack::vector(pack, i);
+            const u32 vector = ll::Ll128::vector(pack, i);
             if (vector < vectors) {
                 const Vec16 from{{data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]}};
                 port::write(elements.view.address + u64(vector) * 16, from);
@@ -280,14 +280,14 @@ template <> class UnitsOf<ll::Pack> : public ItemsOf {
 };
 
 /// Body of a collective by the LL protocol: loads, adds and stores the items of one thread.
-template <Collective C, u32 N, class Item = ll::Pair> class ExchangeBody {
+template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
     /// Number of 32-bit words of an item, number of parts of 8 bytes, and number of peers whose items
     /// are loaded together.
-    static constexpr u32 WORDS = Item::WORDS, PARTS = WORDS / 2, LOADED = Item::loaded(N);
+    static constexpr u32 WORDS = LlUnit::WORDS, PARTS = WORDS / 2, LOADED = LlUnit::loaded(N);
     using Data = u32[WORDS];
-    using Units = UnitsOf<Item>;
+    using Units = UnitsOf<LlUnit>;
 
   public:
     IRIS_DEVICE explicit ExchangeBody(const OpArgs& args)
@@ -301,7 +301,7 @@ template <Collective C, u32 N, class Item = ll::Pair> class ExchangeBody {
     const Items items;
 
     /// Number of items that `from` sends to `to`.
-    IRIS_DEVICE u32 sent(u32 from, u32 to) const { return Item::count(items.sent(from, to)); }
+    IRIS_DEVICE u32 sent(u32 from, u32 to) const { return LlUnit::count(items.sent(from, to)); }
 
     IRIS_DEVICE void load(u32 first, u32 item) {
         // Data that is equal for all peers is loaded once. Otherwise the loads for all N peers are
@@ -383,7 +383,7 @@ template <Collective C, u32 N, class Item = ll::Pair> class ExchangeBody {
     /// Counts the bytes of `pushed` items.
     IRIS_DEVICE void count(u32 pushed) const {
         if (args.counters == 0) return;
-        Trace(0, 0, args.counters, 0).add(Counter::Pushed, u64(pushed) * Item::BYTES);
+        Trace(0, 0, args.counters, 0).add(Counter::Pushed, u64(pushed) * LlUnit::BYTES);
     }
     /// Data that this rank sends to rank `to`, as items.
     IRIS_DEVICE Units of_mine(u32 to) const {
@@ -683,13 +683,13 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     run_exchange_norm_items(args);
 }
 
-template <Collective C, u32 N, class Item = ll::Pair>
+template <Collective C, u32 N, class LlUnit = ll::Ll64>
 IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
-    ExchangeBody<C, N, Item> body(args);
+    ExchangeBody<C, N, LlUnit> body(args);
     const flow::Heads heads(args.channel, body);
     // The steps above read arguments only, so they run before the previous launch has ended.
     port::take_turn();
-    flow::exchange<N, Item>(launch_of(args), body, heads, body);
+    flow::exchange<N, LlUnit>(launch_of(args), body, heads, body);
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
@@ -701,15 +701,15 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
 }
 
 /// Body of an all-reduce in two hops by the LL protocol. C has the type in which data is sent.
-template <u32 N, class Item> class SumBody : public ExchangeBody<Collective::AllReduce, N, Item> {
-    using Base = ExchangeBody<Collective::AllReduce, N, Item>;
+template <u32 N, class LlUnit> class SumBody : public ExchangeBody<Collective::AllReduce, N, LlUnit> {
+    using Base = ExchangeBody<Collective::AllReduce, N, LlUnit>;
     using Data = typename Base::Data;
 
   public:
     IRIS_DEVICE explicit SumBody(const OpArgs& args) : Base(args), held{} {}
 
     IRIS_DEVICE flow::Parts parts() const {
-        const u32 count = Item::count(this->items.whole);
+        const u32 count = LlUnit::count(this->items.whole);
         return flow::Parts{this->args.channel.size, count, flow::Parts::ALL};
     }
     IRIS_DEVICE void load(u32 i, u32 item) { this->mine.load(item, this->dtype, held[i]); }
@@ -730,8 +730,8 @@ template <u32 N, class Item> class SumBody : public ExchangeBody<Collective::All
 };
 
 /// Body of a broadcast in two hops by the LL protocol.
-template <u32 N, class Item> class RelayBody : public ExchangeBody<Collective::Broadcast, N, Item> {
-    using Base = ExchangeBody<Collective::Broadcast, N, Item>;
+template <u32 N, class LlUnit> class RelayBody : public ExchangeBody<Collective::Broadcast, N, LlUnit> {
+    using Base = ExchangeBody<Collective::Broadcast, N, LlUnit>;
     using Data = typename Base::Data;
 
   public:
@@ -740,7 +740,7 @@ template <u32 N, class Item> class RelayBody : public ExchangeBody<Collective::B
           copy(View::of(args.c), args.m, args.n, this->items.shift), held{}, taken{} {}
 
     IRIS_DEVICE flow::Parts parts() const {
-        const u32 count = Item::count(this->items.whole);
+        const u32 count = LlUnit::count(this->items.whole);
         return flow::Parts{this->args.channel.size, count, this->args.root};
     }
     IRIS_DEVICE void load(u32 i, u32 item) { message.load(item, this->dtype, held[i]); }
@@ -773,35 +773,35 @@ template <u32 N, class Item> class RelayBody : public ExchangeBody<Collective::B
     Data held[Base::LOADED], taken;
 };
 
-template <u32 N, class Item, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
+template <u32 N, class LlUnit, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
     Body body(args);
     const flow::Parts parts = body.parts();
     const flow::Heads heads(args.channel, parts);
     // The steps above read arguments only, so they run before the previous launch has ended.
     port::take_turn();
-    flow::two_shot_ll<N, Item>(launch_of(args), parts, heads, body);
+    flow::two_shot_ll<N, LlUnit>(launch_of(args), parts, heads, body);
 }
 
 template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {
-    using ll::FEW, ll::SOURCES, ll::Pair;
+    using ll::FEW, ll::SOURCES, ll::Ll64;
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size <= FEW) run_two_shot_ll_of<FEW, Pair, Body<FEW, Pair>>(args);
-    else run_two_shot_ll_of<SOURCES, Pair, Body<SOURCES, Pair>>(args);
+    if (args.channel.size <= FEW) run_two_shot_ll_of<FEW, Ll64, Body<FEW, Ll64>>(args);
+    else run_two_shot_ll_of<SOURCES, Ll64, Body<SOURCES, Ll64>>(args);
 }
 
 /// Exchange of larger messages, in packs. The host selects this kernel, on all ranks alike. It is
 /// separate from the others because its larger number of registers would slow down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_packs(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size == 2) run_exchange_of<C, 1, ll::Pack>(args);
-    else run_exchange_of<C, ll::SOURCES, ll::Pack>(args);
+    if (args.channel.size == 2) run_exchange_of<C, 1, ll::Ll128>(args);
+    else run_exchange_of<C, ll::SOURCES, ll::Ll128>(args);
 }
 
 /// Exchange of larger messages in two hops, in packs.
 template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_packs(const OpArgs& given) {
-    using ll::SOURCES, ll::Pack;
-    run_two_shot_ll_of<SOURCES, Pack, Body<SOURCES, Pack>>(port::in_place(given));
+    using ll::SOURCES, ll::Ll128;
+    run_two_shot_ll_of<SOURCES, Ll128, Body<SOURCES, Ll128>>(port::in_place(given));
 }
 
 } // namespace iris

@@ -6,9 +6,9 @@
 
 namespace iris::flow {
 
-// Functions that the template arguments must have; an item is a ll::Pair or a ll::Pack:
+// Functions that the template arguments must have; an item is an ll::Ll64 or an ll::Ll128:
 // Exchange: sent(from, to)              number of items that `from` sends to `to`
-// Body: load(first, item)               begin to load `item` for Item::loaded(N) peers: peer(first) and
+// Body: load(first, item)               begin to load `item` for LlUnit::loaded(N) peers: peer(first) and
 //                                       those after it in the channel
 //       give(i, peer, item, data)       return in `data` the item for peer(first + i), loaded before
 //       begin(item)                     load this rank's own `item`, or store it at its destination
@@ -45,17 +45,17 @@ struct Heads {
 
 /// Words that a call uses for `peer`, to which it sends `items` items and, if the peer is one of
 /// `heads`, a header.
-template <class Item = ll::Pair> IRIS_DEVICE ll::Used used_words(Members heads, u32 peer, u32 items) {
-    return heads.contains(peer) ? Item::used(items) : ll::Used{0, 0};
+template <class LlUnit = ll::Ll64> IRIS_DEVICE ll::Used used_words(Members heads, u32 peer, u32 items) {
+    return heads.contains(peer) ? LlUnit::used(items) : ll::Used{0, 0};
 }
 
 /// Announce the entry and push the headers, and the items of this thread: item after item, each to
 /// all peers. Returns false if the call cannot be finished. `most` is the largest number of items
 /// for a peer, `sent(peer)` the number for one; `load(first, item)` and `give(i, peer, item, data)`
 /// are those of Body in an exchange.
-template <u32 N, class Item, class Sent, class Load, class Give>
+template <u32 N, class LlUnit, class Sent, class Load, class Give>
 IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
-    constexpr u32 LOADED = Item::loaded(N);
+    constexpr u32 LOADED = LlUnit::loaded(N);
     const ll::Share share = wg.share_of_threads();
     const u32 size = wg.size();
     // The items are loaded while the thread waits for the peers' credits (permission to write to
@@ -78,9 +78,9 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
                     if (first + i >= size) break;
                     const u32 peer = wg.peer(first + i);
                     if (item >= sent(peer)) continue;
-                    u32 data[Item::WORDS];
+                    u32 data[LlUnit::WORDS];
                     give(i, peer, item, data);
-                    Item::push(wg.m, wg.call(), peer, item, data);
+                    LlUnit::push(wg.m, wg.call(), peer, item, data);
                 }
             }
         }
@@ -92,15 +92,15 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
 
 /// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
 /// ascending order of ranks; false on failure. `shown` is the number of the wait in a trace.
-template <u32 N, class Item, class Sends, class Take>
+template <u32 N, class LlUnit, class Sends, class Take>
 IRIS_DEVICE bool take_item(Workgroup& wg, u32 item, u32 shown, Sends sends, Take take) {
     Members sources{0};
     IRIS_NO_UNROLL
     for (u32 rank = 0; rank < wg.size(); ++rank) sources.bits |= u64(sends(rank)) << rank;
     if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
     wg.trace.begin(Span::Wait, shown);
-    const bool passed = Item::template each<N>(wg.m, wg.call(), item, sources,
-                                               [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE {
+    const bool passed = LlUnit::template each<N>(wg.m, wg.call(), item, sources,
+                                               [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
                                                    take(source, data);
                                                    return true;
                                                });
@@ -109,14 +109,14 @@ IRIS_DEVICE bool take_item(Workgroup& wg, u32 item, u32 shown, Sends sends, Take
 }
 
 /// Steps of exchange() for the items of this thread: push, then take; false on failure.
-template <u32 N, class Item, class Exchange, class Body>
+template <u32 N, class LlUnit, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const Heads& heads,
                                 Body& body) {
     const u32 me = wg.rank();
-    const bool pushed = push_items<N, Item>(
+    const bool pushed = push_items<N, LlUnit>(
         wg, heads.to, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
         [&](u32 first, u32 item) IRIS_INLINE { body.load(first, item); },
-        [&](u32 i, u32 peer, u32 item, u32 (&data)[Item::WORDS]) IRIS_INLINE {
+        [&](u32 i, u32 peer, u32 item, u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
             body.give(i, peer, item, data);
         });
     if (!pushed) return false;
@@ -126,10 +126,10 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < heads.taken; item = share.next(item)) {
             body.begin(item);
-            passed = take_item<N, Item>(
+            passed = take_item<N, LlUnit>(
                 wg, item, item,
                 [&](u32 rank) IRIS_INLINE { return item < exchange.sent(rank, me); },
-                [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE { body.take(source, item, data); });
+                [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE { body.take(source, item, data); });
             if (passed) body.end(item);
         }
         return passed;
@@ -143,13 +143,13 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
 /// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW or
 /// more with up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
-template <u32 N, class Item = ll::Pair, class Exchange, class Body>
+template <u32 N, class LlUnit = ll::Ll64, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, const Heads& heads,
                           Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N, Item>(wg, exchange, heads, body);
+    const bool result = exchange_steps<N, LlUnit>(wg, exchange, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_words<Item>(heads.to, peer, exchange.sent(wg.rank(), peer));
+        return used_words<LlUnit>(heads.to, peer, exchange.sent(wg.rank(), peer));
     });
 }
 
@@ -307,22 +307,22 @@ struct Parts {
 //                keep(owner, item, data)   store an item that `owner` has finished
 
 /// Steps of two_shot_ll() for the items of this thread; false on failure.
-template <u32 N, class Item, class Body>
+template <u32 N, class LlUnit, class Body>
 IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Heads& heads, Body& body) {
     const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
     const auto sent = [&](u32 peer) IRIS_INLINE { return parts.contributed(me, peer); };
     const auto load = [&](u32 first, u32 item) IRIS_INLINE {
         IRIS_UNROLL
-        for (u32 i = 0; i < Item::loaded(N); ++i) {
+        for (u32 i = 0; i < LlUnit::loaded(N); ++i) {
             if (first + i >= size) break;
             const u32 peer = wg.peer(first + i);
             if (item < sent(peer)) body.load(i, parts.first(peer) + item);
         }
     };
-    const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[Item::WORDS]) IRIS_INLINE {
+    const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
         body.give(i, parts.first(peer) + item, data);
     };
-    if (!push_items<N, Item>(wg, heads.to, longest, sent, load, give)) return false;
+    if (!push_items<N, LlUnit>(wg, heads.to, longest, sent, load, give)) return false;
     // All threads of a wave complete each step before any of these threads begins the next one.
     const ll::Share share = wg.share_of_threads();
     const bool finished = port::divergent([&]() IRIS_INLINE {
@@ -331,18 +331,18 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
         for (u32 item = share.first; passed && item < own; item = share.next(item)) {
             const u32 at = parts.first(me) + item;
             body.begin(at);
-            passed = take_item<N, Item>(
+            passed = take_item<N, LlUnit>(
                 wg, item, at,
                 [&](u32 rank) IRIS_INLINE { return item < parts.contributed(rank, me); },
-                [&](u32 source, const u32 (&data)[Item::WORDS]) IRIS_INLINE { body.take(source, at, data); });
+                [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE { body.take(source, at, data); });
             if (!passed) break;
-            u32 data[Item::WORDS];
+            u32 data[LlUnit::WORDS];
             body.end(at, data);
             IRIS_NO_UNROLL
             for (u32 step = 1; step < size; ++step) {
                 const u32 peer = wg.peer(step);
                 if (item >= parts.finished(me, peer)) continue;
-                Item::push(wg.m, wg.call(), peer, sent(peer) + item, data);
+                LlUnit::push(wg.m, wg.call(), peer, sent(peer) + item, data);
             }
         }
         return passed;
@@ -358,8 +358,8 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
                     const bool is_one = u32(parts.contributes(rank)) == contributes;
                     return is_one && item < parts.finished(rank, me);
                 };
-                passed = take_item<N, Item>(wg, contributes * own + item, item, sends,
-                                            [&](u32 owner, const u32 (&data)[Item::WORDS]) IRIS_INLINE {
+                passed = take_item<N, LlUnit>(wg, contributes * own + item, item, sends,
+                                            [&](u32 owner, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
                                                 body.keep(owner, parts.first(owner) + item, data);
                                             });
             }
@@ -378,13 +378,13 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
 /// thread has the items of the same numbers in all parts, so a call may run in place. `heads` are
 /// those of `parts`.
-template <u32 N, class Item = ll::Pair, class Body>
+template <u32 N, class LlUnit = ll::Ll64, class Body>
 IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, const Heads& heads,
                              Body& body) {
     Workgroup wg(launch);
-    const bool result = two_shot_ll_steps<N, Item>(wg, parts, heads, body);
+    const bool result = two_shot_ll_steps<N, LlUnit>(wg, parts, heads, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_words<Item>(heads.to, peer, parts.sent(wg.rank(), peer));
+        return used_words<LlUnit>(heads.to, peer, parts.sent(wg.rank(), peer));
     });
 }
 
@@ -455,7 +455,7 @@ template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_tile(const Launch& launch, const ll::Strip& strip, Body& body) {
     Workgroup wg(launch);
     const bool result = tile_steps<PAIR>(wg, strip, body);
-    const ll::Used used = ll::Pair::used(strip.rows * strip.across);
+    const ll::Used used = ll::Ll64::used(strip.rows * strip.across);
     return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 

@@ -1,4 +1,4 @@
-use iris_sync::Stop;
+use iris_sync::Aborted;
 use iris_sync::flow::{self, CopiedTiles, DeliverTiles, Delivery, Launch};
 
 use crate::args::{Matrix, counter, producer};
@@ -150,7 +150,7 @@ impl Deliver<'_> {
         &mut self,
         launch: &Launch<'_, Words<'_>>,
         first: u32,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Aborted> {
         let sent = Sent(self.plan, launch.channel.rank);
         let parts = if self.partial.args.shard == 1 { sent.produced() } else { 0 };
         for part in (launch.index..parts).step_by(launch.count as usize) {

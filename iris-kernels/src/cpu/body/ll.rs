@@ -1,7 +1,7 @@
 //! Small messages by the LL protocol (data and flag in one word). An item is eight bytes of a
 //! message whose rows are concatenated without gaps.
 
-use iris_sync::Stop;
+use iris_sync::Aborted;
 use iris_sync::flow::{self, LlParts, LlRows, LlTiles};
 use iris_sync::ll::Rows;
 
@@ -23,7 +23,7 @@ pub(crate) fn run(
     launch: &flow::Launch<'_, Words<'_>>,
     kernel: Kernel,
     args: &OpArgs,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let items = kernel.items(args).expect("a kernel of the LL protocol");
     let Items { collective, per_item, .. } = items;
     let reduces = collective.reduces();

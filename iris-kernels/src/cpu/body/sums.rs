@@ -1,5 +1,5 @@
 use iris_sync::flow::{Departures, Launch};
-use iris_sync::{Memory, Span, Stop};
+use iris_sync::{Aborted, Memory, Span};
 
 use crate::args::{Matrix, OpArgs};
 use crate::cpu::body::partial::Partial;
@@ -15,7 +15,7 @@ pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,
     mut partial: Partial<'_>,
-) -> Result<(), Stop> {
+) -> Result<(), Aborted> {
     let OpArgs { a, b, slot, sources, root, channel, .. } = *partial.args;
     if sources == 1 && Departures::begin(launch).is_direct(root) {
         return Ok(());

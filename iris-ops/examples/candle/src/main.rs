@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
 use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, OnStream, Options};
-use iris_ops::Ranks;
+use iris_ops::Topology;
 
 use config::Config;
 use llama::Llama;
@@ -101,7 +101,7 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     // Each rank has a part of the heads and of the feed-forward columns; the parts may differ in
     // size.
     let shard = Shard { rank: world.rank(), size: world.size() };
-    let ranks = Ranks::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
+    let ranks = Topology::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
     // Planning is local. Fused row-parallel layers need room in the heap in addition to the
     // communicator.
     let plans = RowParallel::plans(&config, PROMPT.len(), shard, ranks)?;

@@ -10,7 +10,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Shape, Tensor, WithD
 use half::{bf16, f16};
 use iris_ops::comm::{Comm, ReduceOp, Summand};
 use iris_ops::matmul_all_reduce::Options;
-use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Ranks, scope, split};
+use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Topology, scope, split};
 
 use crate::config::Config;
 
@@ -66,7 +66,7 @@ pub struct Maker(Sum);
 
 impl RowParallel {
     /// Plans for the outputs of attention and of the feed-forward layer, for up to `rows` tokens.
-    pub fn plans(config: &Config, rows: usize, shard: Shard, ranks: Ranks) -> Result<[Plan; 2]> {
+    pub fn plans(config: &Config, rows: usize, shard: Shard, ranks: Topology) -> Result<[Plan; 2]> {
         let heads = shard.of(config.kv_heads).len() * (config.heads / config.kv_heads);
         let plan = |k: usize| Options::new(rows, config.hidden, k).plan(ranks);
         Ok([plan(heads * config.head())?, plan(shard.of(config.feed_forward).len())?])

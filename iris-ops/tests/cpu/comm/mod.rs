@@ -13,7 +13,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use iris_heap::{BackendKind, DType, SymSlice, World};
 use iris_ops::comm::{Comm, Id, Options, ReduceOp, Summand};
-use iris_ops::{OpResult, Ranks};
+use iris_ops::{OpResult, Topology};
 use iris_testkit::guide::fails;
 use iris_testkit::worlds::on_threads;
 
@@ -221,7 +221,7 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
         Ok(())
     };
     World::run_threads(2, of_f32).unwrap();
-    let (two, many) = (Ranks::new(0, 2), Ranks::new(0, 1024).on_nodes(128));
+    let (two, many) = (Topology::new(0, 2), Topology::new(0, 1024).on_nodes(128));
     let most = (1 << 31) - 128;
     for (ranks, bytes) in [(two, 4096), (two, most), (many, 65536)] {
         small().max_bytes(bytes).footprint(ranks).unwrap();

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use iris_heap::{DType, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Footprint, Options};
-use iris_ops::{Device, Ranks};
+use iris_ops::{Device, Topology};
 use iris_testkit::guide::fails;
 
 use super::{CPU, nodes, small, sums};
@@ -106,7 +106,7 @@ fn table() -> String {
     for size in [2, 4, 8] {
         for max in [1, 8, 64] {
             let options = Options::new().max_bytes(max << 20);
-            let ranks = Ranks::new(0, size);
+            let ranks = Topology::new(0, size);
             let h200 = Device::named("h200").unwrap();
             let columns = [ranks.on_device(h200).untuned(), ranks.untuned()].map(|ranks| {
                 let Footprint { data_bytes, signal_bytes, .. } = options.footprint(ranks).unwrap();

@@ -6,7 +6,9 @@ use std::time::SystemTime;
 
 use iris_heap::{BackendKind, Bytes, Limit, World, env};
 use iris_kernels::cache::{Cache, carried_folder};
-use iris_ops::{AllReduce, CollectiveArgs, MatRef, Plan, Ranks, Room, TuningFile, all_reduce};
+use iris_ops::{
+    AllReduce, CollectiveArgs, HeapReserve, MatRef, Plan, Topology, TuningFile, all_reduce,
+};
 use rustix::fs::statvfs;
 
 use super::{Finding, Section, State, Verdict};
@@ -58,8 +60,8 @@ fn sum_of_two() -> anyhow::Result<()> {
     const LEN: usize = 1000;
     World::run_threads(2, |world| {
         let plan =
-            all_reduce::Options::new(LEN).name("doctor").plan(Ranks::from(&world).untuned())?;
-        let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+            all_reduce::Options::new(LEN).name("doctor").plan(Topology::from(&world).untuned())?;
+        let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
         let op = AllReduce::new(&heap, &plan)?;
         let (x, y) = (heap.full::<f32>(LEN, 1.0 + world.rank() as f32)?, heap.zeros::<f32>(LEN)?);
         let stream = heap.stream()?;
@@ -75,7 +77,7 @@ fn sum_of_two() -> anyhow::Result<()> {
 
 /// Reports the tuning file, written by `iris tune`, that plans for `ranks` ranks read.
 pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
-    let ranks = Ranks::new(0, ranks).on(kind);
+    let ranks = Topology::new(0, ranks).on(kind);
     let path = TuningFile::path(ranks);
     let details: Vec<_> = path.iter().map(|path| path.display().to_string()).collect();
     let finding = match path {

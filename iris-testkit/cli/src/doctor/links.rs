@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use iris_heap::{
     BackendKind, Bytes, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
 };
-use iris_ops::{AllGather, Barrier, CollectiveArgs, MatRef, Ranks, all_gather, barrier};
+use iris_ops::{AllGather, Barrier, CollectiveArgs, MatRef, Topology, all_gather, barrier};
 
 use super::{Finding, State};
 
@@ -177,7 +177,7 @@ fn kernels(
 ) -> Result<()> {
     let (me, size) = (heap.rank(), heap.size());
     let plan =
-        all_gather::Options::new(MESSAGE).variant(variant).plan(Ranks::from(heap).untuned())?;
+        all_gather::Options::new(MESSAGE).variant(variant).plan(Topology::from(heap).untuned())?;
     let op = AllGather::new(heap, &plan)?;
     let value = |rank: usize, at: usize| ((at * 7 + rank * 13) % 2048) as f32;
     let (x, y) = (heap.alloc::<f32>(MESSAGE)?, heap.zeros::<f32>(size * MESSAGE)?);
@@ -204,7 +204,7 @@ fn kernels(
 /// other ranks. Collective over all ranks.
 fn round(heap: &Arc<SymmetricHeap>, stream: &Stream, pair: [usize; 2]) -> Result<f64> {
     let options = barrier::Options::new().members(pair.to_vec());
-    let op = Barrier::new(heap, &options.plan(Ranks::from(heap).untuned())?)?;
+    let op = Barrier::new(heap, &options.plan(Topology::from(heap).untuned())?)?;
     let mut best = Duration::ZERO;
     if pair.contains(&heap.rank()) {
         best = Duration::MAX;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
 use iris_kernels::vendor::{Communicator, NcclCall};
-use iris_ops::{OpRequest, Ranks, Shard};
+use iris_ops::{OpRequest, Shard, Topology};
 use iris_testkit::oracle::{Meaning, Product, Rows};
 use iris_testkit::suite::{Op, Options};
 
@@ -112,7 +112,7 @@ impl<'a> Baseline<'a> {
     pub(crate) fn new(
         op: Op,
         options: &Options,
-        ranks: Ranks,
+        ranks: Topology,
         (nccl, blas): Libraries<'a>,
         at: &Buffers,
     ) -> Result<Baseline<'a>> {

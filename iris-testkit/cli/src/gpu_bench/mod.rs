@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
-use iris_ops::{Ranks, Shard};
+use iris_ops::{Shard, Topology};
 use iris_testkit::launch::{NETWORK_ALONE, with_environment};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
@@ -292,7 +292,7 @@ pub(crate) fn read(
     cases: Option<&Path>,
     only: Option<&str>,
 ) -> Result<Vec<Shape>> {
-    let device = Ranks::new(0, 2).on(kind).device;
+    let device = Topology::new(0, 2).on(kind).device;
     let usual = if kind == BackendKind::Hip { HIP } else { CUDA };
     let rows: Rows = options::read(cases, usual)?;
     let mut shapes = Vec::new();
@@ -315,9 +315,10 @@ pub(crate) fn read(
             continue;
         }
         for [m, n, k] in row.shapes {
-            // Options of the plan; `even` is set because all ranks have the same M, N and K in the
-            // benchmark.
-            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
+            // Options of the plan; `uniform_shape` is set because all ranks have the same M, N and
+            // K in the benchmark.
+            let mut options =
+                OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).uniform_shape(true);
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
             if row.columns {
@@ -401,7 +402,7 @@ mod tests {
         for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&steps).chain(&large)
         {
             shape.choices.iter().for_each(|choice| {
-                shape.plan(choice, Ranks::new(0, 4)).unwrap();
+                shape.plan(choice, Topology::new(0, 4)).unwrap();
             });
         }
     }

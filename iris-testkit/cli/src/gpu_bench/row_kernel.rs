@@ -43,7 +43,7 @@ impl RowKernel {
 
     #[allow(unsafe_code, reason = "a kernel is given the addresses of matrices")]
     pub(super) fn run(&self, stream: &Stream) -> Result<()> {
-        let groups = self.args.m.clamp(1, self.kernel.resident());
+        let groups = self.args.m.clamp(1, self.kernel.max_coresident_workgroups());
         // SAFETY: `add_norm` and `touch` take one parameter of the type of `args`; its matrices are
         // in the heap and live until the heap is closed, after the stream has finished.
         unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use bytemuck::Zeroable;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_kernels::args::OpArgs;
-use iris_ops::{NormArgs, OpRequest, Plan, Ranks, Shard, TileShape};
+use iris_ops::{NormArgs, OpRequest, Plan, Shard, TileShape, Topology};
 use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
 use iris_testkit::rig::{Rig, Room};
@@ -30,7 +30,7 @@ use crate::timing::{median, slowest};
 
 impl Shape {
     /// Makes the plan for the variant and tile of `choice`.
-    pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
+    pub(super) fn plan(&self, choice: &Choice, ranks: Topology) -> Result<Plan> {
         let mut options = self.options.clone();
         options.tile = choice.tile.map(|[m, n]| TileShape { m, n });
         suite::plan(self.op, &choice.variant, ranks, &options)
@@ -68,7 +68,7 @@ struct Plans {
 }
 
 impl Plans {
-    fn new(shape: &Shape, ranks: Ranks) -> Result<Plans> {
+    fn new(shape: &Shape, ranks: Topology) -> Result<Plans> {
         let variants = shape.choices.iter().map(|choice| shape.plan(choice, ranks));
         let variants = variants.collect::<Result<_>>()?;
         let larger = shape.larger_plan.map(|m| {
@@ -110,7 +110,7 @@ impl Plans {
 }
 
 /// Shapes (rows, columns) of A, B and C on a rank.
-fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
+fn shapes(shape: &Shape, ranks: Topology) -> [(usize, usize); 3] {
     Case::new(shape.op, "auto", shape.options.clone()).shapes(ranks, shape.options.m)
 }
 
@@ -136,7 +136,9 @@ impl Matrices {
         let size = rank.world.size();
         let mut most = [0; 3];
         for rank in 0..size {
-            for (most, (rows, cols)) in most.iter_mut().zip(shapes(shape, Ranks::new(rank, size))) {
+            for (most, (rows, cols)) in
+                most.iter_mut().zip(shapes(shape, Topology::new(rank, size)))
+            {
                 *most = rows.saturating_mul(cols).max(*most);
             }
         }
@@ -171,7 +173,7 @@ impl Matrices {
         Ok(Matrices { heap, a, b, c, other_c, between, workspace, residual, weight })
     }
 
-    fn operands(&self, shape: &Shape, ranks: Ranks) -> Result<Operands> {
+    fn operands(&self, shape: &Shape, ranks: Topology) -> Result<Operands> {
         let (dtype, [a, b, c]) = (shape.options.dtype, shapes(shape, ranks));
         let matrix = |slice, shape| matrix(slice, dtype, shape);
         let (a, b) = (matrix(self.a, a)?, matrix(self.b, b)?);
@@ -185,7 +187,7 @@ impl Matrices {
 
     /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without the
     /// RMSNorm.
-    fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
+    fn apart(&self, shape: &Shape, plan: &Plan, ranks: Topology) -> Result<Apart> {
         let OpRequest { m, n, dtype, rms_norm, .. } = *shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
         let operands = self.operands(shape, ranks)?.norm(None);
@@ -201,13 +203,13 @@ impl Matrices {
     /// Data that this rank must send in a call, as a block of memory, and the ranks that receive
     /// it; `None` if nothing must be sent, or if ranks are on other nodes. A broadcast is counted as
     /// a pipeline in which each rank sends to the next one.
-    fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
+    fn crossing(&self, shape: &Shape, of: Topology) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpRequest { m, n, k, dtype, .. } = *shape.options;
-        let part = |elements: usize| elements / ranks.size;
-        let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
+        let part = |elements: usize| elements / of.size;
+        let others: Vec<usize> = (1..of.size).map(|by| (of.rank + by) % of.size).collect();
         let meaning = Meaning::of(shape.op);
         let (elements, peers) = match (meaning.gives, meaning.gets) {
-            _ if !meaning.exchanges() || ranks.nodes() > 1 => return Ok(None),
+            _ if !meaning.exchanges() || of.nodes() > 1 => return Ok(None),
             (Rows::Root, _) | (_, Rows::Root) => (m * n, others.into_iter().take(1).collect()),
             (Rows::Shard, _) => (part(m * k), others),
             (_, Rows::All) if meaning.sums => (2 * part(m * n), others),
@@ -216,7 +218,7 @@ impl Matrices {
         let bytes = elements * dtype.size();
         let room = [self.other_c, self.between, self.a].into_iter();
         let block = room.map(|slice| slice.slice(..bytes)).find_map(Result::ok);
-        Ok(block.filter(|_| ranks.size > 1 && bytes > 0).map(|block| (block, peers)))
+        Ok(block.filter(|_| of.size > 1 && bytes > 0).map(|block| (block, peers)))
     }
 
     /// Operands of this rank's GEMM without communication, in the matrices that the libraries use.
@@ -244,8 +246,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let world = &rank.world.for_heap(&HeapOptions::new().backend(shape.options.backend))?;
     let ranks = match shape.beside {
         // `iris tune` measures for a tuning file, which may not be there yet.
-        Beside::First => Ranks::from(world).on(shape.options.backend).untuned(),
-        Beside::Libraries => Ranks::from(world),
+        Beside::First => Topology::from(world).on(shape.options.backend).untuned(),
+        Beside::Libraries => Topology::from(world),
     };
     let plans = Plans::new(shape, ranks)?;
     let matrices = Matrices::new(rank, shape, &plans)?;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use iris_heap::BackendKind;
-use iris_ops::{Ranks, Shard, TileShape, Variant};
+use iris_ops::{Shard, TileShape, Topology, Variant};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde_json::Value;
@@ -36,7 +36,7 @@ pub(crate) fn tune(
     if let Some(reason) = harness::missing_gpus(kind, ranks)? {
         return skipped(&reason);
     }
-    let planned = Ranks::new(0, ranks).on(kind).untuned();
+    let planned = Topology::new(0, ranks).on(kind).untuned();
     for shape in &mut shapes {
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
@@ -100,8 +100,8 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
     let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
     // If the op lets N or K differ between ranks, the row holds only for calls with the option
-    // `even`.
-    let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
+    // `uniform_shape`.
+    let even = if shape.op.options().contains(&"uniform_shape") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
         "\n[[row]]\nop = \"{}\"\nworld = {ranks}\ndtype = {}\nm = [{m}, {m}]\nn = {n}\n{depth}{columns}{even}\
@@ -117,7 +117,7 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
 
 /// Choices to time: first the predicted one, then each variant that is not slow by design, with the
 /// predicted tile and with tiles of half and double its size.
-fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
+fn choices(shape: &Shape, ranks: Topology) -> Vec<Choice> {
     let (mut choices, mut seen) = (Vec::new(), Vec::new());
     let mut add = |variant: &str, tile| {
         let choice = Choice { variant: variant.to_owned(), tile };

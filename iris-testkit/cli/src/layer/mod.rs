@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use comfy_table::Table;
 use iris_heap::{DType, World};
-use iris_ops::{Epilogue, Plan, Ranks};
+use iris_ops::{Epilogue, Plan, Topology};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
@@ -192,7 +192,7 @@ struct Step {
 struct Part<'a> {
     block: &'a Block,
     rig: &'a Rig,
-    ranks: Ranks,
+    ranks: Topology,
     dtype: DType,
 }
 
@@ -205,7 +205,14 @@ impl LayerJob {
 
     /// Plan of `op` for one product of the block: `step` is 0 for the up product, 1 for the down
     /// product.
-    fn plan(&self, block: &Block, op: Op, step: usize, ranks: Ranks, dtype: DType) -> Result<Plan> {
+    fn plan(
+        &self,
+        block: &Block,
+        op: Op,
+        step: usize,
+        ranks: Topology,
+        dtype: DType,
+    ) -> Result<Plan> {
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank).len();
         let options = match step {
@@ -256,7 +263,7 @@ impl Job for LayerJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let options = self.device.heap(world);
         let world = &world.for_heap(&options)?;
-        let ranks = Ranks::from(world);
+        let ranks = Topology::from(world);
         let block = Block::read(self.weights.as_ref())?;
         let room = self.room(&block, ranks.size, ranks.nodes())?;
         let rig = Rig::open(world, options, room)?;

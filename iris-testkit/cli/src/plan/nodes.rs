@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Device, Forecast, Network, Ranks, Shard};
+use iris_ops::{Device, Forecast, Network, Shard, Topology};
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
 
@@ -23,7 +23,7 @@ use crate::record;
 const GBIT: f64 = 400.0;
 
 /// Prints predictions for calls of one operator, or for the shapes of a file.
-pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
+pub(super) fn main(options: &Options, ranks: Topology) -> Result<bool> {
     let (nodes, size, device) = (options.nodes, ranks.size, ranks.device);
     if nodes == 0 || !size.is_multiple_of(nodes) {
         return Err(usage("--nodes", nodes, format!("a divisor of the {size} ranks")));
@@ -103,7 +103,7 @@ fn check_device(device: Device) -> Result<()> {
 fn forecast(
     (op, variant): (Op, &str),
     call: &OpOptions,
-    ranks: Ranks,
+    ranks: Topology,
     network: &Network,
 ) -> Result<Option<Forecast>> {
     Ok(suite::plan(op, variant, ranks, call)?.forecast(network, call.m))
@@ -141,8 +141,9 @@ pub(super) fn write(file: &Path, device: Device) -> Result<()> {
 /// The tables of SCALING.md as Markdown.
 fn tables(device: Device) -> Result<String> {
     let network = Network::of_gbit(GBIT);
-    let over =
-        |nodes: usize| Ranks::new(0, PER_NODE * nodes).on_nodes(nodes).on_device(device).untuned();
+    let over = |nodes: usize| {
+        Topology::new(0, PER_NODE * nodes).on_nodes(nodes).on_device(device).untuned()
+    };
     let shapes = gpu_bench::read(device.backend, None, None)?;
     let shapes = shapes.iter().filter(|it| it.op != Op::Matmul && it.options.dtype == DType::BF16);
     let heads = NODES.map(|nodes| format!(" {nodes} nodes |")).concat();

@@ -122,7 +122,7 @@ fn packs() -> Vec<Case> {
             case.seed = 1 + at as u64;
             case.input = [Input::Integers, Input::Reals][at % 2];
             case.bias = case.op.multiplies();
-            case.options = case.options.counted(at % 3 == 0);
+            case.options = case.options.count_traffic(at % 3 == 0);
             case.c = Layout { before: at % 3, pad: at % 2 * 3, ..Layout::default() };
             case.a = Layout { before: at % 2, ..Layout::default() };
             cases.push(case);
@@ -142,7 +142,7 @@ fn few(backend: BackendKind) -> Vec<Case> {
                 let options = OpOptions::new(m, n, k).dtype(*dtype).backend(backend);
                 let options = options.library([Library::Auto, Library::Ours][turn]);
                 let mut case = Case::new(Op::MatmulAllReduce, variant, options);
-                let ranks = iris_ops::Ranks::new(0, 2).on(backend);
+                let ranks = iris_ops::Topology::new(0, 2).on(backend);
                 if plan(case.op, variant, ranks, &case.options).is_err() {
                     continue;
                 }
@@ -175,7 +175,7 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
         }
         // One case in five has counters: on a GPU, kernels that count are separate builds, and the
         // suite compares the counts with the expected ones.
-        case.options = case.options.counted(at % 5 == 3);
+        case.options = case.options.count_traffic(at % 5 == 3);
         if at % 3 == 1 {
             case.options = case.options.staging(StagingLayout::MContiguous);
         }
@@ -228,7 +228,7 @@ mod tests {
         let device = iris_ops::Device::named("h100").unwrap();
         for case in &all {
             for size in [2, 4] {
-                let ranks = iris_ops::Ranks::new(0, size).on_device(device).untuned();
+                let ranks = iris_ops::Topology::new(0, size).on_device(device).untuned();
                 let plan = plan(case.op, &case.variant, ranks, &case.options).unwrap();
                 assert!(plan.has_packs_at(Setting::PACKS.0), "{case:?} of {size}");
             }

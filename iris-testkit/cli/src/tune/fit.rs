@@ -4,7 +4,7 @@
 //! steps (Levenberg-Marquardt). Beyond [`LARGE`] the loss grows linearly, so that single rows do
 //! not dominate. A weak prior keeps parameters that the rows do not determine at their start.
 
-use iris_ops::Machine;
+use iris_ops::CostParameters;
 
 use super::measured::Measured;
 
@@ -20,7 +20,7 @@ const STEPS: usize = 40;
 
 /// Returns the machine parameters that predict the times of these rows best; the search starts from
 /// `start`.
-pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
+pub(crate) fn fitted(rows: &[&Measured], start: &CostParameters) -> CostParameters {
     // The fit changes the logarithms of parameters. A parameter of 0 has no logarithm, so it stays
     // 0.
     let values = start.values();
@@ -30,7 +30,7 @@ pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
         for (&at, log) in free.iter().zip(logs) {
             values[at] = log.exp();
         }
-        Machine::of_values(&values)
+        CostParameters::of_values(&values)
     };
     let first: Vec<f64> = free.iter().map(|&at| values[at].ln()).collect();
     let residuals = |logs: &[f64]| -> Vec<f64> {

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Machine, Ranks, TuningFile, Variant};
+use iris_ops::{CostParameters, Topology, TuningFile, Variant};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{note, say};
 
@@ -20,14 +20,14 @@ pub(crate) type Case = (Op, OpOptions, Vec<String>);
 /// Cases that determine the parameters: messages with little and with much data, GEMMs limited by
 /// memory and by arithmetic, and products with messages of each kind. On the CPU the cases have an
 /// eighth of the rows.
-fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
+fn cases(kind: BackendKind, ranks: Topology) -> Vec<Case> {
     use Variant::*;
     let host = kind.traits().host_threads;
     let dtype = if host { DType::F32 } else { DType::BF16 };
     let columns = if host { 1024 } else { 4096 };
     let mut cases = Vec::new();
     let mut add = |op: Op, [m, n, k]: [usize; 3], dtype, variants: &[Variant]| {
-        let options = OpOptions::new(m, n, k).dtype(dtype).backend(kind).even(true);
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(kind).uniform_shape(true);
         let able = op.variants_on(ranks.device);
         let variants = variants.iter().filter(|variant| able.contains(variant));
         cases.push((op, options, variants.map(|it| it.name().to_owned()).collect()));
@@ -69,7 +69,7 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
 
 /// Tuning file for these ranks, with its measurements if they are of this machine. Fails if the file
 /// cannot be written.
-pub(super) fn file_of(ranks: Ranks) -> Result<TuningFile> {
+pub(super) fn file_of(ranks: Topology) -> Result<TuningFile> {
     let path = TuningFile::check_place(ranks)?;
     Ok(TuningFile::of(ranks).unwrap_or_else(|error| {
         note!("{} is replaced: {error}", path.display());
@@ -81,7 +81,7 @@ pub(super) fn file_of(ranks: Ranks) -> Result<TuningFile> {
 /// whether all were measured.
 pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     let kind = options.backend;
-    let ranks = Ranks::new(0, ranks).on(kind);
+    let ranks = Topology::new(0, ranks).on(kind);
     let mut file = file_of(ranks)?;
     let cases = cases(kind, ranks);
     let lines = match kind.traits().host_threads {
@@ -94,10 +94,10 @@ pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
         of_line(line, ranks)
     });
     let rows: Vec<_> = rows.collect();
-    let start = Machine::of(ranks.device);
+    let start = CostParameters::of(ranks.device);
     let machine = fitted(&rows.iter().collect::<Vec<_>>(), &start);
     for (name, (value, before)) in
-        Machine::NAMES.iter().zip(machine.values().into_iter().zip(start.values()))
+        CostParameters::NAMES.iter().zip(machine.values().into_iter().zip(start.values()))
     {
         say!("{name:24} {value:>14.4}   built in {before:>14.4}")?;
     }
@@ -131,7 +131,7 @@ mod tests {
     /// where no switch connects them.
     #[track_caller]
     fn every_rate_is_in_a_case(ranks: usize) {
-        let ranks = Ranks::new(0, ranks).on_device(Device::named("h200").unwrap());
+        let ranks = Topology::new(0, ranks).on_device(Device::named("h200").unwrap());
         let cases = cases(BackendKind::Cuda, ranks);
         let line = |(op, options, variants): &Case| {
             let (m, n, k, dtype) = (options.m, options.n, options.k, options.dtype.to_string());
@@ -145,13 +145,13 @@ mod tests {
             lines.map(|line| line.expect("a plan")).collect::<Vec<_>>()
         };
         let rows: Vec<_> = cases.iter().flat_map(line).collect();
-        let values = Machine::of(ranks.device).values();
+        let values = CostParameters::of(ranks.device).values();
         let mut unseen = Vec::new();
-        for (at, name) in Machine::NAMES.iter().enumerate() {
+        for (at, name) in CostParameters::NAMES.iter().enumerate() {
             let time = |factor: f64| {
                 let mut values = values.clone();
                 values[at] *= factor;
-                let machine = Machine::of_values(&values);
+                let machine = CostParameters::of_values(&values);
                 rows.iter().map(|row| row.predicted(&machine).expect("a time")).collect::<Vec<_>>()
             };
             let share = |(more, now): (f64, f64)| ((more / now).ln() / 0.01f64.ln_1p()).abs();

@@ -1,6 +1,6 @@
 //! Rows of a record with the plans of their calls, to compare predicted with measured times.
 
-use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
+use iris_ops::{CostParameters, Plan, Shard, TileShape, Topology, Variant};
 use iris_testkit::suite::{Op, Options, plan};
 
 use crate::record::line::Line;
@@ -23,7 +23,7 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    pub(crate) fn predicted(&self, machine: &Machine) -> Option<f64> {
+    pub(crate) fn predicted(&self, machine: &CostParameters) -> Option<f64> {
         self.plan.predicted_us_on(machine, self.size)
     }
 
@@ -38,15 +38,16 @@ impl Measured {
 
 /// Measured call of `line`, a line of a benchmark; `None` if the line has no operator or no
 /// variant.
-pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
+pub(crate) fn of_line(line: serde_json::Value, ranks: Topology) -> Option<Measured> {
     measured(serde_json::from_value(line).ok()?, ranks.untuned())
 }
 
 /// Plans the call of the line `row`; `None` if its variant no longer exists.
-pub(super) fn measured(row: Line, ranks: Ranks) -> Option<Measured> {
+pub(super) fn measured(row: Line, ranks: Topology) -> Option<Measured> {
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
     let columns = row.columns;
-    let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
+    let mut options =
+        Options::new(row.m, row.n, row.k).backend(ranks.device.backend).uniform_shape(true);
     options.dtype = row.dtype.parse().ok()?;
     options.tile = row.tile.map(|[m, n]| TileShape { m, n });
     options.rms_norm = row.rms_norm.map(|it| it as f32);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use iris_ops::{Device, Machine, Ranks, Variant};
+use iris_ops::{CostParameters, Device, Topology, Variant};
 use iris_testkit::say;
 
 use super::fit::fitted;
@@ -33,7 +33,7 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
         let Ok(row) = serde_json::from_str::<Line>(line) else { continue };
         let name = format!("{}, {} ranks", row.commit, row.ranks);
         let Ok(device) = Device::named("h200") else { continue };
-        let ranks = Ranks::new(0, row.ranks).on_device(device);
+        let ranks = Topology::new(0, row.ranks).on_device(device);
         let Some(measured) = measured(row, ranks) else { continue };
         match found.iter_mut().find(|record| record.name == name) {
             Some(record) => record.rows.push(measured),
@@ -68,7 +68,7 @@ impl Record {
     }
 
     /// Variants of each shape, with measured times and the predictions of `machine`.
-    fn timed(&self, machine: &Machine) -> Vec<(&Shape, Vec<Timed>)> {
+    fn timed(&self, machine: &CostParameters) -> Vec<(&Shape, Vec<Timed>)> {
         let timed = |(variant, rows): (Variant, Vec<&Measured>)| {
             let mut times: Vec<f64> = rows.iter().map(|row| row.us).collect();
             times.sort_by(f64::total_cmp);
@@ -88,7 +88,7 @@ impl Record {
 
     /// Regret of each shape that has several variants: the chosen variant's time compared with the
     /// fastest one's.
-    pub(super) fn regrets(&self, machine: &Machine) -> Vec<Regret> {
+    pub(super) fn regrets(&self, machine: &CostParameters) -> Vec<Regret> {
         let chosen = |(shape, group): (&Shape, Vec<Timed>)| {
             if group.len() < 2 {
                 return None;
@@ -113,7 +113,7 @@ impl Record {
 
 /// Relative errors of the predicted times for these rows, sorted. Products on the tile core are left
 /// out; they count only in the regret.
-pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
+pub(crate) fn errors(rows: &[Measured], machine: &CostParameters) -> Vec<f64> {
     let counted = rows.iter().filter(|row| !row.is_tile_core());
     let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
     let mut errors: Vec<f64> = errors.collect();
@@ -157,7 +157,7 @@ pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
 /// is fitted to the groups whose names begin with `fit`.
 pub(crate) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
     let all = records(path)?;
-    let h200 = Machine::of(Device::named("h200")?);
+    let h200 = CostParameters::of(Device::named("h200")?);
     let machine = match fit {
         None => h200,
         Some(names) => {
@@ -222,8 +222,8 @@ mod tests {
         found.unwrap_or_else(|| panic!("no record {name}"))
     }
 
-    fn h200() -> Machine {
-        Machine::of(Device::named("h200").expect("a device"))
+    fn h200() -> CostParameters {
+        CostParameters::of(Device::named("h200").expect("a device"))
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use iris_kernels::schedule::{Grid, Shard, Units};
-use iris_sync::RESTAMP_PERIOD;
+use iris_sync::REFRESH_PERIOD;
 use iris_sync::barrier::Members;
 
 use crate::ll::{self, Pattern};
@@ -221,19 +221,19 @@ pub fn catalogue(full: bool) -> Vec<Model> {
 /// Scenarios whose first or second call refreshes all words, for the Rust protocols and for the
 /// device headers.
 pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
-    let before = RESTAMP_PERIOD - 1;
+    let before = REFRESH_PERIOD - 1;
     in_both([
-        ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+        ops::partial(2, 1, REFRESH_PERIOD, &[1, 1]),
         // Two threads share the words, of two tiles.
-        ops::partial(2, 2, RESTAMP_PERIOD, &[1, 2]).threads(2).groups(&[2, 1]),
+        ops::partial(2, 2, REFRESH_PERIOD, &[1, 2]).threads(2).groups(&[2, 1]),
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
         // A rank that has settled its pulls learns at the refresh that a peer gave up.
-        ops::pull_of_leavers(3, false).calls(1, RESTAMP_PERIOD),
+        ops::pull_of_leavers(3, false).calls(1, REFRESH_PERIOD),
         // A rank that has done everything else in its call learns at the refresh that a peer gave
         // up.
-        ops::given_up(ops::two_shot(3, 1, 1, false)).calls(1, RESTAMP_PERIOD),
+        ops::given_up(ops::two_shot(3, 1, 1, false)).calls(1, REFRESH_PERIOD),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
         // The calls use one of two items, then both, so the unused item is refreshed before its

@@ -2,7 +2,7 @@
 //! belong to the control flow. Also mutants that drop single signals or replace single comparisons.
 
 use iris_sync::barrier::Members;
-use iris_sync::{Access, RESTAMP_PERIOD};
+use iris_sync::{Access, REFRESH_PERIOD};
 
 use super::mutant::{Mutant, RUNS, mutant};
 use crate::ops::{self, Accumulate};
@@ -31,7 +31,7 @@ fn sites() -> Vec<Mutant> {
         (
             "site-refresh",
             Site::Refresh,
-            ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]),
+            ops::partial(2, 2, REFRESH_PERIOD, &[2]).groups(&[2, 1]),
             Some(RUNS),
         ),
         ("site-count", Site::Finish, ops::deliver_by_senders(2, 1, 1, false), Some(RUNS)),

@@ -1,7 +1,7 @@
 //! Mutants of the LL protocol, one for each of its rules. Some run the whole range of call numbers,
 //! because LL words are compared by `==`.
 
-use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
+use iris_sync::{Access, FaultKind, REFRESH_PERIOD, Scope};
 
 use super::mutant::{Engine, Mutant, RUNS, mutant};
 use super::round::LAST;
@@ -24,10 +24,10 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant(name, scenario, change, Check::Scope).of(access)
     };
     let round = |name, change: Change, expected| {
-        let scenario = ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, LAST).without_heads();
+        let scenario = ll::partial(Pattern::All, 2, REFRESH_PERIOD - 1, LAST).without_heads();
         mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange(Pattern::All))
     };
-    let refreshing = |used| ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, used).without_heads();
+    let refreshing = |used| ll::partial(Pattern::All, 2, REFRESH_PERIOD - 1, used).without_heads();
     vec![
         device("ll-store-device", LlStore, one(1)),
         device("ll-load-device", LlLoad, one(1)),
@@ -108,7 +108,7 @@ pub(super) fn all() -> Vec<Mutant> {
             .in_scenario(),
         mutant(
             "ll-stamps-used",
-            ll::partial(Pattern::All, 2, RESTAMP_PERIOD, &[1]).without_heads(),
+            ll::partial(Pattern::All, 2, REFRESH_PERIOD, &[1]).without_heads(),
             Change::StampUsedPairs,
             Check::Lost,
         )
@@ -116,7 +116,7 @@ pub(super) fn all() -> Vec<Mutant> {
         round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
         mutant(
             "ll-packs-no-stamps",
-            ll::partial(Pattern::Packs, 2, RESTAMP_PERIOD - 1, LAST).without_heads(),
+            ll::partial(Pattern::Packs, 2, REFRESH_PERIOD - 1, LAST).without_heads(),
             Change::Skip(LlStamp),
             Check::Wrong,
         )
@@ -128,7 +128,7 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant(
             "ll-no-check-refresh",
             ops::given_up(
-                ll::partial(Pattern::Root, 2, RESTAMP_PERIOD - 1, &[2, 1, 1]).without_heads(),
+                ll::partial(Pattern::Root, 2, REFRESH_PERIOD - 1, &[2, 1, 1]).without_heads(),
             ),
             Change::Skip(AbortCheck),
             Check::Wrong,
@@ -149,7 +149,7 @@ pub(super) fn all() -> Vec<Mutant> {
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)
                 .threads(3)
-                .calls(3, RESTAMP_PERIOD - 1)
+                .calls(3, REFRESH_PERIOD - 1)
                 .without_heads(),
             Change::DropVote { rank: 0, group: 0, position: 6 },
             Check::Lost,

@@ -6,7 +6,7 @@
 //! This file is long because the rules are best compared side by side.
 
 use iris_sync::barrier::Members;
-use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
+use iris_sync::{Access, FaultKind, Order, REFRESH_PERIOD, Scope};
 
 use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate, Beside};
@@ -84,7 +84,7 @@ fn orders() -> Vec<Mutant> {
         relaxed(
             "stamp-store-relaxed",
             StampStore,
-            ops::partial(2, 1, RESTAMP_PERIOD, &[1]),
+            ops::partial(2, 1, REFRESH_PERIOD, &[1]),
             Check::Race,
         ),
         mutant(
@@ -125,7 +125,7 @@ fn scopes() -> Vec<Mutant> {
         ("version-load-device", VersionLoad, primitives::versioned(1)),
         ("lock-take-device", LockTake, lock()),
         ("lock-give-device", LockGive, lock()),
-        ("stamp-store-device", StampStore, ops::partial(2, 1, RESTAMP_PERIOD, &[1])),
+        ("stamp-store-device", StampStore, ops::partial(2, 1, REFRESH_PERIOD, &[1])),
         ("abort-store-device", AbortStore, primitives::abort()),
         ("abort-load-device", AbortLoad, primitives::abort()),
     ]
@@ -224,7 +224,7 @@ fn life_of_words() -> Vec<Mutant> {
     use Change::{BlindRecords, OwnerStamps, Skip, SkipStamps, UncheckedRecords};
     use ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
     let unrefreshed = |name, change, last| {
-        let scenario = ops::partial(2, 8, RESTAMP_PERIOD - 1, last);
+        let scenario = ops::partial(2, 8, REFRESH_PERIOD - 1, last);
         mutant(name, scenario, change, Check::Wrong).by(Engine::WholeRange(last))
     };
     let zero = ops::partial(2, 1, -5, &[1]).words(0);
@@ -234,20 +234,20 @@ fn life_of_words() -> Vec<Mutant> {
         mutant("late-memset", primitives::late_memset(), [], Check::Lost).in_scenario(),
         mutant(
             "owner-stamps",
-            ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+            ops::partial(2, 1, REFRESH_PERIOD, &[1, 1]),
             OwnerStamps,
             Check::Lost,
         ),
         mutant(
             "no-stamps",
-            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 3, 3]),
+            ops::partial(2, 8, REFRESH_PERIOD - 1, &[3, 3, 3]),
             Skip(StampStore),
             Check::Wrong,
         )
         .by(Engine::WholeRange(&[3, 3, 8])),
         mutant(
             "no-stamps-of-done",
-            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 0, 0]),
+            ops::partial(2, 8, REFRESH_PERIOD - 1, &[3, 0, 0]),
             Skip(StampStore),
             Check::Wrong,
         )
@@ -290,7 +290,7 @@ fn given_up() -> Vec<Mutant> {
         .by(Engine::Search),
         unchecked(
             "no-check-refresh",
-            ops::two_shot(2, 1, 1, false).calls(1, RESTAMP_PERIOD),
+            ops::two_shot(2, 1, 1, false).calls(1, REFRESH_PERIOD),
             Check::Wrong,
         ),
         mutant(
@@ -369,7 +369,7 @@ fn barriers() -> Vec<Mutant> {
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
     // Without this barrier, a thread refreshes the signal of a tile that another workgroup has yet
     // to write.
-    let refreshing = ops::partial(2, 2, RESTAMP_PERIOD, &[2]).groups(&[2, 1]);
+    let refreshing = ops::partial(2, 2, REFRESH_PERIOD, &[2]).groups(&[2, 1]);
     let no_done = |name, atomic, expected| {
         let sums = ops::accumulate(2, 1, 2, Accumulate { atomic, ..PLAIN });
         mutant(name, sums, Change::Skip(Access::DoneLoad), expected).by(RUNS)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use iris_sync::ll::{HEAD, QUADS};
-use iris_sync::{Call, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record, SymWord};
+use iris_sync::{Call, Field, LINE_WORDS, LlWord, REFRESH_PERIOD, Record, SymWord};
 
 use crate::ll::{self, Pattern};
 use crate::{Failure, Place, Report, Rules, Scenario, ops, quads, search};
@@ -29,8 +29,8 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
     all_round(name, 6, rules, |step, number| {
         let used = if step == 5 { last } else { each };
         // In every step, a word that no earlier step has changed holds the number before the very
-        // first call, which is `RESTAMP_PERIOD - 1`.
-        let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
+        // first call, which is `REFRESH_PERIOD - 1`.
+        let mut scenario = ops::partial(2, tiles, number, used).words(REFRESH_PERIOD - 2);
         if staged {
             scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
         }
@@ -69,7 +69,7 @@ fn all_round(
     mut at: impl FnMut(u32, i32) -> (Scenario, Vec<(Place, i64)>),
 ) -> Report {
     let start = Instant::now();
-    let mut number = RESTAMP_PERIOD - 1;
+    let mut number = REFRESH_PERIOD - 1;
     let mut memory: HashMap<Place, i64> = HashMap::new();
     let mut executions = 0;
     let mut report = None;
@@ -90,7 +90,7 @@ fn all_round(
             break;
         }
         memory.extend(ends.swap_remove(0));
-        number = number.wrapping_add(RESTAMP_PERIOD);
+        number = number.wrapping_add(REFRESH_PERIOD);
     }
     let report = report.unwrap_or_else(|| unreachable!("there are steps"));
     Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
@@ -114,7 +114,7 @@ pub fn slots_whole_range(on_headers: bool, pattern: Pattern, rules: &Rules) -> R
             _ => &[1, 1, 1],
         };
         let scenario = ll::partial(pattern, 2, number, used);
-        let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
+        let mut scenario = scenario.without_heads().words(REFRESH_PERIOD - 2);
         if step == 8 {
             // The last calls have the numbers of the first ones, so another M is set: it makes
             // their values differ.

@@ -167,7 +167,7 @@ pub struct Numbers {
 
 impl Numbers {
     /// Constants with the values that iris-sync uses.
-    pub const REAL: Numbers = Numbers { range: 1 << 32, period: iris_sync::RESTAMP_PERIOD as i64 };
+    pub const REAL: Numbers = Numbers { range: 1 << 32, period: iris_sync::REFRESH_PERIOD as i64 };
 
     /// Term of the comparison `Call::reached_by`: whether the number `seen` is that of `want` or of
     /// a later call.

@@ -114,7 +114,7 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     assert_eq!(loads, 1);
     let function = module.function("kernel", 0).unwrap();
     assert!(again.function("no\0name", 0).is_err());
-    assert_eq!(function.resident(32, 0).unwrap(), 8);
+    assert_eq!(function.max_coresident_workgroups(32, 0).unwrap(), 8);
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let shape = LaunchShape { groups: 1, threads: 32, shared_bytes: 0, early: false };
     fake.taken();

@@ -1,5 +1,5 @@
-//! [`Room`], the memory that a program needs in a heap in addition to the operators' memory; and
-//! heaps that are opened for plans.
+//! [`HeapReserve`], the memory that a program needs in a heap in addition to the operators' memory;
+//! and heaps that are opened for plans.
 
 use std::sync::Arc;
 
@@ -17,28 +17,28 @@ use crate::workspace::{check_nodes, outcome};
 ///
 /// ```
 /// use iris_heap::Bytes;
-/// use iris_ops::Room;
-/// let own_memory = Room::none(); // matrices lie elsewhere
-/// let matrices = Room::matrices(); // each matrix of each plan once, as large as its largest call
-/// let more = Room::matrices().and(Bytes::mib(64)).and_elements::<f32>(4096);
+/// use iris_ops::HeapReserve;
+/// let own_memory = HeapReserve::none(); // matrices lie elsewhere
+/// let matrices = HeapReserve::matrices(); // each matrix of each plan once, as large as its largest call
+/// let more = HeapReserve::matrices().and(Bytes::mib(64)).and_elements::<f32>(4096);
 /// // With room for a communicator in the heap (`Comm::in_heap`):
-/// let footprint = iris_ops::comm::Options::new().footprint(iris_ops::Ranks::new(0, 2))?;
-/// let shared = Room::matrices().and(footprint);
+/// let footprint = iris_ops::comm::Options::new().footprint(iris_ops::Topology::new(0, 2))?;
+/// let shared = HeapReserve::matrices().and(footprint);
 /// # let _ = (own_memory, matrices, more, shared);
 /// # iris_ops::OpResult::<()>::Ok(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct HeapReserve {
     matrices: bool,
     more: Footprint,
 }
 
-impl Room {
-    /// Makes a room of no memory: the heap's data segment has only the memory that the operators need.
+impl HeapReserve {
+    /// Reserves no memory: the heap's data segment has only the memory that the operators need.
     /// Matrices are in the program's own memory.
     ///
-    /// With any room the segment of signals has at least 256 MiB, for operators that are made later.
-    /// `Plan::heap_options(..)?.signal_bytes(plan.signal_bytes())` makes it smaller.
+    /// With any reserve the segment of signals has at least 256 MiB, for operators that are made
+    /// later. `Plan::heap_options(..)?.signal_bytes(plan.signal_bytes())` makes it smaller.
     pub fn none() -> Self {
         Self { matrices: false, more: Footprint::default() }
     }
@@ -50,10 +50,11 @@ impl Room {
         Self { matrices: true, more: Footprint::default() }
     }
 
-    /// Adds more room: one more allocation of some [`Bytes`], or the [`Footprint`] of a communicator.
+    /// Adds more room: one more allocation of some [`Bytes`], or the [`Footprint`] of a
+    /// communicator.
     #[must_use]
-    pub fn and(self, more: impl Into<Room>) -> Self {
-        let Room { matrices, more } = more.into();
+    pub fn and(self, more: impl Into<HeapReserve>) -> Self {
+        let HeapReserve { matrices, more } = more.into();
         Self { matrices: self.matrices || matrices, more: self.more.plus(more) }
     }
 
@@ -63,21 +64,21 @@ impl Room {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Size of this room in a heap for `plans`, which are the plans of one rank.
+    /// Size of this reserve in a heap for `plans`, which are the plans of one rank.
     fn of(self, plans: &[&Plan]) -> Footprint {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
         self.more.plus(Footprint::data(matrices.sum()))
     }
 }
 
-impl From<Bytes> for Room {
+impl From<Bytes> for HeapReserve {
     /// Room for one allocation of this size, and no room for matrices of plans.
     fn from(bytes: Bytes) -> Self {
         Footprint::data(bytes.allocated()).into()
     }
 }
 
-impl From<Footprint> for Room {
+impl From<Footprint> for HeapReserve {
     /// Room for a communicator, and no room for matrices of plans.
     fn from(more: Footprint) -> Self {
         Self { matrices: false, more }
@@ -86,22 +87,23 @@ impl From<Footprint> for Room {
 
 impl Plan {
     /// Options of a heap on the device of these plans. The heap has room for the operators of all
-    /// plans (a shared workspace needs less) and for `room`; both are computed for this rank alone.
-    /// [`Plan::open_heap`] opens such a heap in one step. These options are for programs that also
-    /// change other options. When the heap is opened, the plans of all ranks are compared.
+    /// plans (a shared workspace needs less) and for `reserve`; both are computed for this rank
+    /// alone. [`Plan::open_heap`] opens such a heap in one step. These options are for programs
+    /// that also change other options. When the heap is opened, the plans of all ranks are
+    /// compared.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
-    pub fn heap_options(plans: &[&Plan], room: impl Into<Room>) -> Result<HeapOptions> {
+    pub fn heap_options(plans: &[&Plan], reserve: impl Into<HeapReserve>) -> Result<HeapOptions> {
         let first = plans.first().ok_or(Error::NoPlan)?;
-        let backend = first.ranks().device.backend;
-        if let Some(other) = plans.iter().find(|plan| plan.ranks().device.backend != backend) {
+        let backend = first.topology().device.backend;
+        if let Some(other) = plans.iter().find(|plan| plan.topology().device.backend != backend) {
             let expected = format!("{backend}, that of {}", first.op());
-            let value = other.ranks().device.backend;
+            let value = other.topology().device.backend;
             return Err(Error::invalid(other.op(), "backend", value, expected));
         }
         let needs = plans.iter().map(|plan| Footprint::of(plan));
-        let needs = needs.fold(room.into().of(plans), Footprint::plus);
+        let needs = needs.fold(reserve.into().of(plans), Footprint::plus);
         // Plans are compared before the sizes of segments. The sizes follow from the plans, so a
         // difference in sizes would make a less helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
@@ -128,8 +130,8 @@ impl Plan {
             .device_words(needs.device_words.saturating_add(line).max(words)))
     }
 
-    /// Opens a heap for the operators of these plans on their device, with `room` for the program's
-    /// own allocations: collective.
+    /// Opens a heap for the operators of these plans on their device, with `reserve` for the
+    /// program's own allocations: collective.
     ///
     /// If a heap is opened for all plans of a program, `new` of these operators always finds enough
     /// memory. Ranks may have different N and K if the operators allow this; the heap is then as
@@ -137,12 +139,12 @@ impl Plan {
     ///
     /// ```
     /// use iris_heap::World;
-    /// use iris_ops::{MatmulAllReduce, Plan, Room, matmul_all_reduce::Options};
+    /// use iris_ops::{HeapReserve, MatmulAllReduce, Plan, matmul_all_reduce::Options};
     ///
     /// World::run_threads(2, |world| -> anyhow::Result<()> {
     ///     let (m, n, k) = (64, 256, 128);
     ///     let plan = Options::new(m, n, k).plan(&world)?;
-    ///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+    ///     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
     ///     let (a, b) = (heap.ones::<f32>(m * k)?, heap.ones::<f32>(k * n)?);
     ///     let c = heap.zeros::<f32>(m * n)?;
     ///     let op = MatmulAllReduce::new(&heap, &plan)?;
@@ -164,13 +166,13 @@ impl Plan {
     pub fn open_heap(
         world: &World,
         plans: &[&Plan],
-        room: impl Into<Room>,
+        reserve: impl Into<HeapReserve>,
     ) -> Result<Arc<SymmetricHeap>> {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let op = first.op();
         // A rank that refuses its plans tells the other ranks; otherwise they would wait for this
         // rank.
-        let options = options_for(world, plans, room.into());
+        let options = options_for(world, plans, reserve.into());
         let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
         let options = options?;
         told?;
@@ -202,7 +204,7 @@ impl Plan {
             let elements = (rows as u64).saturating_mul(cols as u64);
             Bytes::new(elements.saturating_mul(dtype.size() as u64)).allocated()
         };
-        let shapes = (0..self.ranks().size).map(|rank| {
+        let shapes = (0..self.topology().size).map(|rank| {
             let mut plan = self.clone();
             plan.ranks.rank = rank;
             plan.shapes(self.largest())
@@ -228,9 +230,9 @@ impl Plan {
 }
 
 /// Options of a heap with memory for these plans, which must all be for this rank of the world.
-fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions> {
+fn options_for(world: &World, plans: &[&Plan], reserve: HeapReserve) -> Result<HeapOptions> {
     for plan in plans {
-        let planned = (plan.ranks().rank, plan.ranks().size);
+        let planned = (plan.topology().rank, plan.topology().size);
         // An operator without communication has a plan for the rank's node.
         let (rank, size) = match plan.row().is_local() {
             true => (world.local_rank(), world.local_size()),
@@ -241,7 +243,7 @@ fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions
             return Err(Error::OtherWorld { op, planned_rank, planned_size, rank, size });
         }
     }
-    Plan::heap_options(plans, room)
+    Plan::heap_options(plans, reserve)
 }
 
 #[cfg(test)]
@@ -250,7 +252,7 @@ mod tests {
 
     use super::*;
     use crate::ops::{all_reduce, matmul_all_reduce, matmul_reduce_scatter};
-    use crate::ranks::Ranks;
+    use crate::topology::Topology;
     use crate::{AllReduce, MatmulAllReduce};
 
     /// Tests that all matrices of both plans, and both operators, fit into a heap with this room.
@@ -261,7 +263,7 @@ mod tests {
             let (m, n, k) = (65, 33, 10 + world.rank());
             let product = matmul_all_reduce::Options::new(m, n, k).plan(&world)?;
             let sum = all_reduce::Options::rows(m, n).rms_norm(1e-5).plan(&world)?;
-            let heap = Plan::open_heap(&world, &[&product, &sum], Room::matrices())?;
+            let heap = Plan::open_heap(&world, &[&product, &sum], HeapReserve::matrices())?;
             let ops = (MatmulAllReduce::new(&heap, &product)?, AllReduce::new(&heap, &sum)?);
             for elements in [m * 11, 11 * n, m * n, n, m * n, m * n, m * n, m * n, n] {
                 heap.zeros::<f32>(elements)?;
@@ -280,11 +282,11 @@ mod tests {
     /// beside that of the operators of the plans.
     #[test]
     fn room_for_a_communicator_is_what_it_takes() {
-        let ranks = Ranks::new(0, 64);
+        let ranks = Topology::new(0, 64);
         let plan = all_reduce::Options::new(8).plan(ranks).unwrap();
         let more = crate::comm::Options::new().footprint(ranks).unwrap();
-        let options = |room: Room| Plan::heap_options(&[&plan], room).unwrap();
-        let (plain, roomy) = (options(Room::none()), options(Room::none().and(more)));
+        let options = |reserve: HeapReserve| Plan::heap_options(&[&plan], reserve).unwrap();
+        let (plain, roomy) = (options(HeapReserve::none()), options(HeapReserve::none().and(more)));
         assert_eq!(roomy.data_bytes - plain.data_bytes, more.data_bytes);
         let signal = plan.signal_bytes() + more.signal_bytes + iris_heap::abi::SIGNAL_RESERVED;
         assert_eq!(roomy.signal_bytes, signal.max(plain.signal_bytes));
@@ -297,7 +299,8 @@ mod tests {
         let sizes = World::run_threads(3, |world| -> anyhow::Result<u64> {
             let plan =
                 matmul_reduce_scatter::Options::new(64, 8, 1 << (8 * world.rank())).plan(&world)?;
-            let heap = Plan::open_heap(&world, &[&plan], Room::matrices().and(Bytes::mib(1)))?;
+            let heap =
+                Plan::open_heap(&world, &[&plan], HeapReserve::matrices().and(Bytes::mib(1)))?;
             // A of the last rank has 16 MiB.
             assert!(heap.free_bytes(Segment::Data).0 >= 17 << 20);
             let free = heap.free_bytes(Segment::Data).0;
@@ -314,7 +317,7 @@ mod tests {
         let types = [iris_heap::DType::F32, iris_heap::DType::BF16];
         let open = |world: World| -> anyhow::Result<()> {
             let options = all_reduce::Options::new(8).dtype(types[world.rank()]).name("down");
-            Plan::open_heap(&world, &[&options.plan(&world)?], Room::none())?;
+            Plan::open_heap(&world, &[&options.plan(&world)?], HeapReserve::none())?;
             Ok(())
         };
         let error = World::run_threads(2, open).unwrap_err().to_string();
@@ -324,14 +327,14 @@ mod tests {
         );
         let named = |world: World| -> anyhow::Result<()> {
             let options = all_reduce::Options::new(8).name(["up", "down"][world.rank()]);
-            Plan::open_heap(&world, &[&options.plan(&world)?], Room::none())?;
+            Plan::open_heap(&world, &[&options.plan(&world)?], HeapReserve::none())?;
             Ok(())
         };
         let error = World::run_threads(2, named).unwrap_err().to_string();
         assert!(error.contains("name of plan 0 is up on rank 0; down on rank 1"), "{error}");
         let numbers = |world: World| -> anyhow::Result<()> {
             let plan = all_reduce::Options::new(8).plan(&world)?;
-            Plan::open_heap(&world, &vec![&plan; 1 + world.rank()], Room::none())?;
+            Plan::open_heap(&world, &vec![&plan; 1 + world.rank()], HeapReserve::none())?;
             Ok(())
         };
         let error = World::run_threads(2, numbers).unwrap_err().to_string();
@@ -342,8 +345,8 @@ mod tests {
     fn a_plan_for_another_world_is_refused_on_all_ranks() {
         let outcomes = World::run_threads(2, |world| -> anyhow::Result<String> {
             let size = 2 + world.rank();
-            let plan = all_reduce::Options::new(8).plan(Ranks::new(world.rank(), size))?;
-            let error = Plan::open_heap(&world, &[&plan], Room::none()).unwrap_err();
+            let plan = all_reduce::Options::new(8).plan(Topology::new(world.rank(), size))?;
+            let error = Plan::open_heap(&world, &[&plan], HeapReserve::none()).unwrap_err();
             world.close()?;
             Ok(error.to_string())
         });

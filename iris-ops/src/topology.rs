@@ -10,7 +10,7 @@ use crate::tune::data::Tuning;
 
 /// Rank, world size and device: the properties of a world or a heap that planning needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ranks {
+pub struct Topology {
     /// Index of this rank, less than `size`.
     pub rank: usize,
     /// Number of ranks of the world.
@@ -27,7 +27,7 @@ pub struct Ranks {
     pub(crate) tuning: Option<&'static Tuning>,
 }
 
-impl Ranks {
+impl Topology {
     /// Makes rank `rank` of `size` ranks, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
         Self {
@@ -126,10 +126,10 @@ impl Ranks {
     }
 }
 
-impl From<&World> for Ranks {
-    /// Ranks of a world. They are on the CPU, because a world has no devices; [`Ranks::on`] moves
-    /// them to a GPU. For GPUs that may not have access to each other's memory, pass the world that
-    /// [`World::for_heap`] returns, whose nodes are those of a heap.
+impl From<&World> for Topology {
+    /// Ranks of a world. They are on the CPU, because a world has no devices; [`Topology::on`]
+    /// moves them to a GPU. For GPUs that may not have access to each other's memory, pass the
+    /// world that [`World::for_heap`] returns, whose nodes are those of a heap.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
         let (nodes, network_gbit) = (world.nodes(), world.settings().network_gbit);
@@ -137,14 +137,14 @@ impl From<&World> for Ranks {
     }
 }
 
-impl From<&SymmetricHeap> for Ranks {
+impl From<&SymmetricHeap> for Topology {
     /// Ranks of the heap's world, on the heap's device.
     fn from(heap: &SymmetricHeap) -> Self {
         Self::from(heap.whole_world()).on_device(heap.into())
     }
 }
 
-impl From<&Arc<SymmetricHeap>> for Ranks {
+impl From<&Arc<SymmetricHeap>> for Topology {
     fn from(heap: &Arc<SymmetricHeap>) -> Self {
         Self::from(&**heap)
     }

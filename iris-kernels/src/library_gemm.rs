@@ -11,7 +11,7 @@ use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whole-matrix GEMM implementations on the device of a heap.
 #[derive(Debug)]
-pub struct WholeGemm {
+pub struct LibraryGemm {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
     /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
@@ -19,7 +19,7 @@ pub struct WholeGemm {
     chooses_by_shape: bool,
 }
 
-impl WholeGemm {
+impl LibraryGemm {
     /// Loads the GEMM implementations for this product on the heap's device. `None` if there is
     /// neither the vendor's library nor a build of the built-in GEMM. The vendor's library is not
     /// used if ranks share the device. This function may compile and load kernels, so call it where
@@ -27,7 +27,7 @@ impl WholeGemm {
     ///
     /// # Errors
     /// Errors of the device, of the compiler, and of an installed library that fails.
-    pub fn new(heap: &SymmetricHeap, whole: &GemmRequest) -> Result<Option<WholeGemm>> {
+    pub fn new(heap: &SymmetricHeap, whole: &GemmRequest) -> Result<Option<LibraryGemm>> {
         let GemmRequest { library, shape, dtype, output, .. } = *whole;
         let device = heap.device();
         let disabled = library == Library::None || shape.contains(&0);
@@ -52,7 +52,7 @@ impl WholeGemm {
             _ => Gemm::of_whole(heap, whole, chooses_by_shape)?,
         };
         let found = vendor.is_some() || ours.is_some();
-        Ok(found.then_some(WholeGemm { vendor, ours, chooses_by_shape }))
+        Ok(found.then_some(LibraryGemm { vendor, ours, chooses_by_shape }))
     }
 
     /// Names and versions of the GEMM implementations. Together with the device, they determine the
@@ -69,7 +69,7 @@ impl WholeGemm {
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
-    /// Returns whether [`WholeGemm::enqueue_adding`] supports the call with this addend. Only the
+    /// Returns whether [`LibraryGemm::enqueue_adding`] supports the call with this addend. Only the
     /// vendor's library can add, and only a row-major matrix of C's shape and type. All matrices
     /// must be aligned to 16 bytes. Unless C is f32, columns and depth must be multiples of 8.
     pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
@@ -118,10 +118,10 @@ impl WholeGemm {
     /// the library cannot do this; the caller must then add the addend by a kernel of its own.
     ///
     /// # Errors
-    /// Errors of [`WholeGemm::enqueue`].
+    /// Errors of [`LibraryGemm::enqueue`].
     ///
     /// # Safety
-    /// The contract of [`WholeGemm::enqueue`] applies, also to the addend. The addend does not
+    /// The contract of [`LibraryGemm::enqueue`] applies, also to the addend. The addend does not
     /// overlap C.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue_adding(
@@ -140,7 +140,7 @@ impl WholeGemm {
     /// Enqueues the product by the vendor's library; returns false if the library cannot do it.
     ///
     /// # Safety
-    /// The contract of [`WholeGemm::enqueue_adding`] applies.
+    /// The contract of [`LibraryGemm::enqueue_adding`] applies.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     unsafe fn enqueue_vendors(
         &self,
