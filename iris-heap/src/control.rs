@@ -3,7 +3,7 @@
 //!
 //! This file is long because each state of the block has its words, its codes and its error.
 
-mod standing;
+mod progress;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use iris_sync::FaultKind;
-pub(crate) use standing::await_reason;
+pub(crate) use progress::await_reason;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
-use crate::board::{Behind, Boards, Difference};
 use crate::bootstrap::ProcessId;
 use crate::error::{Error, ErrorKind, Result, list_values, odd_ranks};
-use crate::root::{self, ReturnedErrors};
+use crate::issue_board::{Behind, Boards, Difference};
+use crate::root_error::{self, ReturnedErrors};
 use crate::util::{Maker, lock, unsupported};
 
 const WORDS: usize = 2 + FAULT_WORDS;
@@ -528,7 +528,7 @@ impl Control {
             _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
         match (found, told) {
-            (Some(found), Some(lost)) if root::explains(&lost, &found) => Err(lost),
+            (Some(found), Some(lost)) if root_error::explains(&lost, &found) => Err(lost),
             (Some(error), _) | (None, Some(error)) => Err(error),
             (None, None) => Ok(()),
         }

@@ -96,37 +96,38 @@
 
 pub mod atomic_copy;
 mod backend;
-mod board;
 pub mod bootstrap;
 mod bytes;
 mod control;
 mod dtype;
+mod encoding;
 pub mod env;
 mod error;
 mod heap;
+mod issue_board;
 mod launched;
 pub mod layout;
 mod limits;
 mod module;
 pub mod plain_access;
-mod root;
+mod root_error;
 mod segment;
 mod slice;
 pub mod stream;
 mod system;
 mod util;
-mod wire;
 mod world;
 
 pub use backend::{
     BackendKind, CpuKernel, DeviceCopy, DeviceHandle, DeviceInfo, DeviceTraits, Gpu, Group,
     LaunchShape, Mapping, Memory,
 };
-pub use board::{AwaitedNode, Pulled};
 pub use bootstrap::unique_id::UniqueId;
 pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
+#[doc(hidden)]
+pub use encoding::hash as fnv;
 pub use env::Settings;
 #[doc(hidden)]
 pub use error::shortened;
@@ -136,6 +137,7 @@ pub use heap::{HeapOptions, IssueGuard, NodeStream, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};
+pub use issue_board::{AwaitedNode, Pulled};
 pub use launched::{launched, launcher_variables};
 pub use layout::ALIGNMENT;
 pub use module::{Function, Module};
@@ -145,8 +147,6 @@ pub use stream::{Event, PendingRead, Stream};
 pub use system::Limit;
 #[doc(hidden)]
 pub use util::{check_file_size, read_file};
-#[doc(hidden)]
-pub use wire::hash as fnv;
 pub use world::network::Network;
 pub use world::secret::Secret;
 pub use world::{MAX_WORLD, World};

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, sys};
 use iris_heap::{
     BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch;
 

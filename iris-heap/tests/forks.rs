@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 
 use iris_heap::abi::abort;
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use iris_testkit::port;
+use iris_testkit::free_port;
 use job::{Job, contains, env, files, no_vars, result, wait_for, wait_for_file};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
@@ -203,7 +203,7 @@ fn check_lost(victim: usize, rank: usize, child: Child) {
 
 #[test]
 fn a_rank_that_its_child_outlives_is_lost() {
-    let tcp = || Some(port::free("127.0.0.1").unwrap());
+    let tcp = || Some(free_port::on("127.0.0.1").unwrap());
     for (victim, port) in [(0, None), (1, None), (0, tcp()), (1, tcp())] {
         let job = Job::new("outlived");
         let ranks = [0, 1, 2].map(|rank| (rank, start(&job, rank, victim, port)));
@@ -241,7 +241,7 @@ fn a_rank_that_its_child_outlives_does_not_listen_while_it_meets() {
 
 #[test]
 fn a_rank_that_its_child_outlives_is_lost_while_nodes_meet() {
-    let (job, port) = (Job::new("meeting"), port::free("127.0.0.1").unwrap());
+    let (job, port) = (Job::new("meeting"), free_port::on("127.0.0.1").unwrap());
     // Rank 2 is yet to come.
     let [victim, other] = [0, 1].map(|rank| start(&job, rank, 0, Some(port)));
     // Rank 1 listens for the ranks of its node once it has reached rank 0.

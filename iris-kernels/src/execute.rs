@@ -3,8 +3,8 @@
 //! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device.
 //! [`Executor::run`] selects the first alternative whose conditions the call meets, visits the
 //! steps of this alternative in order (`call.rs`), derives the arguments of each step from the
-//! call's operands (`places.rs`) and enqueues the step. If a step cannot be done in this call, the
-//! steps that the program names as its replacement are enqueued instead.
+//! call's operands (`step_operands.rs`) and enqueues the step. If a step cannot be done in this
+//! call, the steps that the program names as its replacement are enqueued instead.
 //!
 //! The first step that a peer can see commits a call. If a later step fails, the call can never
 //! end, and the heap is poisoned on all ranks. If a step fails before that point, the call may be
@@ -17,7 +17,7 @@ mod call;
 mod gemm;
 mod kernels;
 mod message;
-mod places;
+mod step_operands;
 
 use std::fmt;
 use std::sync::Arc;

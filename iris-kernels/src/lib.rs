@@ -19,7 +19,7 @@
 //!
 //! **Limits.** Elements are f32, f16 or bf16; sums are f32.
 
-pub mod ahead;
+pub mod ahead_of_time;
 pub mod args;
 pub mod build;
 pub mod cache;
@@ -30,9 +30,9 @@ pub mod gemm_config;
 mod kernel;
 mod library;
 mod library_gemm;
+mod lru_cache;
 mod parallel;
 pub mod program;
-mod recent;
 pub mod rtc;
 pub mod schedule;
 pub mod source;

@@ -22,11 +22,11 @@ use iris_sync::barrier::Members;
 use crate::kernel::Kernel;
 
 pub use crate::kernel::Effects;
-pub use areas::{Area, Areas, Sizes};
 pub use check::Broken;
 pub use overlap::Overlap;
-pub use walk::At;
-pub(crate) use walk::walk;
+pub use step_order::At;
+pub(crate) use step_order::walk;
+pub use workspace_areas::{Area, Areas, Sizes};
 
 /// Defines an enum, and for each of its values the text with which programs are printed.
 macro_rules! vocabulary {
@@ -45,11 +45,11 @@ macro_rules! vocabulary {
     };
 }
 
-mod areas;
 mod check;
 mod overlap;
 mod show;
-mod walk;
+mod step_order;
+mod workspace_areas;
 
 /// Steps of a call for one class of message sizes.
 #[derive(Clone, Copy, Debug)]

@@ -5,11 +5,11 @@ use iris_kernels::args::Matrix;
 
 use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
-use crate::kind::Op;
 use crate::matrix::MatRef;
+use crate::op_names::Op;
+use crate::op_row::{Form, Part, Row};
 use crate::options::Request;
 use crate::plan::Plan;
-use crate::spec::{Form, Part, Row};
 
 /// Call whose matrices were checked: they have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
@@ -317,9 +317,9 @@ mod tests {
     use iris_heap::{HeapOptions, SymmetricHeap, World};
 
     use super::*;
+    use crate::op_row::Row;
     use crate::ops::broadcast;
     use crate::options::Request;
-    use crate::spec::Row;
     use crate::topology::Topology;
 
     /// Operator that exists only in tests: all ranks have an input, and only the root has an

@@ -70,8 +70,8 @@ use iris_heap::{
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kind::Op;
 use crate::nodes::Operator;
+use crate::op_names::Op;
 use crate::plan::Plan;
 use crate::topology::Topology;
 use crate::workspace::{Workspace, outcome};

@@ -26,8 +26,8 @@ pub(crate) use programs::Problem;
 use iris_heap::DType;
 use iris_kernels::program::Program;
 
-use crate::kind::Op;
-use crate::spec::Part;
+use crate::op_names::Op;
+use crate::op_row::Part;
 
 impl Problem {
     /// Predicted time in microseconds of a call by this program with this tile. `None` if the model

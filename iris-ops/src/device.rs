@@ -14,7 +14,7 @@ use iris_heap::{BackendKind, DType, DeviceInfo, SymmetricHeap};
 use iris_kernels::Target;
 use iris_kernels::gemm::Gemm;
 
-use crate::kind::UnknownName;
+use crate::op_names::UnknownName;
 
 /// Device of a rank: the properties on which plans depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use iris_heap::{DType, ErrorKind, shortened};
 use iris_kernels::Recovery;
 
-use crate::kind::{Op, UnknownName};
-use crate::label::OpLabel;
+use crate::op_label::OpLabel;
+use crate::op_names::{Op, UnknownName};
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -8,8 +8,8 @@ use iris_sync::LINE_WORDS;
 
 use crate::comm::Footprint;
 use crate::error::{Error, InOp, Result};
+use crate::op_row::Part;
 use crate::plan::Plan;
-use crate::spec::Part;
 use crate::workspace::{check_nodes, outcome};
 
 /// Memory that a program allocates from a heap, in addition to the memory of its operators. It is

@@ -89,7 +89,7 @@ pub mod coming_from_nccl {}
 #[macro_use]
 mod ops;
 
-mod any;
+mod any_op;
 mod args;
 mod check;
 pub mod comm;
@@ -97,20 +97,20 @@ mod cost;
 mod counters;
 mod device;
 mod error;
-mod facade;
 mod heap_reserve;
-mod items;
-mod kind;
-mod label;
+mod ll_items;
 mod matrix;
-mod needs;
+mod memory_needs;
 mod nodes;
+mod op_label;
+mod op_names;
+mod op_row;
 mod operand;
 mod operator;
+mod operator_macros;
 mod options;
 mod plan;
 mod programs;
-mod spec;
 mod split;
 mod topology;
 mod tune;
@@ -125,7 +125,7 @@ pub mod guide {}
 #[doc = include_str!("../SCALING.md")]
 pub mod scaling {}
 
-pub use any::{AnyOp, Operands};
+pub use any_op::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
 pub use cost::{CostParameters, Network};
@@ -139,12 +139,12 @@ pub use iris_kernels::Library;
 #[doc(hidden)]
 pub use iris_kernels::build::FaultInjection;
 pub use iris_kernels::trace::TraceSpan;
-pub use kind::{ChoiceReason, Op, UnknownName, Variant};
-pub use label::OpLabel;
 pub use matrix::MatRef;
 pub use nodes::Forecast;
 #[cfg(feature = "mpi")]
 pub use nodes::mpi::{Mpi, MpiError};
+pub use op_label::OpLabel;
+pub use op_names::{ChoiceReason, Op, UnknownName, Variant};
 pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};

@@ -4,7 +4,7 @@ use iris_heap::{DType, Element, IssueGuard, RawSlice, Segment, SymSlice};
 use iris_kernels::args::{self, Matrix};
 
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
+use crate::op_names::Op;
 
 /// Memory that holds the elements of a matrix.
 #[derive(Clone, Copy, Debug)]

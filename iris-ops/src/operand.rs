@@ -12,8 +12,8 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "cudarc-0-19")]
 use crate::error::InOp;
 use crate::error::{Error, Result};
-use crate::kind::Op;
 use crate::matrix::MatRef;
+use crate::op_names::Op;
 
 /// Matrix of a call, in memory that is borrowed for the call. Arguments of a call are either
 /// [`MatRef`]s or operands: `MatmulArgs::new(a, b, c)` takes three of one kind, and

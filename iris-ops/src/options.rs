@@ -14,8 +14,8 @@ use iris_kernels::gemm_config::TileSize;
 use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
-use crate::kind::{Op, Variant};
-use crate::spec::{Form, Memory, Norm, Row};
+use crate::op_names::{Op, Variant};
+use crate::op_row::{Form, Memory, Norm, Row};
 use crate::topology::Topology;
 
 /// Maximum number of rows, and maximum number of columns, of a tile.

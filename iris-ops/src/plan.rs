@@ -24,11 +24,11 @@ use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
 use crate::error::{Error, Result};
-use crate::items;
-use crate::kind::{ChoiceReason, Op, Variant};
-use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
+use crate::ll_items;
+use crate::memory_needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
+use crate::op_names::{ChoiceReason, Op, Variant};
+use crate::op_row::{self, Form, Memory, Part, Row, Tiles};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
-use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::topology::Topology;
 use crate::tune::{self, GemmKind};
@@ -218,7 +218,8 @@ impl Plan {
             }
             Memory::Pairs(collective) => {
                 let items = self.items(collective, (request.m, request.n));
-                let iris_sync::ll::Used { pairs, packs } = items::words(self.ranks, request, items);
+                let iris_sync::ll::Used { pairs, packs } =
+                    ll_items::words(self.ranks, request, items);
                 Needs { pairs, packs, ..Needs::default() }
             }
             Memory::Gathered => places(0, 1, 1, a_bytes.next_multiple_of(SLOT_ALIGNMENT)),
@@ -243,8 +244,8 @@ impl Plan {
         let Request { m, n, k, dtype, library, .. } = self.request;
         let request = &self.request;
         let output = match form.gemm {
-            spec::GemmStage::None => return None,
-            spec::GemmStage::Partial if !self.alone() => request.wire_dtype(),
+            op_row::GemmStage::None => return None,
+            op_row::GemmStage::Partial if !self.alone() => request.wire_dtype(),
             _ => request.output_dtype(),
         };
         let held_up = request.fault_injection.is_by_messages();
@@ -413,7 +414,7 @@ impl Plan {
     /// own rows.
     fn grid_of(&self, form: &Form, tile: TileShape, (m, n): (usize, usize)) -> Grid {
         let Request { k, shard, .. } = self.request;
-        let gathered = form.gemm == spec::GemmStage::Gathered && !self.alone();
+        let gathered = form.gemm == op_row::GemmStage::Gathered && !self.alone();
         let (rows, cols, tile) = match shard {
             _ if !gathered => (m, n, tile),
             Shard::Rows => (m, k, tile),

@@ -15,12 +15,12 @@ pub(crate) use data::GemmKind;
 pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
-use crate::items;
+use crate::ll_items;
 #[cfg(test)]
-use crate::kind::Op;
-use crate::kind::{ChoiceReason, Variant};
+use crate::op_names::Op;
+use crate::op_names::{ChoiceReason, Variant};
+use crate::op_row::{Form, Memory, Norm};
 use crate::options::{Epilogue, Request, Shard, TileShape};
-use crate::spec::{Form, Memory, Norm};
 use crate::topology::Topology;
 use data::Senders;
 
@@ -252,16 +252,16 @@ fn may_take(ranks: Topology, request: &Request, form: &Form) -> bool {
 /// without LL words.
 fn fits_words(ranks: Topology, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
-    let items = items::of(ranks, request, collective, (request.m, request.n));
-    let words = items::words(ranks, request, items);
+    let items = ll_items::of(ranks, request, collective, (request.m, request.n));
+    let words = ll_items::words(ranks, request, items);
     let times = match (words.packs > 0, request.rms_norm.is_some()) {
         (true, _) if !request.row.multiplies() => 4,
         (true, _) | (false, true) => 2,
         (false, false) => 1,
     };
-    items::signal_bytes(words, ranks.size) <= times * LL_SIGNAL_BYTES
+    ll_items::signal_bytes(words, ranks.size) <= times * LL_SIGNAL_BYTES
         && items.most() <= LL_ITEMS
-        && items::are_rows_whole(request, items)
+        && ll_items::are_rows_whole(request, items)
         && request.tile.is_none()
 }
 

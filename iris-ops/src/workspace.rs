@@ -10,8 +10,8 @@ use iris_sync::{Call, Channel, LINE_WORDS, PRIVATE_SEQUENCE, RESERVED_WORDS};
 
 use crate::device::Device;
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
-use crate::needs::{Area, Extent};
+use crate::memory_needs::{Area, Extent};
+use crate::op_names::Op;
 use crate::plan::Plan;
 use crate::plan::composed;
 

@@ -54,7 +54,7 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-use crate::port;
+use crate::free_port;
 
 pub use self::mpirun::{mpirun, open_mpi};
 pub use self::namespaces::Namespaces;
@@ -399,7 +399,7 @@ pub const NETWORK_ALONE: [(&str, &str); 4] = [
 /// Environment variables by which ranks on simulated nodes find each other at the IPv4 address
 /// `place` of node 0.
 fn network(folder: &Path, place: &str) -> Result<Vec<(&'static str, OsString)>> {
-    let port = port::free("127.0.0.1").context("opening a port at 127.0.0.1")?.to_string();
+    let port = free_port::on("127.0.0.1").context("opening a port at 127.0.0.1")?.to_string();
     let secret = folder.join("secret");
     iris_heap::Secret::new()?.save(&secret)?;
     Ok(vec![

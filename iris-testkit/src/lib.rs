@@ -4,8 +4,9 @@
 //! Models of the protocols are in iris-models, the program `iris` is in iris-cli.
 
 pub mod allocations;
+pub mod error_texts;
 pub mod fake_hip;
-pub mod guide;
+pub mod free_port;
 pub mod harness;
 pub mod launch;
 pub mod level;
@@ -14,8 +15,7 @@ pub mod numeric;
 pub mod options;
 pub mod oracle;
 pub mod output;
-pub mod port;
-pub mod rig;
+pub mod rank_setup;
 pub mod stress;
 pub mod suite;
 pub mod worlds;

@@ -39,7 +39,7 @@ use iris_ops::{FaultInjection, MatRef, TileShape, Topology};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::{Meaning, split};
-use crate::rig::{Rig, Room};
+use crate::rank_setup::{Rig, Room};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{MORE_WAITS, Place, Subject, WAITS};

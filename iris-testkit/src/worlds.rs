@@ -5,7 +5,7 @@ use std::thread;
 
 use iris_heap::{HeapOptions, Network, Secret, SymmetricHeap, UniqueId, World};
 
-use crate::port;
+use crate::free_port;
 
 /// Runs `f` on a thread for each item, and returns the results in the order of the items.
 ///
@@ -54,7 +54,7 @@ pub fn over_loopback<T: Send, E: Send + From<iris_heap::Error>>(
     f: impl Fn(World) -> Result<T, E> + Sync,
 ) -> Vec<Result<T, E>> {
     let network = || -> anyhow::Result<Network> {
-        let port = port::free("127.0.0.1")?;
+        let port = free_port::on("127.0.0.1")?;
         let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new()?);
         Ok(network.secret(Secret::new()?))
     };

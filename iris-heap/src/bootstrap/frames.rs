@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::encoding::{Reader, Writer};
 use crate::error::{Error, Result};
-use crate::wire::{Reader, Writer};
 
 /// Size of a header in bytes: length of the body, kind, number of descriptors.
 pub(super) const HEADER: usize = 16;

@@ -3,9 +3,9 @@
 use super::launcher_env::Launch;
 use super::launchers::FOR_SEVERAL_HOSTS;
 use super::tcp::address::Address;
+use crate::encoding::hash;
 use crate::env::wrong;
 use crate::error::Result;
-use crate::wire::hash;
 
 impl Launch {
     /// Term for the host of rank 0, equal for all its names and addresses, if `MASTER_ADDR` names

@@ -11,9 +11,9 @@ use super::threads::Threads;
 use super::unique_id::UniqueId;
 use super::unix::{Processes, grace};
 use super::{Bootstrap, ProcessId, Step, Watcher};
+use crate::encoding::{Reader, Writer};
 use crate::error::{Error, Result};
-use crate::root::{Distance, told};
-use crate::wire::{Reader, Writer};
+use crate::root_error::{Distance, told};
 use crate::world::hosts::Hosts;
 
 /// Connections of one rank: to all ranks (`all`) and to the ranks of its own node (`local`), of a

@@ -44,13 +44,13 @@ use super::notice::{Patience, notice};
 use super::presence::{Presence, is_at};
 use super::process::{own_began, parent_command, up};
 use super::starter::{self, Siblings, Starter};
+use crate::encoding::hash;
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
-use crate::root::told;
+use crate::root_error::told;
 use crate::system::peer_of;
 use crate::util::{check_file_size, lock};
-use crate::wire::hash;
 
 /// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;

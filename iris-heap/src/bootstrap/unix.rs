@@ -396,7 +396,7 @@ impl Bootstrap for Processes {
         // The id is a hash of the parent group and the number, so that splits of different groups
         // get different ids.
         let name = [self.group.to_le_bytes(), group.to_le_bytes()].concat();
-        let group = (crate::wire::hash(&[&name]) as u64).max(1);
+        let group = (crate::encoding::hash(&[&name]) as u64).max(1);
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
         let of_group = members.clone();
         lock(&self.connection.mail.0).groups.entry(group).or_default().members = Some(of_group);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use iris_sync::{Fault, FaultKind, Field};
 
-use iris_testkit::guide::check_texts;
+use iris_testkit::error_texts::check_texts;
 use iris_testkit::variants;
 
 use super::*;

@@ -32,20 +32,20 @@ use iris_sync::PROTOCOL_VERSION;
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED, abort};
 use crate::backend::nothing_passed;
 use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
-use crate::board::Ended;
 use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
+use crate::encoding::{Reader, Writer, hash};
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
+use crate::issue_board::Ended;
 use crate::layout::{ALIGNMENT, Full, Layout, rounded};
 use crate::module::Module;
-use crate::root::{self, Distance};
+use crate::root_error::{self, Distance};
 use crate::segment::JointMemory;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
 use crate::util::{check_may_wait, lock, unsupported};
-use crate::wire::{Reader, Writer, hash};
 use crate::world::{PeerAccess, Registration, World};
 
 use order::Watch;
@@ -917,7 +917,7 @@ impl SymmetricHeap {
         {
             return order;
         }
-        match control.fault_error().filter(|fault| !root::explains(&then, fault)) {
+        match control.fault_error().filter(|fault| !root_error::explains(&then, fault)) {
             // The error is returned unchanged, because the world has already added the fault to it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },

@@ -5,9 +5,9 @@ use std::sync::MutexGuard;
 
 use super::SymmetricHeap;
 use crate::backend::Current;
-use crate::board::{Ended, Pulled};
 use crate::dtype::Element;
 use crate::error::Result;
+use crate::issue_board::{Ended, Pulled};
 use crate::slice::{DevWords, SymSlice};
 use crate::stream::Stream;
 use crate::util::lock;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::abi::abort;
 use crate::backend::nothing_passed;
-use crate::board::{self, Boards};
 use crate::bootstrap::Object;
 use crate::bootstrap::notice::{Patience, ToldWaits, notice};
 use crate::bootstrap::process::list_processes;
 use crate::control::Control;
 use crate::error::{Error, Result};
+use crate::issue_board::{self, Boards};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::util::spawn;
 use crate::world::World;
@@ -29,7 +29,7 @@ pub(super) fn make_boards(world: &World) -> Result<Option<JointMemory>> {
 }
 
 fn sizes(world: &World) -> Vec<u64> {
-    vec![board::BYTES; world.size()]
+    vec![issue_board::BYTES; world.size()]
 }
 
 /// Shares the boards that rank 0 has made with all ranks: collective. Returns `None` in a world of

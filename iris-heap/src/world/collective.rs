@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use super::World;
 use crate::bootstrap::{Object, OnMissing, Step};
+use crate::encoding::{Reader, Writer};
 use crate::error::{Error, Result, odd_ranks};
-use crate::root::{self, Distance};
+use crate::root_error::{self, Distance};
 use crate::util::lock;
-use crate::wire::{Reader, Writer};
 
 /// Close of the world of a rank whose function has returned. The program has no call site for it.
 pub(super) const END_OF_RANK: &str =
@@ -222,7 +222,7 @@ impl World {
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
-        match faults.next().filter(|fault| !root::explains(&then, fault)) {
+        match faults.next().filter(|fault| !root_error::explains(&then, fault)) {
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }

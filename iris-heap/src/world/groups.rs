@@ -2,9 +2,9 @@
 
 use super::World;
 use super::hosts::Hosts;
+use crate::encoding::{Reader, Writer};
 use crate::error::{Result, list_texts};
 use crate::util::host_name;
-use crate::wire::{Reader, Writer};
 
 /// Device of a rank, and devices whose memory it cannot access. The default is the CPU, whose
 /// memory all ranks of a node can access.

@@ -22,10 +22,10 @@ use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, ProcessId, Step, lost_rank, rendezvous};
 use crate::control::{Control, await_reason};
+use crate::encoding::{Reader, Writer};
 use crate::env::Settings;
 use crate::error::{Error, ErrorKind, Result};
-use crate::root::ReturnedErrors;
-use crate::wire::{Reader, Writer};
+use crate::root_error::ReturnedErrors;
 use hosts::Hosts;
 
 pub use crate::bootstrap::launcher_env::MAX_WORLD;

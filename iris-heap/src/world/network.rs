@@ -16,10 +16,10 @@ use crate::bootstrap::tcp::address::{Address, other_host};
 use crate::bootstrap::tcp::seal::{Key, Terms};
 use crate::bootstrap::unique_id::UniqueId;
 use crate::bootstrap::{Bootstrap, Step};
+use crate::encoding::hash;
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
 use crate::util::host_name;
-use crate::wire::hash;
 
 /// Meeting point of the ranks of a job on several hosts, for [`World::over_network`] in programs
 /// with a launcher of their own.

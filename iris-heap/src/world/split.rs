@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::panic::Location;
 
 use super::World;
+use crate::encoding::{Reader, Writer, hash};
 use crate::error::Result;
 use crate::util::lock;
-use crate::wire::{Reader, Writer, hash};
 
 impl World {
     /// Splits the world: returns the world of all ranks that pass the same `color`, ordered by

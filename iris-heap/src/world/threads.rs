@@ -12,7 +12,7 @@ use super::{Place, World, check_size};
 use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
 use crate::error::{Error, Result};
-use crate::root::Distance;
+use crate::root_error::Distance;
 use crate::util::{panic_message, thread_error};
 
 /// Error of a rank, with its place among the errors of all ranks: the distance from the root cause,

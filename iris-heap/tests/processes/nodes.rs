@@ -9,8 +9,8 @@ use std::process::Child;
 use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use iris_testkit::free_port;
 use iris_testkit::launch::open_mpi;
-use iris_testkit::port;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::job::{
@@ -229,7 +229,7 @@ fn meeting_in(
 }
 
 fn free_port() -> u16 {
-    port::free("127.0.0.1").unwrap()
+    free_port::on("127.0.0.1").unwrap()
 }
 
 fn check_heap(results: Vec<String>) {

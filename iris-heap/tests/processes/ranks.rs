@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use iris_heap::{Error, ErrorKind, Group, HeapOptions, SymmetricHeap, UniqueId, World, abi};
 use iris_sync::FaultKind;
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::harness::rows;
 use rustix::process::{Signal, getpid, kill_process};
 

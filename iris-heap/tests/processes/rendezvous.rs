@@ -12,7 +12,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use iris_heap::{Error, HeapOptions, Network, SymmetricHeap, UniqueId, World};
-use iris_testkit::port;
+use iris_testkit::free_port;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -344,7 +344,7 @@ fn two_nodes(rank: &str) -> Vec<(&'static str, &'static str)> {
 
 /// Value of `MASTER_PORT` by which ranks meet at a port that is free, the next one.
 fn master_port() -> String {
-    (port::free("127.0.0.1").unwrap() - 1).to_string()
+    (free_port::on("127.0.0.1").unwrap() - 1).to_string()
 }
 
 /// Waits for the file by which the others see the process of `rank`, other than the file `not` of

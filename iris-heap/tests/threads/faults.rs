@@ -9,7 +9,7 @@ use iris_heap::abi::abort;
 use iris_heap::{
     BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, UniqueId, World,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::worlds::{on_heaps, on_threads};
 
 use super::{close, each, small};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use iris_heap::abi::abort;
 use iris_heap::{DType, Error, Group, Request, Segment, SymmetricHeap, World};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::worlds::{on_heaps, on_threads};
 
 use super::{each, options};

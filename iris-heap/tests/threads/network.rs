@@ -2,7 +2,7 @@
 //! loopback.
 
 use iris_heap::{Error, HeapOptions, Result, SymmetricHeap, World};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::worlds::over_loopback;
 
 /// Checks sizes and names of a world of two nodes with two ranks each, and the memory of each node.

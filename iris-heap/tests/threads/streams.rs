@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use iris_heap::{Error, ErrorKind, Event, Group, Stream, SymSlice, SymmetricHeap, World};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 
 use super::{each, options};
 

@@ -9,7 +9,7 @@ use iris_sync::barrier::Members;
 
 use super::kernels::Workgroups;
 use super::message::{Message, Part};
-use super::places::Places;
+use super::step_operands::Places;
 use super::{Executor, unsupported};
 use crate::args::OpArgs;
 use crate::kernel::Kernel;

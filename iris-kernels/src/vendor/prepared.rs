@@ -11,7 +11,7 @@ use super::blas::{Algorithm, Multiplier, Product};
 use super::problem::{Addresses, Layout, Problem};
 use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
-use crate::recent::Recent;
+use crate::lru_cache::LruCache;
 
 /// Library products for all calls of an operator with up to `most` rows.
 ///
@@ -36,7 +36,7 @@ pub struct Prepared {
     algorithms: Vec<Option<Algorithm>>,
     /// Products of recently called problems; the value `None` marks a problem that the library does
     /// not support.
-    products: Mutex<Recent<Problem, Option<Product>>>,
+    products: Mutex<LruCache<Problem, Option<Product>>>,
 }
 
 /// Maximum number of rows of a call in the second bucket of call sizes. The first bucket has calls
@@ -98,7 +98,7 @@ impl Prepared {
             output,
             workspace,
             algorithms: Vec::new(),
-            products: Mutex::new(Recent::new(Prepared::PRODUCTS)),
+            products: Mutex::new(LruCache::new(Prepared::PRODUCTS)),
         };
         let mut refused = None;
         let last = bucket_of(most, most);

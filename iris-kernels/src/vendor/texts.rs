@@ -1,7 +1,7 @@
 //! Tests of the texts of all errors of GEMM libraries. Each text shows the value, what was
 //! expected, and what to do.
 
-use iris_testkit::guide::check_texts;
+use iris_testkit::error_texts::check_texts;
 use iris_testkit::variants;
 
 use super::*;

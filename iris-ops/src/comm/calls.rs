@@ -11,9 +11,9 @@ use super::{Comm, Operators, ReduceOp, Summand};
 use crate::args::Matrices;
 use crate::check;
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
 use crate::matrix::MatRef;
 use crate::nodes::{Operator, give_up};
+use crate::op_names::Op;
 use crate::operand::lending;
 
 impl Comm {

@@ -10,8 +10,8 @@ use cudarc::driver::{
 
 use super::stream::CommStream;
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
 use crate::matrix::MatRef;
+use crate::op_names::Op;
 
 /// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T;
 /// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also

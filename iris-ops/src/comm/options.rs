@@ -7,8 +7,8 @@ use iris_heap::{ALIGNMENT, Bytes, DType, HeapOptions, Settings};
 use iris_sync::LINE_WORDS;
 
 use crate::error::{Error, Result};
-use crate::kind::Op;
-use crate::needs::{Extent, OWN_WORDS};
+use crate::memory_needs::{Extent, OWN_WORDS};
+use crate::op_names::Op;
 use crate::ops;
 use crate::options::Request;
 use crate::plan::Plan;

@@ -16,7 +16,7 @@ use iris_kernels::program::{
 
 use super::CostParameters;
 use super::steps::Message;
-use crate::spec::Row;
+use crate::op_row::Row;
 
 /// Properties of a call on which its time depends.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 
 use iris_heap::BackendKind;
 
-use iris_testkit::guide::check_texts;
+use iris_testkit::error_texts::check_texts;
 use iris_testkit::variants;
 
 use super::*;

@@ -17,11 +17,11 @@ use super::fabric::{CallRecord, Step};
 use crate::args::{Matrices, NormArgs};
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
 use crate::matrix::MatRef;
+use crate::op_names::Op;
+use crate::op_row::Composition;
 use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
-use crate::spec::Composition;
 use crate::split::split;
 
 /// Call over several nodes whose parts are being enqueued.

@@ -9,7 +9,7 @@ use iris_heap::bootstrap::OnMissing;
 use iris_heap::{AwaitedNode, Control, DType, Element, RawSlice, Stream, SymmetricHeap, World};
 
 use super::exchange::Exchange;
-use crate::kind::Op;
+use crate::op_names::Op;
 
 /// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,9 @@
 
 use super::steps::{NodeStep, steps};
 use crate::cost::network::{Collective, Network};
-use crate::kind::Op;
+use crate::op_names::Op;
+use crate::op_row::Part;
 use crate::plan::Plan;
-use crate::spec::Part;
 
 /// Predicted times of a call over several nodes, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -28,7 +28,7 @@ use iris_kernels::vendor::Nccl;
 use crate::args::Matrices;
 use crate::counters::Counters;
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
+use crate::op_names::Op;
 use crate::operand::sealed::MatrixArg;
 use crate::operator;
 use crate::plan::Plan;

@@ -42,7 +42,7 @@ use super::fabric::{
     CallRecord, Fabric, Step, StepError, awaited_first, counterparts, fail, failed,
 };
 use crate::error::{InOp, Result};
-use crate::kind::Op;
+use crate::op_names::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
 use watcher::{Watcher, named};
 

@@ -13,7 +13,7 @@ use super::exchange::{Kind, Sent};
 use super::steps::{NodeStep, steps};
 use crate::cost::network::{ALGORITHMS, Algorithm, Network};
 use crate::device::Device;
-use crate::kind::Op;
+use crate::op_names::Op;
 use crate::options::Request;
 use crate::plan::Plan;
 use crate::topology::Topology;

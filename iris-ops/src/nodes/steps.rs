@@ -2,10 +2,10 @@
 //! that a rank enqueues. The time of a call is predicted from these steps.
 
 use super::exchange::{self, Kind, Sent, shift_steps};
+use crate::op_row::Composition;
 use crate::options::Shard;
 use crate::plan::Plan;
 use crate::plan::composed::{Role, slot_bytes};
-use crate::spec::Composition;
 use crate::split::split;
 
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
@@ -141,9 +141,9 @@ mod tests {
 
     use super::*;
     use crate::args::Matrices;
-    use crate::kind::Op;
     use crate::matrix::MatRef;
     use crate::nodes::Composite;
+    use crate::op_names::Op;
     use crate::options::Request;
 
     /// Enqueues a call on rank 0 and its peers. Returns the steps that rank 0 has enqueued, and the

@@ -9,7 +9,7 @@ use super::Operator;
 use crate::args::Matrices;
 use crate::check;
 use crate::error::{Error, InOp, Result};
-use crate::needs::COUNTER_WORDS;
+use crate::memory_needs::COUNTER_WORDS;
 
 impl Operator {
     /// Describes the next call, which has these matrices, to a kernel of the caller that runs at

@@ -11,11 +11,11 @@ use iris_kernels::{Executor, source, trace};
 
 use super::{Operator, Ready};
 use crate::error::{Error, InOp, Result};
-use crate::kind::Op;
-use crate::needs::{Area, OWN_WORDS};
+use crate::memory_needs::{Area, OWN_WORDS};
+use crate::op_names::Op;
+use crate::op_row;
 use crate::options::{Epilogue, Request, Shard, StagingLayout};
 use crate::plan::{Choice, Plan};
-use crate::spec;
 use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 
 /// Parts of an operator that no other operator shares.
@@ -120,7 +120,7 @@ fn agree_on_libraries(
     plan: &Plan,
     executors: &mut [(Arc<Executor>, u32)],
 ) -> Result<()> {
-    let whole = plan.choices().iter().any(|choice| choice.form.gemm != spec::GemmStage::None);
+    let whole = plan.choices().iter().any(|choice| choice.form.gemm != op_row::GemmStage::None);
     if plan.on_cpu() || !whole || plan.alone() {
         return Ok(());
     }

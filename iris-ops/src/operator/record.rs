@@ -8,9 +8,9 @@ use iris_sync::{Config, Field, Record};
 
 use super::Operator;
 use crate::check::Call;
-use crate::needs::Area;
+use crate::memory_needs::Area;
+use crate::op_row;
 use crate::plan::Choice;
-use crate::spec;
 
 impl Operator {
     /// Record with the fields that all calls of a choice have in common. Each call adds M, N and
@@ -31,7 +31,7 @@ impl Operator {
         set(Field::Variant, hash(choice.variant.name().as_bytes()));
         let config = Config { hash: hash(config.as_bytes()) as u32, ..Config::default() };
         set(Field::Config, config.to_word());
-        if choice.form.gemm == spec::GemmStage::Gathered
+        if choice.form.gemm == op_row::GemmStage::Gathered
             && let Some(whole) = self.plan.library_gemm(choice.form, (choice.max_size, choice.tile))
         {
             // In an all-gather of A, peers write directly into the gathered A in this rank's

@@ -5,12 +5,12 @@ use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
+use crate::operator_macros::{beside_method, operator, variants};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// All-gather. Output (on all ranks): the inputs of all ranks, in the order of ranks. Planned
@@ -54,7 +54,7 @@ pub(crate) const ROW: Row = Row {
     forms: &[
         FORMS[0],
         Form::push(
-            kind::Variant::Ll,
+            op_names::Variant::Ll,
             &[always(&[kernel(Kernel::AllGatherLl)])],
             Memory::Pairs(Collective::AllGather),
         ),

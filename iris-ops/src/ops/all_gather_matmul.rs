@@ -4,12 +4,12 @@ use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
 
 use crate::MatmulArgs;
-use crate::facade::{operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::operator_macros::{operator, variants};
 pub use crate::options::Staged;
 use crate::options::options;
 use crate::programs::{GATHER, GATHER_COPIED, MATMUL, UNFUSED_GATHER};
-use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered from all ranks) B (`k` x `n`, each
@@ -69,20 +69,21 @@ pub(crate) const ROW: Row = Row {
     composed: Composition::GatherA,
     alone: MATMUL,
     forms: &[
-        Form::push(kind::Variant::Baseline, GATHER, Memory::Gathered),
-        Form::push(kind::Variant::Pull, &[always(&[kernel(Kernel::Pull)])], Memory::None).pulls(),
+        Form::push(op_names::Variant::Baseline, GATHER, Memory::Gathered),
+        Form::push(op_names::Variant::Pull, &[always(&[kernel(Kernel::Pull)])], Memory::None)
+            .pulls(),
         Form {
             fetches: true,
             ..Form::push(
-                kind::Variant::Staged,
+                op_names::Variant::Staged,
                 &[always(&[kernel(Kernel::Staged)])],
                 Memory::Staged,
             )
             .pulls()
         },
-        Form::push(kind::Variant::Unfused, UNFUSED_GATHER, Memory::Signals)
+        Form::push(op_names::Variant::Unfused, UNFUSED_GATHER, Memory::Signals)
             .gemm(GemmStage::Gathered),
-        Form::push(kind::Variant::CopyEngine, GATHER_COPIED, Memory::Copied(1))
+        Form::push(op_names::Variant::CopyEngine, GATHER_COPIED, Memory::Copied(1))
             .gemm(GemmStage::Gathered),
     ],
 };

@@ -1,12 +1,12 @@
 //! All-reduce: every rank gets the sum over all ranks' inputs.
 
 use crate::CollectiveArgs;
-use crate::facade::{beside_method, operator, variants};
-use crate::kind::Op;
+use crate::op_names::Op;
+use crate::op_row::{Common, Composition, Dims, Norm, Part, Row, Tiles};
+use crate::operator_macros::{beside_method, operator, variants};
 use crate::ops::matmul_all_reduce::{FORMS, LL, TWO_SHOT_LL};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Norm, Part, Row, Tiles};
 
 operator! {
     /// All-reduce. Output (on all ranks) = sum over ranks of the input. The call may run in place:

@@ -5,11 +5,11 @@ use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::{operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
+use crate::operator_macros::{operator, variants};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// All-to-all. Block s of this rank's output is block `rank` of the input of rank s. Planned by
@@ -51,10 +51,10 @@ pub(crate) const ROW: Row = Row {
     composed: Composition::AllToAll,
     alone: LOCAL,
     forms: &[
-        Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllToAll)])], Memory::Parts)
+        Form::push(op_names::Variant::Push, &[always(&[kernel(Kernel::AllToAll)])], Memory::Parts)
             .direct(None),
         Form::push(
-            kind::Variant::Ll,
+            op_names::Variant::Ll,
             &[always(&[kernel(Kernel::AllToAllLl)])],
             Memory::Pairs(Collective::AllToAll),
         ),

@@ -5,12 +5,12 @@ use iris_heap::Stream;
 
 use crate::args::Matrices;
 use crate::error::Result;
-use crate::facade::{common_methods, plan_and_new};
-use crate::kind::{Op, Variant};
 use crate::nodes::Operator;
+use crate::op_names::{Op, Variant};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
+use crate::operator_macros::{common_methods, plan_and_new};
 use crate::options::options;
 use crate::programs::BARRIER;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 /// Barrier of all ranks of the heap, or of the ranks in [`Options::members`]. All ranks make the
 /// operator, but only members run it.

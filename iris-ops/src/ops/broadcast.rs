@@ -6,11 +6,11 @@ use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
+use crate::operator_macros::{beside_method, operator, variants};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Broadcast. Output (on all ranks) = input of the root. Other ranks have no input. On the root
@@ -55,19 +55,27 @@ pub(crate) const ROW: Row = Row {
     composed: Composition::Broadcast,
     alone: LOCAL,
     forms: &[
-        Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::Broadcast)])], Memory::OneSource)
-            .sends_all()
-            .direct(Some(arrival::ROOT)),
-        Form::push(kind::Variant::TwoShot, &[always(&[kernel(Kernel::Relay)])], Memory::OneSource)
-            .direct(Some(arrival::RELAYS)),
         Form::push(
-            kind::Variant::Ll,
+            op_names::Variant::Push,
+            &[always(&[kernel(Kernel::Broadcast)])],
+            Memory::OneSource,
+        )
+        .sends_all()
+        .direct(Some(arrival::ROOT)),
+        Form::push(
+            op_names::Variant::TwoShot,
+            &[always(&[kernel(Kernel::Relay)])],
+            Memory::OneSource,
+        )
+        .direct(Some(arrival::RELAYS)),
+        Form::push(
+            op_names::Variant::Ll,
             &[always(&[kernel(Kernel::BroadcastLl)])],
             Memory::Pairs(Collective::Broadcast { root: 0 }),
         )
         .sends_all(),
         Form::push(
-            kind::Variant::TwoShotLl,
+            op_names::Variant::TwoShotLl,
             &[always(&[kernel(Kernel::RelayLl)])],
             Memory::Pairs(Collective::TwoShot { root: Some(0) }),
         ),

@@ -1,11 +1,11 @@
 //! Matrix product on one rank, with the options of the fused operators.
 
 use crate::MatmulArgs;
-use crate::facade::operator;
-use crate::kind::Op;
+use crate::op_names::Op;
+use crate::op_row::{Common, Composition, Dims, Form, Part, Row, Tiles};
+use crate::operator_macros::operator;
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Composition, Dims, Form, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only: each

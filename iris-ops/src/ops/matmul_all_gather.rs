@@ -5,11 +5,11 @@ use iris_kernels::args::arrival;
 use iris_kernels::program::{always, kernel};
 
 use crate::MatmulArgs;
-use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::operator_macros::{beside_method, operator, variants};
 use crate::options::options;
 use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
-use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, on all ranks): the rows `split(m, size, r)` are the product A B (plus a bias)
@@ -57,9 +57,10 @@ pub(crate) const ROW: Row = Row {
     alone: MATMUL,
     forms: &[
         FORMS[0],
-        FORMS[0].renamed(kind::Variant::Unfused, UNFUSED_ROWS).gemm(GemmStage::Rows),
-        Form::push(kind::Variant::CopyEngine, ROWS_COPIED, Memory::Copied(1)).gemm(GemmStage::Rows),
-        Form::push(kind::Variant::Epilogue, ROWS_STORED, Memory::Copied(1))
+        FORMS[0].renamed(op_names::Variant::Unfused, UNFUSED_ROWS).gemm(GemmStage::Rows),
+        Form::push(op_names::Variant::CopyEngine, ROWS_COPIED, Memory::Copied(1))
+            .gemm(GemmStage::Rows),
+        Form::push(op_names::Variant::Epilogue, ROWS_STORED, Memory::Copied(1))
             .gemm(GemmStage::Rows)
             .direct(None)
             .stores(),
@@ -68,5 +69,5 @@ pub(crate) const ROW: Row = Row {
 
 /// Forms of an all-gather of each rank's rows, with or without a product before it.
 pub(super) const FORMS: [Form; 1] =
-    [Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllGather)])], Memory::Parts)
+    [Form::push(op_names::Variant::Push, &[always(&[kernel(Kernel::AllGather)])], Memory::Parts)
         .direct(Some(arrival::PARTS))];

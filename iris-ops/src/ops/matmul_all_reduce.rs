@@ -6,14 +6,14 @@ use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::MatmulArgs;
-use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
+use crate::operator_macros::{beside_method, operator, variants};
 use crate::options::options;
 use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
     UNFUSED_TWO_SHOT_LL,
 };
-use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias
@@ -85,23 +85,23 @@ pub(crate) const ROW: Row = Row {
         FORMS[2],
         FORMS[3],
         FORMS[1]
-            .renamed(kind::Variant::Unfused, UNFUSED)
+            .renamed(op_names::Variant::Unfused, UNFUSED)
             .gemm(GemmStage::Partial)
             .norms(Norm::Last),
         FORMS[0]
-            .renamed(kind::Variant::UnfusedOneShot, UNFUSED_ONE_SHOT)
+            .renamed(op_names::Variant::UnfusedOneShot, UNFUSED_ONE_SHOT)
             .gemm(GemmStage::Partial)
             .norms(Norm::Last),
-        LL.renamed(kind::Variant::UnfusedLl, UNFUSED_LL)
+        LL.renamed(op_names::Variant::UnfusedLl, UNFUSED_LL)
             .gemm(GemmStage::Partial)
             .norms(Norm::Within),
         TWO_SHOT_LL
-            .renamed(kind::Variant::UnfusedTwoShotLl, UNFUSED_TWO_SHOT_LL)
+            .renamed(op_names::Variant::UnfusedTwoShotLl, UNFUSED_TWO_SHOT_LL)
             .gemm(GemmStage::Partial),
-        Form::push(kind::Variant::CopyEngine, SUM_COPIED, Memory::Copied(2))
+        Form::push(op_names::Variant::CopyEngine, SUM_COPIED, Memory::Copied(2))
             .gemm(GemmStage::Partial)
             .norms(Norm::Last),
-        Form::push(kind::Variant::Epilogue, SUM_STORED, Memory::Copied(2))
+        Form::push(op_names::Variant::Epilogue, SUM_STORED, Memory::Copied(2))
             .gemm(GemmStage::Partial)
             .direct(None)
             .stores()
@@ -111,21 +111,21 @@ pub(crate) const ROW: Row = Row {
 
 /// Forms of an all-reduce, with or without a product before it.
 pub(super) const FORMS: [Form; 4] = [
-    Form::push(kind::Variant::OneShot, &[always(&[kernel(Kernel::OneShot)])], Memory::AllTiles)
+    Form::push(op_names::Variant::OneShot, &[always(&[kernel(Kernel::OneShot)])], Memory::AllTiles)
         .sends_all(),
     Form::push(
-        kind::Variant::TwoShot,
+        op_names::Variant::TwoShot,
         &[always(&[kernel(Kernel::TwoShot)])],
         Memory::OwnedAndResults,
     )
     .direct(Some(arrival::RESULTS)),
-    Form::push(kind::Variant::Spinlock, ADD_LOCKED, Memory::Sums { locks: true }),
-    Form::push(kind::Variant::Atomic, ADD_ATOMIC, Memory::Sums { locks: false }),
+    Form::push(op_names::Variant::Spinlock, ADD_LOCKED, Memory::Sums { locks: true }),
+    Form::push(op_names::Variant::Atomic, ADD_ATOMIC, Memory::Sums { locks: false }),
 ];
 
 /// Form of an all-reduce by the LL protocol, for small messages.
 pub(super) const LL: Form = Form::push(
-    kind::Variant::Ll,
+    op_names::Variant::Ll,
     &[always(&[kernel(Kernel::OneShotLl)])],
     Memory::Pairs(Collective::AllReduce),
 )
@@ -133,7 +133,7 @@ pub(super) const LL: Form = Form::push(
 
 /// Form of an all-reduce in two hops by the LL protocol.
 pub(super) const TWO_SHOT_LL: Form = Form::push(
-    kind::Variant::TwoShotLl,
+    op_names::Variant::TwoShotLl,
     &[always(&[kernel(Kernel::TwoShotLl)])],
     Memory::Pairs(Collective::TwoShot { root: None }),
 );

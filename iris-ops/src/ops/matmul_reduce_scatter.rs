@@ -5,11 +5,11 @@ use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
 
 use crate::MatmulArgs;
-use crate::facade::{operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::operator_macros::{operator, variants};
 use crate::options::options;
 use crate::programs::{MATMUL, SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
-use crate::spec::{Common, Composition, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = these rows of the sum over ranks of A (`m` x `k`) B
@@ -63,10 +63,10 @@ pub(crate) const ROW: Row = Row {
     alone: MATMUL,
     forms: &[
         FORMS[0],
-        FORMS[0].renamed(kind::Variant::Unfused, UNFUSED_SCATTER).gemm(GemmStage::Partial),
-        Form::push(kind::Variant::CopyEngine, SCATTER_COPIED, Memory::Copied(1))
+        FORMS[0].renamed(op_names::Variant::Unfused, UNFUSED_SCATTER).gemm(GemmStage::Partial),
+        Form::push(op_names::Variant::CopyEngine, SCATTER_COPIED, Memory::Copied(1))
             .gemm(GemmStage::Partial),
-        Form::push(kind::Variant::Epilogue, SCATTER_STORED, Memory::Copied(1))
+        Form::push(op_names::Variant::Epilogue, SCATTER_STORED, Memory::Copied(1))
             .gemm(GemmStage::Partial)
             .stores(),
     ],
@@ -74,7 +74,7 @@ pub(crate) const ROW: Row = Row {
 
 /// Forms of a reduce-scatter, with or without a product before it.
 pub(super) const FORMS: [Form; 1] = [Form::push(
-    kind::Variant::Push,
+    op_names::Variant::Push,
     &[always(&[kernel(Kernel::ReduceScatter)])],
     Memory::PartialParts,
 )];

@@ -34,8 +34,8 @@ pub mod reduce_scatter;
 #[cfg(test)]
 mod tests;
 
-use crate::kind::Op;
-use crate::spec::Row;
+use crate::op_names::Op;
+use crate::op_row::Row;
 
 /// Re-exports the operators' types, and defines `row` and `options`, which look up an operator's
 /// table row and options.

@@ -5,12 +5,12 @@ use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::{operator, variants};
-use crate::kind::{self, Op};
+use crate::op_names::{self, Op};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
+use crate::operator_macros::{operator, variants};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
@@ -53,7 +53,7 @@ pub(crate) const ROW: Row = Row {
     forms: &[
         FORMS[0],
         Form::push(
-            kind::Variant::Ll,
+            op_names::Variant::Ll,
             &[always(&[kernel(Kernel::ReduceScatterLl)])],
             Memory::Pairs(Collective::ReduceScatter),
         ),

@@ -13,7 +13,7 @@ use super::{
     matmul_all_reduce, matmul_reduce_scatter, reduce_scatter, row,
 };
 use crate::device::Device;
-use crate::kind::{ChoiceReason, Op, Variant};
+use crate::op_names::{ChoiceReason, Op, Variant};
 use crate::options::{Request, Shard, TileShape};
 use crate::topology::Topology;
 use crate::tune::{message_groups, table_shapes};

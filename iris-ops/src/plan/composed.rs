@@ -18,11 +18,11 @@ use iris_heap::{ALIGNMENT, DType, RawSlice, Request as Block, Segment, Symmetric
 
 use super::Plan;
 use crate::error::{Error, InOp, Result};
-use crate::kind::{Op, Variant};
 use crate::nodes::exchange::{Kind, Sent, shift_steps};
+use crate::op_names::{Op, Variant};
+use crate::op_row::{Common, Composition, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::options::{Epilogue, MOST_ELEMENTS, Request, Shard, TileShape};
 use crate::programs::LOCAL;
-use crate::spec::{Common, Composition, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 use crate::topology::Topology;
 

@@ -1,7 +1,7 @@
 //! Fingerprint of a plan: the properties that ranks compare when they make an operator.
 
 use super::Plan;
-use crate::kind::Op;
+use crate::op_names::Op;
 use crate::options::Request;
 
 impl Plan {

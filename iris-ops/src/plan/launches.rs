@@ -3,8 +3,8 @@
 use iris_kernels::program::{Norm, Program};
 
 use super::{Choice, Plan};
-use crate::items;
-use crate::spec::{self, Form, Memory, Tiles};
+use crate::ll_items;
+use crate::op_row::{self, Form, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
@@ -49,7 +49,7 @@ impl Plan {
         let split = self.split_grid(grid);
         let tiles = match self.request.row.tiles {
             _ if self.alone() => grid.tiles(),
-            _ if choice.form.gemm == spec::GemmStage::Gathered => split.part(0).tiles(),
+            _ if choice.form.gemm == op_row::GemmStage::Gathered => split.part(0).tiles(),
             Tiles::All => grid.tiles(),
             Tiles::Own => split.part(0).tiles(),
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
@@ -76,7 +76,7 @@ impl Plan {
         // In this variant a rank sends its rows of C in place. If other workgroups received at the
         // same time, they could write rows while these rows are read, even if the bytes do not
         // change.
-        let in_place = choice.form.gemm == spec::GemmStage::Rows;
+        let in_place = choice.form.gemm == op_row::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
         }
@@ -100,7 +100,7 @@ impl Plan {
     /// Whether the message of a call by the LL protocol consists of packs.
     pub(crate) fn has_packs(&self, choice: &Choice, shape: (usize, usize)) -> bool {
         let Memory::Pairs(collective) = choice.form.memory else { return false };
-        let from = items::packs_from(self.ranks, &self.request, collective);
+        let from = ll_items::packs_from(self.ranks, &self.request, collective);
         from.is_some_and(|from| self.items(collective, shape).most() >= from)
     }
 

@@ -4,8 +4,8 @@
 use super::{Choice, Plan};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kind::{ChoiceReason, Variant};
-use crate::spec::{Form, Row};
+use crate::op_names::{ChoiceReason, Variant};
+use crate::op_row::{Form, Row};
 use crate::tune;
 
 impl Plan {

@@ -1,8 +1,8 @@
 //! Shapes of one rank's matrices in a call.
 
 use super::Plan;
+use crate::op_row::{Dims, Part};
 use crate::options::Shard;
-use crate::spec::{Dims, Part};
 
 /// Numbers of rows and columns of one rank's matrices in a call; 0 x 0 for a matrix that the rank
 /// does not have.

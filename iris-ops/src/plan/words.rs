@@ -5,9 +5,9 @@ use iris_kernels::schedule::{Collective, Items};
 
 use super::{Choice, Plan};
 use crate::error::{Error, Result};
-use crate::items::{self, are_rows_whole};
+use crate::ll_items::{self, are_rows_whole};
+use crate::op_row::{self, Form, Memory};
 use crate::options::{Request, TileShape};
-use crate::spec::{self, Form, Memory};
 use crate::tune;
 
 /// Maximum number of threads of a wave on AMD (a warp on NVIDIA has 32). The last wave of a
@@ -20,7 +20,7 @@ impl Plan {
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
         // In an all-gather before a GEMM the tiles are those of A, which has K columns.
-        let n = if form.gemm == spec::GemmStage::Gathered { k } else { n };
+        let n = if form.gemm == op_row::GemmStage::Gathered { k } else { n };
         // If rows are split over the ranks, each rank can have one additional tile, which is
         // shorter.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
@@ -59,7 +59,7 @@ impl Plan {
 
     /// Items that a call of this shape sends by the LL protocol.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
-        items::of(self.ranks, &self.request, collective, (m, n))
+        ll_items::of(self.ranks, &self.request, collective, (m, n))
     }
 
     /// Number of threads of a workgroup in a call by the LL protocol.

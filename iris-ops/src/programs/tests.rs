@@ -4,12 +4,12 @@
 use iris_heap::DType;
 use iris_kernels::build::OpBuild;
 use iris_kernels::program::Program;
-use iris_kernels::{Kernel, ahead};
+use iris_kernels::{Kernel, ahead_of_time};
 use iris_sync::barrier::Members;
 
-use crate::kind::Op;
+use crate::op_names::Op;
+use crate::op_row::Norm;
 use crate::ops::row;
-use crate::spec::Norm;
 use crate::topology::Topology;
 
 /// Tests that every kernel that an operator launches is in the source which its build names, and
@@ -17,7 +17,7 @@ use crate::topology::Topology;
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";
-    let ahead = ahead::builds(ARCH);
+    let ahead = ahead_of_time::builds(ARCH);
     for op in Op::ALL {
         for form in row(op).forms {
             // An unfused variant launches the kernels of the operator's collective, which is

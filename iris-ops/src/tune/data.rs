@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::machine::CostParameters;
 use crate::device::Device;
-use crate::kind::{Op, Variant};
+use crate::op_names::{Op, Variant};
 
 /// Content of a tuning file; the file `tuning/sm90.toml` documents the tables and fields.
 #[derive(Clone, Debug, Deserialize)]

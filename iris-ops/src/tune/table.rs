@@ -1,7 +1,7 @@
 //! Rows of a tuning file: choices that were measured for single shapes.
 
 use super::data::Row;
-use crate::kind::Variant;
+use crate::op_names::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::topology::Topology;
 
@@ -57,7 +57,7 @@ mod tests {
     use super::super::data::Tuning;
     use super::*;
     use crate::device::Device;
-    use crate::kind::Op;
+    use crate::op_names::Op;
 
     #[test]
     fn rows_name_types_that_there_are() {

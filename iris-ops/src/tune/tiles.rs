@@ -8,9 +8,9 @@ use super::{
     takes_part,
 };
 use crate::device::Device;
-use crate::kind::{Op, Variant};
+use crate::op_names::{Op, Variant};
+use crate::op_row::{Form, GemmStage, Memory, Tiles};
 use crate::options::{Request, Shard, TileShape, WIDEST};
-use crate::spec::{Form, GemmStage, Memory, Tiles};
 use crate::topology::Topology;
 
 /// Smallest number of tiles for which a product uses larger tiles: enough for about half of the

@@ -2,7 +2,7 @@
 
 use iris_heap::*;
 use iris_ops::*;
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 
 /// Makes a plan by names from both crates. Each crate has an error, a result and a request, and
 /// their names must not clash.

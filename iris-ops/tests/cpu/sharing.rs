@@ -9,9 +9,9 @@ use iris_ops::{
     MatmulArgs, Op, OpError as Error, Operands, Plan, Variant, Workspace, all_gather_matmul,
     all_reduce, barrier, matmul_all_reduce,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::oracle::{Meaning, Rows, Task};
-use iris_testkit::rig::Rig;
+use iris_testkit::rank_setup::Rig;
 use iris_testkit::suite::{Case, Options, plan, room_for, run_case};
 
 type Result<T> = anyhow::Result<T>;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use cudarc::driver::CudaContext;
 use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 
 /// Runs sums of many launches each on one cudarc stream, and reads the results on another cudarc
 /// stream, which only cudarc's own events make wait. If a guard were dropped before its call is

@@ -17,7 +17,7 @@ use iris_ops::{
     AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Plan, TileShape, Topology,
     all_reduce,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::harness::{self, Group, named};
 
 mod beside;

@@ -22,9 +22,10 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
-    let total = arches.iter().map(|arch| iris_kernels::ahead::builds(arch).len()).sum();
+    let total = arches.iter().map(|arch| iris_kernels::ahead_of_time::builds(arch).len()).sum();
     let progress = Progress::new("kernels", 0, total);
-    let count = iris_kernels::ahead::precompile(&options.out, &arches, |_, _| progress.step())?;
+    let count =
+        iris_kernels::ahead_of_time::precompile(&options.out, &arches, |_, _| progress.step())?;
     drop(progress);
     note!("{count} kernels in {}", options.out.display());
     Ok(true)

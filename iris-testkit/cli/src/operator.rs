@@ -9,7 +9,7 @@ use comfy_table::Table;
 use iris_heap::{BackendKind, DType, MAX_RANKS, Settings, World};
 use iris_ops::{Shard, Topology, Variant};
 use iris_testkit::oracle::Meaning;
-use iris_testkit::rig::{Crossing, Rig};
+use iris_testkit::rank_setup::{Crossing, Rig};
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@ use iris_ops::{Plan, Shard, StagingLayout, TileShape, Topology, Variant};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
-use iris_testkit::rig::{Rig, Room};
+use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{self, Op, Options};
 use serde::{Deserialize, Serialize};
 

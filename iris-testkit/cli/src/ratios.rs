@@ -7,7 +7,7 @@ use iris_heap::{HeapOptions, World, random_unit};
 use iris_ops::{Plan, TileShape, Topology};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::oracle::split;
-use iris_testkit::rig::{Rig, Room};
+use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use iris_heap::{BackendKind, World};
 use iris_ops::{OpRequest, Shard, Topology};
 use iris_testkit::oracle::Meaning;
-use iris_testkit::rig::{Rig, Room};
+use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
 use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::port;
+use crate::free_port;
 
 /// Name of Open MPI's launcher on Debian, where `mpirun` may be the launcher of MPICH.
 const OPEN_MPI: &str = "mpirun.openmpi";
@@ -32,7 +32,7 @@ pub fn mpirun(
     (nodes, per_node): (usize, usize),
     limit: Duration,
 ) -> Result<Command> {
-    let port = port::free("127.0.0.1").context("opening a port at 127.0.0.1")?;
+    let port = free_port::on("127.0.0.1").context("opening a port at 127.0.0.1")?;
     let mut command = open_mpi();
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
     // Waits in MPI yield the core, because all ranks share this host's cores.

@@ -12,7 +12,7 @@ use crate::matrix::values;
 use crate::numeric::{Measured, compare, rounded};
 use crate::options::plan;
 use crate::oracle::{Dense, Meaning, Part, Rows, Task, rms_norm};
-use crate::rig::{Crossing, Rig, Room};
+use crate::rank_setup::{Crossing, Rig, Room};
 
 /// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]

@@ -3,7 +3,7 @@
 use iris_heap::{BackendKind, DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllReduce, Shard, TileShape};
 use iris_testkit::Level;
-use iris_testkit::rig::{Rig, Room};
+use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{Case, Input, Op, Options, room_for_nodes, run_case};
 
 use super::taken;

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_testkit::free_port;
 use iris_testkit::harness::no_program;
 use iris_testkit::launch::{self, kill_myself, launch};
-use iris_testkit::port;
 use libtest_mimic::{Arguments, Completion, Trial};
 
 use job::{Job, within_limit};
@@ -350,7 +350,7 @@ fn check_nested(outer: &Launcher, inner: &Launcher, slurm: Option<&Slurm>) -> Re
         let start = "export IRIS_NODE=both; exec \"$@\"";
         words.extend(["sh", "-c", start, "sh"].map(OsString::from));
         words.extend(inner.words());
-        words.push(format!("127.0.0.1:{}", port::free("127.0.0.1")?).into());
+        words.push(format!("127.0.0.1:{}", free_port::on("127.0.0.1")?).into());
         ("four-ranks", Some("one"), 4)
     } else {
         // MPICH uses all nodes of a step, and over several hosts nothing names its job but a port.

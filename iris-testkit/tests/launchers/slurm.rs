@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use iris_heap::UniqueId;
-use iris_testkit::port;
+use iris_testkit::free_port;
 use tempfile::TempDir;
 
 use crate::job::within_limit;
@@ -39,7 +39,7 @@ impl Slurm {
             Ok(String::from_utf8(output.stdout)?.trim().to_owned())
         };
         let (host, user) = (ask("hostname", "-s")?, ask("id", "-un")?);
-        let port = || port::free("127.0.0.1");
+        let port = || free_port::on("127.0.0.1");
         let (control, n1, n2) = (port()?, port()?, port()?);
         let text = format!(
             "ClusterName=iris\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}\n\

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, MatRef, OpError as Error, TileShape, Topology, Variant, barrier};
 use iris_sync::{FaultKind, Field};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::harness::rows;
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};

@@ -10,7 +10,7 @@ use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs,
     NormArgs, OpError as Error, Shard, TileShape, Topology,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 use iris_testkit::worlds::on_heaps;
 

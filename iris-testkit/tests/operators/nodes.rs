@@ -9,9 +9,9 @@ use iris_ops::{
     AllGatherMatmul, AllReduce, Barrier, CollectiveArgs, Epilogue, MatRef, Matmul, MatmulAllReduce,
     MatmulArgs, Plan, Shard, Topology,
 };
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::harness::rows;
-use iris_testkit::rig::Room;
+use iris_testkit::rank_setup::Room;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
 use iris_testkit::worlds::over_loopback;
 

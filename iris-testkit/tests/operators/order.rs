@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllReduce, HeapReserve, Plan, Topology};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::suite::{Case, Op, Options, plan};
 use iris_testkit::worlds::on_threads;
 

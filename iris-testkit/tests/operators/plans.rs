@@ -2,7 +2,7 @@
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, TileShape, Topology, Variant, all_reduce};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::suite::{Op, Options, plan};
 
 #[test]

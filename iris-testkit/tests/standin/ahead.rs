@@ -8,7 +8,7 @@ use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_kernels::build::Build;
 use iris_kernels::cache::{self, Cache};
 use iris_kernels::rtc::{self, Compiler};
-use iris_kernels::{Target, ahead};
+use iris_kernels::{Target, ahead_of_time};
 use iris_ops::{AnyOp, Topology};
 use iris_testkit::suite::plan;
 
@@ -25,7 +25,7 @@ pub(crate) fn precompile(machine: &Machine) {
     let (compiler, folder) =
         (Compiler::nvrtc().unwrap(), Cache::open(&cache::carried_folder().unwrap()).unwrap());
     let mut images = HashMap::new();
-    for Build { source, options, .. } in ahead::builds(&arch) {
+    for Build { source, options, .. } in ahead_of_time::builds(&arch) {
         let image = images.entry(source.name);
         let image =
             image.or_insert_with(|| compiler.compile(source.into(), &options, &arch).unwrap());

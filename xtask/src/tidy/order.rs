@@ -13,19 +13,19 @@ const PAGE: &str = "ARCHITECTURE.md";
 
 /// Layers from the ground up, each with its modules. A module in no layer is in that of its parent.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("facts", &["counters", "device", "error", "kind", "label", "split"]),
+    ("facts", &["counters", "device", "error", "op_label", "op_names", "split"]),
     ("data of devices", &["cost::machine", "cost::network", "topology", "tune::data"]),
     ("matrices of a call", &["args", "matrix", "operand"]),
-    ("rows of operators", &["needs", "programs", "spec"]),
-    ("options", &["items", "options"]),
+    ("rows of operators", &["memory_needs", "op_row", "programs"]),
+    ("options", &["ll_items", "options"]),
     ("cost", &["cost"]),
     ("tune", &["tune"]),
     ("plan", &["nodes::exchange", "plan"]),
     ("checks and memory", &["check", "workspace"]),
     ("operator", &["operator"]),
     ("nodes", &["nodes"]),
-    ("operators", &["facade", "ops"]),
-    ("communicator", &["any", "comm", "heap_reserve"]),
+    ("operators", &["operator_macros", "ops"]),
+    ("communicator", &["any_op", "comm", "heap_reserve"]),
 ];
 
 /// Imports of a module of a higher layer, each with the reason.
@@ -91,9 +91,9 @@ mod tests {
     fn with(path: &str, text: &str) -> Vec<String> {
         let files = [
             ("iris-ops/src/lib.rs", "mod ops;"),
-            ("iris-ops/src/ops/mod.rs", "use crate::kind::Op;"),
+            ("iris-ops/src/ops/mod.rs", "use crate::op_names::Op;"),
             ("iris-ops/src/plan/composed.rs", "use crate::ops::row;"),
-            ("iris-ops/src/kind.rs", "use crate::error::Error;"),
+            ("iris-ops/src/op_names.rs", "use crate::error::Error;"),
             ("iris-ops/src/error.rs", "#[cfg(test)]\nmod texts;"),
             ("iris-ops/src/error/texts.rs", "use crate::ops::row;"),
             (path, text),
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn an_import_of_a_higher_layer_is_found() {
-        assert_eq!(with("iris-ops/src/options.rs", "use crate::kind::Op;"), [""; 0]);
+        assert_eq!(with("iris-ops/src/options.rs", "use crate::op_names::Op;"), [""; 0]);
         assert_eq!(
             with("iris-ops/src/options.rs", "use crate::ops::row;"),
             ["iris-ops/src/options.rs:0"]
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_row_without_its_import_is_found() {
-        let files = [("iris-ops/src/kind.rs", "")];
+        let files = [("iris-ops/src/op_names.rs", "")];
         assert_eq!(found(check, &files), ["xtask/src/tidy/order.rs:0"]);
     }
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::driver::{Driver, RawFunction, RawModule};
 use super::stream::GpuStream;
 use crate::backend::{BackendKind, LaunchOrder, LaunchShape, StreamBackend};
+use crate::encoding::hash;
 use crate::error::{Error, Result};
 use crate::util::lock;
-use crate::wire::hash;
 
 /// Loaded image of kernels. It stays loaded until the process ends, because unloading would wait
 /// for the whole device, and the next op of the same kind needs it again.

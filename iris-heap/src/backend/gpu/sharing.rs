@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::mapping::as_gpu;
 use super::memory::{MemoryDriver, Origin, PlainRegion, Region};
 use crate::backend::{Export, Mapping, nothing_passed};
+use crate::encoding::{Reader, Writer};
 use crate::error::Result;
 use crate::util::unsupported;
-use crate::wire::{Reader, Writer};
 
 /// Memory of all ranks, as it is mapped on one device.
 pub(super) struct Joined {

@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
 
-use iris_testkit::port;
+use iris_testkit::free_port;
 
 use super::seal::GREETING;
 use super::*;
@@ -20,7 +20,7 @@ fn meeting(host: &str, size: usize) -> Meeting {
     let job = format!("job {number} of process {}", std::process::id());
     let bare = host.trim_matches(['[', ']']);
     let terms = Terms { key: Key::Secret([5; 32]), job, size };
-    at(&format!("{host}:{}", port::free(bare).unwrap()), terms)
+    at(&format!("{host}:{}", free_port::on(bare).unwrap()), terms)
 }
 
 /// Meeting at an address.

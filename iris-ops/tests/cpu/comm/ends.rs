@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use iris_heap::abi::abort;
 use iris_heap::{HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Id, ReduceOp};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::worlds::on_threads;
 
 use super::{CPU, small, sums};

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use iris_heap::{BackendKind, DType, SymSlice, World};
 use iris_ops::comm::{Comm, Id, Options, ReduceOp, Summand};
 use iris_ops::{OpResult, Topology};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 use iris_testkit::worlds::on_threads;
 
 const CPU: BackendKind = BackendKind::Cpu;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use iris_heap::{DType, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Footprint, Options};
 use iris_ops::{Device, Topology};
-use iris_testkit::guide::fails;
+use iris_testkit::error_texts::fails;
 
 use super::{CPU, nodes, small, sums};
 

@@ -5,7 +5,7 @@ use iris_heap::World;
 use iris_kernels::vendor::Communicator;
 use serde_json::Value;
 
-use super::home::Home;
+use super::bench_device::Home;
 use super::vendor::{Multiplier, Vendors};
 use super::{Beside, Shape, shape};
 

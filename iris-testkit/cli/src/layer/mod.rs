@@ -16,7 +16,7 @@ use iris_ops::{Epilogue, Plan, Topology};
 use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
-use iris_testkit::rig::{Rig, Room};
+use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};

@@ -71,7 +71,7 @@ pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
         Checker { clang, version: &version, arch, source: &source, folder: folder.path() };
     let (largest, smallest) = (TileSize::ALL[0], TileSize::ALL[TileSize::ALL.len() - 1]);
     let mut all = Vec::new();
-    for build in iris_kernels::ahead::builds(arch) {
+    for build in iris_kernels::ahead_of_time::builds(arch) {
         let options = &build.options;
         let is_bf16 = options.defines.contains(&("IRIS_DTYPE".into(), "2".into()));
         let label = match build.tile {

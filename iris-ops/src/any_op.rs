@@ -8,14 +8,14 @@ use iris_kernels::args::TileView;
 use crate::args::{Matrices, NormArgs};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::facade::common_methods;
-use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
 use crate::nodes::Operator;
+use crate::op_names::{Op, Variant};
+use crate::op_row::Part;
+use crate::operator_macros::common_methods;
 use crate::ops;
 use crate::options::Request;
 use crate::plan::{Plan, on_device};
-use crate::spec::Part;
 use crate::topology::Topology;
 use crate::workspace::Workspace;
 

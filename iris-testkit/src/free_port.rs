@@ -17,7 +17,7 @@ const PORTS: Range<u16> = 15000..32768;
 ///
 /// # Errors
 /// `host` is no address of this machine; all ports of the range are taken.
-pub fn free(host: &str) -> io::Result<u16> {
+pub fn on(host: &str) -> io::Result<u16> {
     free_of(host, PORTS)
 }
 
@@ -44,7 +44,7 @@ mod tests {
         // Three neighbours, of which the outer ones are taken.
         let (ports, _taken) = (0..1000)
             .find_map(|_| {
-                let first = free("127.0.0.1").unwrap();
+                let first = on("127.0.0.1").unwrap();
                 let taken = (listen(first)?, listen(first + 2)?);
                 listen(first + 1).map(|_| (first..first + 3, taken))
             })
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn ports_differ_and_are_not_those_that_the_system_gives() {
-        let ports: Vec<u16> = (0..4).map(|_| free("127.0.0.1").unwrap()).collect();
+        let ports: Vec<u16> = (0..4).map(|_| on("127.0.0.1").unwrap()).collect();
         assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");
         assert!(ports.iter().any(|port| *port != ports[0]), "{ports:?}");
     }

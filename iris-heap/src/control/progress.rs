@@ -8,9 +8,9 @@ use iris_sync::FaultKind;
 
 use super::Control;
 use crate::abi::abort;
-use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut, Pulled};
 use crate::bootstrap::ProcessId;
 use crate::error::Error;
+use crate::issue_board::{AwaitedNode, Boards, Difference, Ended, LeftOut, Pulled};
 
 impl Control {
     /// Sets the names of the nodes, by index, and the index of this rank's node.
@@ -285,12 +285,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::board;
     use crate::bootstrap::process::tests::Sleeper;
+    use crate::issue_board;
 
     /// Control blocks of two ranks, of which rank 0 waits in its second call for rank 1.
     fn waits_for_rank_1() -> [Control; 2] {
-        let boards = |_| crate::segment::SharedMemory::create("iris-test", board::BYTES).unwrap();
+        let boards =
+            |_| crate::segment::SharedMemory::create("iris-test", issue_board::BYTES).unwrap();
         let all = Arc::new((0..2).map(boards).collect::<Vec<_>>());
         let [c, late] = [0, 1].map(|rank| {
             let c = Control::default();

@@ -44,8 +44,8 @@ macro_rules! operator {
             }
         }
 
-        $crate::facade::plan_and_new!($op);
-        $crate::facade::common_methods!($op);
+        $crate::operator_macros::plan_and_new!($op);
+        $crate::operator_macros::common_methods!($op);
     };
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::kind::Op;
+use crate::op_names::Op;
 
 /// Name of an operator in an error message: its kind and shape, and its own name. An operator
 /// without a name is identified by the place in the program where it was made.

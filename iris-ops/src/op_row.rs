@@ -10,7 +10,7 @@ pub(crate) use iris_kernels::program::Norm;
 use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
-use crate::kind::{Op, Variant};
+use crate::op_names::{Op, Variant};
 use crate::programs::MATMUL;
 
 /// Properties of one operator: its collective, shapes, tiles and variants.

@@ -13,9 +13,9 @@ use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
-use super::bare::Bare;
 use super::baseline::{Baseline, Buffers};
-use super::home::Events;
+use super::bench_device::Events;
+use super::driver_loop::Bare;
 use super::norm::Apart;
 use super::step::Step;
 use crate::job::gather;

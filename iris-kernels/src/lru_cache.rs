@@ -1,17 +1,17 @@
 //! Bounded cache with least-recently-used eviction.
 
-/// Cache of values by key; [`Recent::new`] sets the capacity.
+/// Cache of values by key; [`LruCache::new`] sets the capacity.
 #[derive(Debug)]
-pub(crate) struct Recent<K, V> {
+pub(crate) struct LruCache<K, V> {
     most: usize,
     /// Entries ordered by last use, the most recent last.
     entries: Vec<(K, V)>,
 }
 
-impl<K: PartialEq, V> Recent<K, V> {
+impl<K: PartialEq, V> LruCache<K, V> {
     /// Makes an empty cache for up to `most` values, at least one.
-    pub(crate) fn new(most: usize) -> Recent<K, V> {
-        Recent { most: most.max(1), entries: Vec::new() }
+    pub(crate) fn new(most: usize) -> LruCache<K, V> {
+        LruCache { most: most.max(1), entries: Vec::new() }
     }
 
     /// Returns the value of `key`; if the cache has none, makes and stores it first. The lookup of
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn the_entry_that_was_used_longest_ago_makes_room() {
-        let mut recent = Recent::new(3);
+        let mut recent = LruCache::new(3);
         let mut made = Vec::new();
         for key in [1, 2, 3, 1, 4, 1, 3, 2] {
             let value = recent.get_or_make(key, || {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_made_is_tried_again() {
-        let mut recent = Recent::new(1);
+        let mut recent = LruCache::new(1);
         assert_eq!(recent.get_or_make("key", || Err("no")), Err("no"));
         *recent.get_or_make("key", || Ok::<_, ()>(1)).unwrap() += 1;
         assert_eq!(recent.get_or_make("key", || Ok::<_, ()>(9)), Ok(&mut 2));

@@ -4,7 +4,7 @@
 //! use iris_heap::{DType, HeapOptions, World};
 //! use iris_ops::{AnyOp, Op, Operands, Topology};
 //! use iris_testkit::options::{Options, plan};
-//! use iris_testkit::rig::{Rig, Room};
+//! use iris_testkit::rank_setup::{Rig, Room};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let options = Options::new(8, 6, 0);
