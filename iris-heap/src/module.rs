@@ -81,8 +81,8 @@ impl Function {
 
     /// Number of clusters of `cluster` workgroups that are co-resident on the whole device if
     /// nothing else runs; `cluster` is the size that the kernel was compiled for. Clusters may hold
-    /// fewer workgroups than [`Function::resident`] reports, because the workgroups of a cluster
-    /// must run on neighbouring multiprocessors.
+    /// fewer workgroups than [`Function::max_coresident_workgroups`] reports, because the
+    /// workgroups of a cluster must run on neighbouring multiprocessors.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
