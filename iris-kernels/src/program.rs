@@ -148,7 +148,7 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Launch of a kernel of the operator, over all tiles of the operands.
-    Kernel(Kernel, Operands),
+    Kernel(Kernel, KernelOperands),
     /// Matrix product of one rank.
     Gemm(Gemm),
     /// Wait until all peers have entered the call. Later steps (copy engines, GEMMs) may then store
@@ -180,7 +180,7 @@ pub enum Work {
 
 /// Operands of an operator's kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Operands {
+pub enum KernelOperands {
     /// Matrices A, B and C of the call itself.
     Call,
     /// Workspace area in place of the product of A and B.
@@ -474,7 +474,7 @@ pub const fn or(work: Work, or: &'static [Item]) -> Item {
 
 /// Makes a step that launches a kernel over the operands of the call.
 pub const fn kernel(kernel: Kernel) -> Item {
-    step(Work::Kernel(kernel, Operands::Call))
+    step(Work::Kernel(kernel, KernelOperands::Call))
 }
 
 /// Makes a GEMM step for which any implementation may be used that supports the operands.

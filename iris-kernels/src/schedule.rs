@@ -135,12 +135,14 @@ impl SplitGrid {
     }
 }
 
-/// Dimension of A that is split over the ranks in an all-gather before a product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Dimension of A that is split over the ranks, for an all-gather before the product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shard {
-    /// Each rank has some rows of A, with all of K.
+    /// Rank r passes the rows `split(m, size, r)` of A.
+    #[default]
     Rows,
-    /// Each rank has all rows of A, with a part of K.
+    /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
+    /// before the parts of its peers.
     Columns,
 }
 

@@ -79,7 +79,7 @@ use options::Plans;
 use stream::CommStream;
 
 pub use id::Id;
-pub use memory::{Source, Target};
+pub use memory::{RecvBuffer, SendBuffer};
 pub use options::{Footprint, Options};
 pub use stream::OnStream;
 

@@ -20,7 +20,7 @@ mod programs;
 mod steps;
 
 pub use machine::CostParameters;
-pub use network::Network;
+pub use network::NetworkRate;
 pub(crate) use programs::Problem;
 
 use iris_heap::DType;

@@ -128,7 +128,7 @@ pub mod scaling {}
 pub use any_op::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
-pub use cost::{CostParameters, Network};
+pub use cost::{CostParameters, NetworkRate};
 pub use counters::Counters;
 pub use device::Device;
 pub use heap_reserve::HeapReserve;
@@ -138,6 +138,7 @@ pub use error::{Error as OpError, Result as OpResult};
 pub use iris_kernels::Library;
 #[doc(hidden)]
 pub use iris_kernels::build::FaultInjection;
+pub use iris_kernels::schedule::Shard;
 pub use iris_kernels::trace::TraceSpan;
 pub use matrix::MatRef;
 pub use nodes::Forecast;
@@ -145,9 +146,9 @@ pub use nodes::Forecast;
 pub use nodes::mpi::{Mpi, MpiError};
 pub use op_label::OpLabel;
 pub use op_names::{ChoiceReason, Op, UnknownName, Variant};
-pub use operand::{MatrixArg, Operand, Scope, scope};
+pub use operand::{HostScope, MatrixArg, Operand, scope};
 pub use ops::*;
-pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
+pub use options::{Epilogue, Request as OpRequest, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan, Shapes};
 pub use split::split;
 pub use topology::Topology;

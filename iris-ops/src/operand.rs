@@ -294,13 +294,13 @@ impl sealed::MatrixArg for Operand<'_> {
 /// Scope for calls whose matrices lie in borrowed host memory. It is made by [`scope`], which waits
 /// for these calls.
 #[derive(Debug)]
-pub struct Scope<'scope, 'env: 'scope> {
+pub struct HostScope<'scope, 'env: 'scope> {
     stream: Stream,
     _scope: PhantomData<&'scope mut &'scope ()>,
     _env: PhantomData<&'env mut &'env ()>,
 }
 
-impl<'scope, 'env> Scope<'scope, 'env> {
+impl<'scope, 'env> HostScope<'scope, 'env> {
     /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory. `memory` must have
     /// at least `rows * cols` elements. With [`Operand::with_ld`], it must have at least
     /// `(rows - 1) * ld + cols` elements.
@@ -379,12 +379,12 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 pub fn scope<'env, T, E: From<Error>>(
     heap: &SymmetricHeap,
     stream: &Stream,
-    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    f: impl for<'scope> FnOnce(&'scope HostScope<'scope, 'env>) -> Result<T, E>,
 ) -> Result<T, E> {
     // The heap is borrowed for the whole scope: dropping the heap earlier would leave a call
     // running.
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
+    let scope = HostScope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     lending(|| stream.sync().map_err(|error| Error::scope(error).into()), || f(&scope))
 }
 

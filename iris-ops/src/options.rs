@@ -12,6 +12,7 @@ use iris_kernels::Library;
 use iris_kernels::build::FaultInjection;
 use iris_kernels::gemm_config::TileSize;
 use iris_kernels::schedule::Collective;
+pub(crate) use iris_kernels::schedule::Shard;
 
 use crate::error::{Error, Result};
 use crate::op_names::{Op, Variant};
@@ -37,18 +38,6 @@ impl std::fmt::Display for TileShape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} x {}", self.m, self.n)
     }
-}
-
-/// Dimension of A that is split over the ranks, for an all-gather before the product.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Shard {
-    /// Rank r passes the rows `split(m, size, r)` of A.
-    #[default]
-    Rows,
-    /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
-    /// before the parts of its peers.
-    Columns,
 }
 
 /// Layout of the staging buffer of `all_gather_matmul` (variant `staged`), and the order in which

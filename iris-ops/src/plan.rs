@@ -18,7 +18,7 @@ use std::sync::{Arc, Once};
 
 use iris_heap::{ALIGNMENT, DType, Request as Block, Segment};
 use iris_kernels::program::{Areas, Sizes};
-use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
+use iris_kernels::schedule::{Grid, SplitGrid, Units, part_of};
 use iris_kernels::{GemmRequest, Library};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
@@ -283,10 +283,7 @@ impl Plan {
     fn units(&self, tile: TileShape) -> Units {
         let request = &self.request;
         Units {
-            shard: match request.shard {
-                Shard::Rows => schedule::Shard::Rows,
-                Shard::Columns => schedule::Shard::Columns,
-            },
+            shard: request.shard,
             size: self.size(),
             m: request.m as u32,
             k: request.k as u32,

@@ -6,8 +6,8 @@ mod tests;
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{
-    Alternative, Area, Core, Gemm, Item, Operands, Rows, Source, Target, Transfer, When, Work,
-    always, gemm, kernel, or, step, when,
+    Alternative, Area, Core, Gemm, Item, KernelOperands, Rows, Source, Target, Transfer, When,
+    Work, always, gemm, kernel, or, step, when,
 };
 
 /// Program of a collective with a single rank: copies the input to the output.
@@ -60,7 +60,7 @@ const fn exchange(kernel: Kernel) -> Item {
 
 /// Step in which `kernel` sends this rank's partial product from the workspace.
 const fn of_partial(kernel: Kernel) -> Item {
-    step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
+    step(Work::Kernel(kernel, KernelOperands::Area(Area::Partial)))
 }
 
 /// GEMM, then the all-reduce of the partial products by `two_shot`.
@@ -90,11 +90,11 @@ pub(crate) const UNFUSED_SCATTER: &[Alternative] =
 
 /// GEMM of this rank's rows of C, then the all-gather of C.
 pub(crate) const UNFUSED_ROWS: &[Alternative] =
-    &[always(&[OWN_ROWS, step(Work::Kernel(Kernel::AllGather, Operands::OwnRows))])];
+    &[always(&[OWN_ROWS, step(Work::Kernel(Kernel::AllGather, KernelOperands::OwnRows))])];
 
 /// All-gather of A, then the GEMM of the gathered A.
 pub(crate) const UNFUSED_GATHER: &[Alternative] = &[always(&[
-    step(Work::Kernel(Kernel::AllGather, Operands::Of(Transfer::Shards))),
+    step(Work::Kernel(Kernel::AllGather, KernelOperands::Of(Transfer::Shards))),
     gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
 ])];
 
@@ -125,7 +125,7 @@ macro_rules! take_all {
 
 const OPEN_SHARDS: Item = step(Work::Open(Transfer::Shards));
 const CLOSE_SHARDS: Item = step(Work::Close(Transfer::Shards));
-const PUSH_SHARDS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
+const PUSH_SHARDS: Item = step(Work::Kernel(Kernel::Copies, KernelOperands::Of(Transfer::Shards)));
 
 /// Step in which copy engines send shards of A; workgroups send them if copy engines cannot.
 const SHARDS: Item = or(Work::Copies(Transfer::Shards), &[PUSH_SHARDS]);
@@ -186,7 +186,7 @@ pub(crate) const GATHER_COPIED: &[Alternative] = &[
 
 const OPEN_BLOCKS: Item = step(Work::Open(Transfer::Blocks));
 const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
-const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
+const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, KernelOperands::Of(Transfer::Blocks)));
 
 /// Step that computes one part of this rank's partial product in the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
@@ -241,7 +241,7 @@ pub(crate) const SCATTER_COPIED: &[Alternative] = &[
 ];
 
 const COPY_SUMS: Item = step(Work::Copies(Transfer::Sums));
-const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, Operands::Of(Transfer::Sums)));
+const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, KernelOperands::Of(Transfer::Sums)));
 
 /// All-reduce that starts like [`SCATTER_COPIED`], and then copies each part of the sums to all
 /// ranks. A part that this rank owns is multiplied only after the next part has been sent to the
@@ -281,7 +281,7 @@ pub(crate) const SUM_COPIED: &[Alternative] = &[
 
 const OPEN_ROWS: Item = step(Work::Open(Transfer::Rows));
 const CLOSE_ROWS: Item = step(Work::Close(Transfer::Rows));
-const PUSH_ROWS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Rows)));
+const PUSH_ROWS: Item = step(Work::Kernel(Kernel::Copies, KernelOperands::Of(Transfer::Rows)));
 
 /// All-gather of C in which copy engines send each part of this rank's rows while the GEMM of the
 /// next part runs.

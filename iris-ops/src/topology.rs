@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use iris_heap::{BackendKind, Settings, SymmetricHeap, World};
 
-use crate::cost::network::Network;
+use crate::cost::network::NetworkRate;
 use crate::device::Device;
 use crate::tune::data::Tuning;
 
@@ -72,8 +72,8 @@ impl Topology {
     }
 
     /// Network between the nodes.
-    pub(crate) fn network(&self) -> Network {
-        Network::of_gbit(f64::from(self.network_gbit))
+    pub(crate) fn network(&self) -> NetworkRate {
+        NetworkRate::of_gbit(f64::from(self.network_gbit))
     }
 
     /// Number of nodes of the world.

@@ -9,6 +9,7 @@ mod kernels;
 mod layers;
 mod links;
 mod locks;
+mod names;
 mod order;
 mod sizes;
 mod tree;
@@ -77,6 +78,7 @@ const RULES: &[(&str, Rule)] = &[
     ("words", words::check),
     ("python", words::check_python),
     ("sizes", sizes::check),
+    ("names", names::check),
     ("links", links::check),
 ];
 

@@ -67,15 +67,15 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     match kernel {
         Kernel::Local => local(&launch, grid, partial),
         Kernel::OneShot => {
-            let plan = reduce::Plan::OneShot(grid);
+            let plan = reduce::TileOwners::OneShot(grid);
             flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, plan))
         }
         Kernel::TwoShot => {
-            let plan = reduce::Plan::TwoShot(grid, size);
+            let plan = reduce::TileOwners::TwoShot(grid, size);
             flow::two_shot(&launch, &plan, args.dedicated_workgroups, &mut reduce(partial, plan))
         }
         Kernel::ReduceScatter => {
-            let plan = reduce::Plan::Scatter(split);
+            let plan = reduce::TileOwners::Scatter(split);
             flow::reduce_scatter(
                 &launch,
                 &plan,
@@ -109,25 +109,27 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Staged => {
             let mut body = gather(partial, true);
             let (units, across) = (body.units, body.across());
-            let staging = gather::Staged { units, rank: args.channel.rank, across };
+            let staging = gather::StagedUnits { units, rank: args.channel.rank, across };
             flow::staged(&launch, args.dedicated_workgroups, &staging, &mut body)
         }
-        Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
-        Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
-        Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
+        Kernel::AllGather => deliver(partial, deliver::TileRoutes::AllGather(split)),
+        Kernel::AllToAll => deliver(partial, deliver::TileRoutes::AllToAll(split)),
+        Kernel::Broadcast => {
+            deliver(partial, deliver::TileRoutes::Broadcast { grid, root: args.root })
+        }
         Kernel::Relay => {
             let root = args.root;
-            let plan = deliver::Plan::Broadcast { grid, root };
+            let plan = deliver::TileRoutes::Broadcast { grid, root };
             let relays = flow::Relays { tiles: grid.tiles(), root, size };
             flow::relay(&launch, &relays, &mut deliver::Deliver { partial, words: &words, plan })
         }
         Kernel::Open => flow::open(&launch),
-        Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
-        Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
+        Kernel::Copies => copies(partial, deliver::TileRoutes::AllGather(split), 0),
+        Kernel::Blocks => copies(partial, deliver::TileRoutes::AllToAll(split), 0),
         Kernel::Results => {
             // Results use the signals after those of the blocks. The blocks use one signal per tile
             // of the largest part.
-            copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
+            copies(partial, deliver::TileRoutes::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),

@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use super::message::{self, Message};
 use crate::args::{Matrix, OpArgs, producer, rows_of};
-use crate::program::{Area, Areas, At, Gemm, Operands, Rows, Sizes, Source, Target, Transfer};
+use crate::program::{
+    Area, Areas, At, Gemm, KernelOperands, Rows, Sizes, Source, Target, Transfer,
+};
 use crate::schedule::split;
 
 /// Operands of the steps of one call, computed from the call's arguments and workspace.
@@ -165,16 +167,16 @@ impl Places<'_> {
     }
 
     /// Arguments of an operator's kernel whose operands are those named by `of`.
-    pub(super) fn operands(&self, of: Operands) -> Cow<'_, OpArgs> {
+    pub(super) fn operands(&self, of: KernelOperands) -> Cow<'_, OpArgs> {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         Cow::Owned(match of {
-            Operands::Call => return Cow::Borrowed(self.args),
-            Operands::Area(area) => loads(self.area(area)),
-            Operands::OwnRows => {
+            KernelOperands::Call => return Cow::Borrowed(self.args),
+            KernelOperands::Area(area) => loads(self.area(area)),
+            KernelOperands::OwnRows => {
                 let args = loads(rows_of(self.args.c, &self.own()));
                 OpArgs { bias: Matrix::default(), epilogue: 0, ..args }
             }
-            Operands::Of(transfer) => self.message(transfer).args,
+            KernelOperands::Of(transfer) => self.message(transfer).args,
         })
     }
 

@@ -182,7 +182,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        Alternative, Operands, Rows, Source, Target, Transfer, always, kernel, or, step, when,
+        Alternative, KernelOperands, Rows, Source, Target, Transfer, always, kernel, or, step, when,
     };
     use super::*;
 
@@ -234,7 +234,7 @@ mod tests {
     fn each_rule_is_named_when_it_is_broken() {
         const GOOD: &[Alternative] = &[always(&[kernel(Kernel::OneShot)])];
         Program::new(GOOD).check(2, 1).unwrap();
-        const ENDS: Item = step(Work::Kernel(Kernel::Gathered, Operands::Call));
+        const ENDS: Item = step(Work::Kernel(Kernel::Gathered, KernelOperands::Call));
         const ENGINES: &[When] = &[When::Engines];
         const STORES: Item = step(Work::Gemm(Gemm {
             source: Source::Input,
@@ -242,7 +242,7 @@ mod tests {
             to: Target::C,
             core: Core::Storing { blocks: true, results: None },
         }));
-        const PUSH: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
+        const PUSH: Item = step(Work::Kernel(Kernel::Copies, KernelOperands::Of(Transfer::Shards)));
         const EITHER: Item = or(Work::Copies(Transfer::Shards), &[PUSH]);
         for (what, rule) in [
             (broken!(), "no alternative"),

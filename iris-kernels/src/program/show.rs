@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Alternative, Core, Gemm, Item, Operands, Program, Source, Target, Work};
+use super::{Alternative, Core, Gemm, Item, KernelOperands, Program, Source, Target, Work};
 
 /// Number of columns by which each loop indents its steps.
 const INDENT: usize = 2;
@@ -70,13 +70,13 @@ impl fmt::Display for Work {
     }
 }
 
-impl fmt::Display for Operands {
+impl fmt::Display for KernelOperands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Operands::Call => f.write_str("of the operands"),
-            Operands::Area(area) => write!(f, "of {area}"),
-            Operands::OwnRows => f.write_str("of this rank's rows of C"),
-            Operands::Of(of) => write!(f, "of {of}"),
+            KernelOperands::Call => f.write_str("of the operands"),
+            KernelOperands::Area(area) => write!(f, "of {area}"),
+            KernelOperands::OwnRows => f.write_str("of this rank's rows of C"),
+            KernelOperands::Of(of) => write!(f, "of {of}"),
         }
     }
 }

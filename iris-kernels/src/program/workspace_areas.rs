@@ -8,7 +8,7 @@ use std::fmt;
 
 use iris_heap::DType;
 
-use super::{Gemm, Operands, Program, Transfer, Work};
+use super::{Gemm, KernelOperands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 
 /// Number of elements to a multiple of which the rows of a workspace matrix are padded, so that a
@@ -71,8 +71,8 @@ impl Areas {
         let mut areas = Areas::default();
         program.each_step(&mut |step| {
             let used = match step.work {
-                Work::Kernel(_, Operands::Area(area)) => [Some(area), None],
-                Work::Kernel(_, Operands::Of(of)) => Area::moved(of),
+                Work::Kernel(_, KernelOperands::Area(area)) => [Some(area), None],
+                Work::Kernel(_, KernelOperands::Of(of)) => Area::moved(of),
                 Work::Gemm(Gemm { source, to, .. }) => [source.area(), to.area()],
                 work => work.transfer().map_or([None; 2], Area::moved),
             };

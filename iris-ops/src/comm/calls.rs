@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::f16;
 use iris_heap::{DType, Element};
 
-use super::memory::{Bytes, Lent, Source, Target};
+use super::memory::{Bytes, Lent, RecvBuffer, SendBuffer};
 use super::{Comm, Operators, ReduceOp, Summand};
 use crate::args::Matrices;
 use crate::check;
@@ -25,7 +25,7 @@ impl Comm {
     /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
     /// [`Error::Overlap`] if input and output share elements; [`Error::Poisoned`] after a fault.
     /// With host memory on the CPU, also the errors of the call itself.
-    pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+    pub fn all_reduce<T: Summand, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: &S,
         output: &mut R,
@@ -39,7 +39,7 @@ impl Comm {
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`].
-    pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
+    pub fn all_reduce_in_place<T: Summand, R: RecvBuffer<T> + ?Sized>(
         &self,
         data: &mut R,
         operation: &ReduceOp,
@@ -52,7 +52,7 @@ impl Comm {
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`].
-    pub fn reduce_scatter<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+    pub fn reduce_scatter<T: Summand, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: &S,
         output: &mut R,
@@ -67,7 +67,7 @@ impl Comm {
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`].
-    pub fn all_gather<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+    pub fn all_gather<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: &S,
         output: &mut R,
@@ -82,7 +82,7 @@ impl Comm {
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`].
-    pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+    pub fn all_to_all<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: &S,
         output: &mut R,
@@ -100,7 +100,7 @@ impl Comm {
     /// # Errors
     /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
     /// root without input.
-    pub fn broadcast<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+    pub fn broadcast<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: Option<&S>,
         output: &mut R,
@@ -123,7 +123,7 @@ impl Comm {
     ///
     /// # Errors
     /// The errors of [`Comm::broadcast`].
-    pub fn broadcast_in_place<T: Pod, R: Target<T> + ?Sized>(
+    pub fn broadcast_in_place<T: Pod, R: RecvBuffer<T> + ?Sized>(
         &self,
         data: &mut R,
         root: i32,

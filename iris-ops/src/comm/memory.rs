@@ -16,26 +16,26 @@ use crate::op_names::Op;
 /// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T;
 /// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
 /// `CudaSlice<T>`, `CudaView<T>` and `CudaViewMut<T>`.
-pub trait Source<T>: sealed::Source<T> {}
+pub trait SendBuffer<T>: sealed::SendBuffer<T> {}
 
 /// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T;
 /// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
 /// `CudaSlice<T>` and `CudaViewMut<T>`.
-pub trait Target<T>: sealed::Target<T> {}
+pub trait RecvBuffer<T>: sealed::RecvBuffer<T> {}
 
-impl<T, S: sealed::Source<T> + ?Sized> Source<T> for S {}
-impl<T, S: sealed::Target<T> + ?Sized> Target<T> for S {}
+impl<T, S: sealed::SendBuffer<T> + ?Sized> SendBuffer<T> for S {}
+impl<T, S: sealed::RecvBuffer<T> + ?Sized> RecvBuffer<T> for S {}
 
 pub(super) mod sealed {
     use super::*;
 
-    pub trait Source<T> {
+    pub trait SendBuffer<T> {
         /// Lends the memory to a call on `stream`. The call must be enqueued while the returned
         /// guard lives.
         fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a>;
     }
 
-    pub trait Target<T> {
+    pub trait RecvBuffer<T> {
         /// Lends the memory to a call that writes it. The call must be enqueued while the returned
         /// guard lives.
         fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
@@ -183,13 +183,13 @@ impl Bytes {
     }
 }
 
-impl<T> sealed::Source<T> for [T] {
+impl<T> sealed::SendBuffer<T> for [T] {
     fn lend<'a>(&'a self, _: &'a CommStream) -> Lent<'a> {
         Lent::new(Place::Host(self.as_ptr() as u64), self.len(), false)
     }
 }
 
-impl<T> sealed::Target<T> for [T] {
+impl<T> sealed::RecvBuffer<T> for [T] {
     fn lend_mut<'a>(&'a mut self, _: &'a CommStream) -> Lent<'a> {
         Lent::new(Place::Host(self.as_mut_ptr() as u64), self.len(), true)
     }
@@ -197,30 +197,30 @@ impl<T> sealed::Target<T> for [T] {
 
 macro_rules! as_slice {
     ($([$($generic:tt)*] $type:ty),*) => {$(
-        impl<$($generic)*> sealed::Source<T> for $type {
+        impl<$($generic)*> sealed::SendBuffer<T> for $type {
             fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a> {
-                sealed::Source::lend(&self[..], stream)
+                sealed::SendBuffer::lend(&self[..], stream)
             }
         }
 
-        impl<$($generic)*> sealed::Target<T> for $type {
+        impl<$($generic)*> sealed::RecvBuffer<T> for $type {
             fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
-                sealed::Target::lend_mut(&mut self[..], stream)
+                sealed::RecvBuffer::lend_mut(&mut self[..], stream)
             }
         }
     )*};
 }
 as_slice!([T] Vec<T>, [T, const N: usize] [T; N]);
 
-impl<T: Element> sealed::Source<T> for SymSlice<T> {
+impl<T: Element> sealed::SendBuffer<T> for SymSlice<T> {
     fn lend<'a>(&'a self, _: &'a CommStream) -> Lent<'a> {
         Lent::new(Place::Sym(self.raw()), self.len(), true)
     }
 }
 
-impl<T: Element> sealed::Target<T> for SymSlice<T> {
+impl<T: Element> sealed::RecvBuffer<T> for SymSlice<T> {
     fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
-        sealed::Source::lend(self, stream)
+        sealed::SendBuffer::lend(self, stream)
     }
 }
 
@@ -251,13 +251,13 @@ mod theirs {
 
     macro_rules! device_memory {
         (read $($type:ty),*; written $($target:ty),*) => {
-            $(impl<T> sealed::Source<T> for $type {
+            $(impl<T> sealed::SendBuffer<T> for $type {
                 fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a> {
                     let pointer = stream.theirs().map(|stream| self.device_ptr(stream)).unzip();
                     lent(pointer, (ordinal(self), stream), DeviceSlice::len(self), false)
                 }
             })*
-            $(impl<T> sealed::Target<T> for $target {
+            $(impl<T> sealed::RecvBuffer<T> for $target {
                 fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
                     let (len, ordinal) = (DeviceSlice::len(self), ordinal(self));
                     let pointer = stream.theirs().map(|stream| self.device_ptr_mut(stream)).unzip();

@@ -5,8 +5,8 @@
 //!
 //! **Solution.** Each collective costs a fixed time, a latency per hop, and the time for its bytes
 //! at the rate of the network. NCCL itself chooses its algorithms by this model
-//! (`src/graph/tuning.cc`). The constants are NCCL's, and the rate is an input ([`Network`]). None
-//! of these numbers was fitted here.
+//! (`src/graph/tuning.cc`). The constants are NCCL's, and the rate is an input ([`NetworkRate`]).
+//! None of these numbers was fitted here.
 //!
 //! **Limits.** All ranks are alike, and each rank has a separate port. Congestion, switches with
 //! in-network sums, NCCL's LL128 protocol and its algorithms NVLS, PAT and CollNet are left out.
@@ -28,7 +28,7 @@ pub(crate) enum Collective {
 
 /// Network between nodes, as an input of predictions. Each rank has a separate port to the network.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Network {
+pub struct NetworkRate {
     /// Rate of a port in each direction, in bytes per microsecond. A port sends and receives at the
     /// same time.
     pub bytes_per_us: f64,
@@ -104,7 +104,7 @@ impl Algorithm {
     }
 }
 
-impl Network {
+impl NetworkRate {
     /// Makes a network whose ports each have a line rate of `gbit` Gbit/s.
     pub fn of_gbit(gbit: f64) -> Self {
         Self { bytes_per_us: gbit * 1e3 / 8.0 }

@@ -10,8 +10,8 @@ use iris_heap::DType;
 use iris_kernels::Kernel;
 use iris_kernels::gemm::{Parts, StoringLaunch};
 use iris_kernels::program::{
-    Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Target, Transfer,
-    When, Work,
+    Alternative, At, Core, Gemm, KernelOperands, Norm, Program, Rows, Source, Step, Target,
+    Transfer, When, Work,
 };
 
 use super::CostParameters;
@@ -209,10 +209,10 @@ impl Clock<'_> {
         if part.is_some() { own / self.parts as f64 } else { own }
     }
 
-    fn kernel(&mut self, kernel: Kernel, of: Operands, behind_gemm: bool) -> Option<()> {
+    fn kernel(&mut self, kernel: Kernel, of: KernelOperands, behind_gemm: bool) -> Option<()> {
         let (machine, problem) = (self.machine, self.problem);
         let world = problem.world as f64;
-        if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, Operands::Of(transfer)) =
+        if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, KernelOperands::Of(transfer)) =
             (kernel, of)
         {
             // An earlier step has opened the call, and a later step waits for the data. So only the
@@ -237,8 +237,8 @@ impl Clock<'_> {
             other => other,
         };
         let bytes = match of {
-            Operands::Of(Transfer::Shards) => self.bytes_of_a(),
-            Operands::Call if problem.row.gathers_a() => self.bytes_of_a(),
+            KernelOperands::Of(Transfer::Shards) => self.bytes_of_a(),
+            KernelOperands::Call if problem.row.gathers_a() => self.bytes_of_a(),
             _ => match kind {
                 // The second hop sends sums in the type of C.
                 Kernel::TwoShot => {
@@ -256,7 +256,8 @@ impl Clock<'_> {
         let packs_from = problem.packs_from.filter(|_| self.norm == Norm::None && !by_gemm);
         let packed_bytes = packs_from.map(|items| f64::from(items) * 8.0);
         let Message { fixed_us, moving_us } = machine.message(kind, world, bytes, packed_bytes)?;
-        let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
+        let fused =
+            of == KernelOperands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
         // The kernel normalises rows while other rows are still arriving.
         let within = self.norm == Norm::Within;

@@ -1,7 +1,7 @@
 //! Predicted time of a call over several nodes, with the network as an input.
 
 use super::steps::{NodeStep, steps};
-use crate::cost::network::{Collective, Network};
+use crate::cost::network::{Collective, NetworkRate};
 use crate::op_names::Op;
 use crate::op_row::Part;
 use crate::plan::Plan;
@@ -31,14 +31,14 @@ impl Plan {
     /// backend has no such steps. So a plan for GPUs can be predicted before it can be run.
     ///
     /// ```
-    /// use iris_ops::{Device, Network, Topology, matmul_all_reduce};
+    /// use iris_ops::{Device, NetworkRate, Topology, matmul_all_reduce};
     /// let ranks = Topology::new(0, 32).on_nodes(4).on_device(Device::named("h200")?);
     /// let plan = matmul_all_reduce::Options::new(8192, 8192, 3584).plan(ranks)?;
-    /// let forecast = plan.forecast(&Network::of_gbit(400.0), 8192).expect("a prediction");
+    /// let forecast = plan.forecast(&NetworkRate::of_gbit(400.0), 8192).expect("a prediction");
     /// assert!(forecast.total_us < forecast.unfused_us);
     /// # anyhow::Ok(())
     /// ```
-    pub fn forecast(&self, network: &Network, m: usize) -> Option<Forecast> {
+    pub fn forecast(&self, network: &NetworkRate, m: usize) -> Option<Forecast> {
         let composed = self.composed()?;
         let nodes = self.ranks.nodes();
         // Times in microseconds at which the caller's stream (`main_us`), and the stream of the
@@ -69,7 +69,7 @@ impl Plan {
     }
 
     /// Time of the unfused baseline: a GEMM alone, and then one collective by NCCL over all ranks.
-    fn unfused(&self, network: &Network, m: usize) -> Option<f64> {
+    fn unfused(&self, network: &NetworkRate, m: usize) -> Option<f64> {
         let (request, row, ranks) = (&self.request, self.row(), self.ranks);
         let machine = &ranks.tuning().machine;
         let (rows, n, k) = (m as f64, request.n as f64, request.k as f64);

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::exchange::{Kind, Sent};
 use super::steps::{NodeStep, steps};
-use crate::cost::network::{ALGORITHMS, Algorithm, Network};
+use crate::cost::network::{ALGORITHMS, Algorithm, NetworkRate};
 use crate::device::Device;
 use crate::op_names::Op;
 use crate::options::Request;
@@ -62,7 +62,7 @@ type Stream = Vec<(usize, NodeStep)>;
 
 struct Simulation<'a> {
     plan: &'a Plan,
-    network: Network,
+    network: NetworkRate,
     tasks: Vec<Task>,
 }
 
@@ -309,7 +309,7 @@ fn simulate(plan: &Plan, m: usize, fault: Fault) -> (Option<f64>, Vec<Task>, Vec
 }
 
 /// Network of the simulations: ports of 400 Gbit/s.
-const NETWORK: Network = Network { bytes_per_us: 50e3 };
+const NETWORK: NetworkRate = NetworkRate { bytes_per_us: 50e3 };
 
 fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     let ranks =

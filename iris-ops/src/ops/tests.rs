@@ -249,7 +249,7 @@ fn a_product_is_written_in_its_own_type() {
 #[test]
 fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
     let ranks = Topology::new(0, 16).on_nodes(2).on_device(Device::named("h200").unwrap());
-    let network = crate::Network::of_gbit(400.0);
+    let network = crate::NetworkRate::of_gbit(400.0);
     let gathered = |output| {
         let options = all_gather_matmul::Options::new(8192, 4096, 8192).dtype(DType::BF16);
         let plan = options.output(output).plan(ranks).unwrap();

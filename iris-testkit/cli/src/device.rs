@@ -11,13 +11,13 @@ use crate::errors::usage;
 
 /// Options of a rank's heap, except its size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Device {
+pub(crate) struct DeviceOptions {
     backend: BackendKind,
     threads: Option<usize>,
     devices: Option<Devices>,
 }
 
-impl Device {
+impl DeviceOptions {
     /// Checks the options: a backend, the number of threads per rank, and the GPUs to use.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Device {
         backend: BackendKind,
         threads: Option<usize>,
         devices: Option<Devices>,
-    ) -> Result<Device> {
+    ) -> Result<DeviceOptions> {
         if let Some(threads) = threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
             return Err(usage("--threads", threads, format!("1 to {MAX_THREADS}")));
         }
@@ -35,7 +35,7 @@ impl Device {
             if let Some(devices) = devices {
                 return Err(usage("--devices", devices, "only with --backend cuda or hip"));
             }
-            return Ok(Device { backend, threads, devices });
+            return Ok(DeviceOptions { backend, threads, devices });
         }
         // Asking for the number of devices reports a missing driver here, once, before any rank is
         // started.
@@ -46,7 +46,7 @@ impl Device {
             let expected = format!("of the {visible} {backend} devices that are visible");
             return Err(usage("--devices", devices, expected));
         }
-        Ok(Device { backend, threads, devices })
+        Ok(DeviceOptions { backend, threads, devices })
     }
 
     /// Backend of the heap.
@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn devices_are_gpus() {
-        let error = Device::new(BackendKind::Cpu, None, Some(Devices(3))).unwrap_err().to_string();
+        let error =
+            DeviceOptions::new(BackendKind::Cpu, None, Some(Devices(3))).unwrap_err().to_string();
         assert!(error.contains("--devices is 0,1") && error.contains("cuda"), "{error}");
     }
 }

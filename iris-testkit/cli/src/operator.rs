@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::check::{Found, check};
-use crate::device::{Device, Devices};
+use crate::device::{DeviceOptions, Devices};
 use crate::errors::{unread, usage};
 use crate::job::{Job, Place, gather};
 use crate::layer;
@@ -153,7 +153,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         let expected = format!("at least 1 and at most {MOST_CALLS}");
         return Err(usage("--iters", options.iters, expected));
     }
-    let device = Device::new(options.backend, options.threads, options.devices)?;
+    let device = DeviceOptions::new(options.backend, options.threads, options.devices)?;
     let Some(op) = options.op else {
         let run = (place, device, options.iters);
         return layer::main(run, options.weights, options.json, options.trace.as_deref());
@@ -294,7 +294,7 @@ fn print(job: &OperatorJob, place: Place, report: &Report, as_json: bool) -> Res
 #[derive(Serialize, Deserialize)]
 pub(crate) struct OperatorJob {
     problem: Problem,
-    device: Device,
+    device: DeviceOptions,
     iterations: usize,
     /// Whether the trace covers only the last timed call, to be drawn as a chart.
     chart: bool,

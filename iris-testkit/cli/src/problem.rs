@@ -50,22 +50,22 @@ pub(crate) struct Problem {
 
 /// Variant and tile of one timed op.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Choice {
+pub(crate) struct TimedVariant {
     pub(crate) variant: String,
     /// Rows and columns of a tile; `None` if the plan chooses.
     pub(crate) tile: Option<[usize; 2]>,
 }
 
-impl Choice {
+impl TimedVariant {
     /// Choices of these variants, all with the same tile.
-    pub(crate) fn each(variants: &[String], tile: Option<[usize; 2]>) -> Vec<Choice> {
-        variants.iter().map(|variant| Choice { variant: variant.clone(), tile }).collect()
+    pub(crate) fn each(variants: &[String], tile: Option<[usize; 2]>) -> Vec<TimedVariant> {
+        variants.iter().map(|variant| TimedVariant { variant: variant.clone(), tile }).collect()
     }
 }
 
 /// Shapes (rows, columns) of A (or the message), B and C of one rank; 0 x 0 if the rank has no such
 /// matrix.
-pub(crate) type Shapes = [(usize, usize); 3];
+pub(crate) type MatrixShapes = [(usize, usize); 3];
 
 /// Variant called `name`, `None` for `auto`; the error for an unknown name lists the variants of
 /// `op`.
@@ -146,7 +146,7 @@ impl Problem {
         suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
     }
 
-    pub(crate) fn shapes(&self, ranks: Topology) -> Result<Shapes> {
+    pub(crate) fn shapes(&self, ranks: Topology) -> Result<MatrixShapes> {
         Ok(self.task(self.op()?, ranks).shapes(ranks.rank))
     }
 

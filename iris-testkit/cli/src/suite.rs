@@ -15,7 +15,7 @@ use iris_testkit::suite::{AnyOp, Case, Op, open, plan, run_case};
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Device, Devices};
+use crate::device::{DeviceOptions, Devices};
 use crate::errors::usage;
 use crate::job::{Job, Place, Said};
 use crate::progress::Progress;
@@ -183,7 +183,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             true => Some(options.devices.unwrap_or_default().first()),
             false => options.devices,
         };
-        let device = Device::new(backend, Some(threads), devices)?;
+        let device = DeviceOptions::new(backend, Some(threads), devices)?;
         let run = SuiteWorld { place, device, selection: &selection, cases: &cases, limit };
         let failures = run.to_the_end()?;
         failed += failures;
@@ -198,7 +198,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 /// World of the suite and the cases that run in it.
 struct SuiteWorld<'a> {
     place: Place,
-    device: Device,
+    device: DeviceOptions,
     selection: &'a Selection,
     cases: &'a [Case],
     /// Maximum duration of one case; `None` for no limit.
@@ -281,7 +281,7 @@ fn title(case: &Case) -> String {
 /// Job that runs the cases from index `first` on, in one world.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SuiteJob {
-    device: Device,
+    device: DeviceOptions,
     selection: Selection,
     first: usize,
     /// Output of ranks that are threads; `None` for processes, which print to stdout.

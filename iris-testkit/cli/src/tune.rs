@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::bench::origin::provenance;
-use crate::device::Device;
+use crate::device::DeviceOptions;
 use crate::errors::{unread, usage};
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place};
 use crate::operator::MOST_CALLS;
-use crate::problem::{Choice, Problem};
+use crate::problem::{Problem, TimedVariant};
 use crate::progress::Progress;
 use crate::timing::{balanced, in_turns, median};
 use machine::Case;
@@ -38,7 +38,7 @@ pub(crate) mod regret;
 const WORTH_IT: f64 = 0.9;
 
 /// Variants and tiles of an op to try on the CPU; without a tile the plan chooses one.
-fn choices(op: Op) -> Vec<Choice> {
+fn choices(op: Op) -> Vec<TimedVariant> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
         // Only variants that accept A in any memory are tried, because an automatic choice must
@@ -47,9 +47,9 @@ fn choices(op: Op) -> Vec<Choice> {
         _ => (&["one_shot", "two_shot"], &[]),
     };
     let tiles: Vec<_> = [None].into_iter().chain(tiles.iter().copied().map(Some)).collect();
-    let rule = [Choice { variant: "auto".into(), tile: None }];
+    let rule = [TimedVariant { variant: "auto".into(), tile: None }];
     let all = variants.iter().flat_map(|&variant| {
-        tiles.iter().map(move |&tile| Choice { variant: variant.into(), tile })
+        tiles.iter().map(move |&tile| TimedVariant { variant: variant.into(), tile })
     });
     rule.into_iter().chain(all).collect()
 }
@@ -113,7 +113,7 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
         Ok(())
     };
     let good = if kind.traits().host_threads {
-        let device = Device::new(kind, None, None)?;
+        let device = DeviceOptions::new(kind, None, None)?;
         let iters = options.iters.unwrap_or(200);
         for shape in gpu_bench::read(kind, Some(cases), options.only.as_deref())? {
             let problem = whole(shape.op, &shape.options, ranks);
@@ -143,10 +143,10 @@ fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
 
 /// Times cases on the CPU; returns a line as in a record for each variant.
 pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Result<Vec<Value>> {
-    let device = Device::new(BackendKind::Cpu, None, None)?;
+    let device = DeviceOptions::new(BackendKind::Cpu, None, None)?;
     let mut lines = Vec::new();
     for (op, options, variants) in cases {
-        let choices = Choice::each(variants, None);
+        let choices = TimedVariant::each(variants, None);
         let job = TuneJob::new(whole(*op, options, ranks), &choices, ranks, iters, device)?;
         let medians = Place::new(ranks, false)?.run(&job)?;
         for (choice, us) in job.choices.iter().zip(medians) {
@@ -191,19 +191,19 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TuneJob {
     problem: Problem,
-    choices: Vec<Choice>,
+    choices: Vec<TimedVariant>,
     iterations: usize,
-    device: Device,
+    device: DeviceOptions,
 }
 
 impl TuneJob {
     /// Makes the job; drops choices whose plan equals that of an earlier one.
     fn new(
         problem: Problem,
-        choices: &[Choice],
+        choices: &[TimedVariant],
         ranks: usize,
         iterations: usize,
-        device: Device,
+        device: DeviceOptions,
     ) -> Result<Self> {
         let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
@@ -218,8 +218,8 @@ impl TuneJob {
         Ok(job)
     }
 
-    fn problem(&self, choice: &Choice) -> Problem {
-        let Choice { variant, tile } = choice.clone();
+    fn problem(&self, choice: &TimedVariant) -> Problem {
+        let TimedVariant { variant, tile } = choice.clone();
         Problem { variant, tile, ..self.problem.clone() }
     }
 }
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn every_choice_can_be_planned() {
         for op in [Op::MatmulAllReduce, Op::AllGatherMatmul, Op::AllReduce] {
-            for Choice { variant, tile } in choices(op) {
+            for TimedVariant { variant, tile } in choices(op) {
                 let problem = Problem::new(op.name(), [107, 384, 64], DType::F32, BackendKind::Cpu);
                 let problem = Problem { variant, tile, ..problem };
                 if let Err(error) = problem.plan(Topology::new(0, 2)) {
@@ -280,7 +280,7 @@ mod tests {
     /// Tests that a row has the N of each rank's plan, by which plans look for it.
     #[test]
     fn a_row_of_an_op_that_splits_n_has_the_columns_of_a_rank() {
-        let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
+        let cpu = DeviceOptions::new(BackendKind::Cpu, None, None).unwrap();
         let options = OpOptions::new(107, 96, 64);
         let problem = whole(Op::AllGatherMatmul, &options, 4);
         let job = TuneJob::new(problem, &choices(Op::AllGatherMatmul), 4, 1, cpu).unwrap();
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_prediction_stays_unless_another_choice_is_clearly_faster() {
-        let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
+        let cpu = DeviceOptions::new(BackendKind::Cpu, None, None).unwrap();
         let problem = Problem::new("all_reduce", [107, 384, 0], DType::F32, BackendKind::Cpu);
         let job = TuneJob::new(problem, &choices(Op::AllReduce), 4, 1, cpu).unwrap();
         let chosen = |medians: [f64; 2]| {

@@ -9,7 +9,7 @@
 #![allow(unsafe_code, reason = "the declaration of a program in C++")]
 
 use iris_models::headers::{Headers, Input};
-use iris_models::{Check, Op, Place, Rules, Scenario, loom_memory};
+use iris_models::{Check, Operation, Place, Rules, Scenario, loom_memory};
 use iris_sync::{Access, Memory, Order, Scope, SymWord};
 
 #[cfg(iris_cxx)]
@@ -30,7 +30,7 @@ fn count_in(order: Order) -> Scenario {
         if thread.rank() != 0 {
             thread.write(thread.cell(0, 0, thread.rank()), 42);
             let (place, scope) = (Place::from(counter), Scope::System);
-            thread.perform(Op::Add { place, value: 1, order, scope });
+            thread.perform(Operation::Add { place, value: 1, order, scope });
             return;
         }
         while thread.load(counter, Access::SignalLoad) != thread.ranks() as i32 - 1 {

@@ -69,7 +69,7 @@ impl From<SymWord> for Place {
 /// Operation of a thread on the memory of the model. All values are `i32`, except for a
 /// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Op {
+pub enum Operation {
     /// Atomic load; its result is the value that was read.
     Load {
         /// Location that is read.
@@ -143,27 +143,31 @@ pub enum Op {
     Pause,
 }
 
-impl Op {
+impl Operation {
     /// Location that is accessed; `None` for a barrier or a pause.
     pub fn place(&self) -> Option<Place> {
         match *self {
-            Op::Load { place, .. }
-            | Op::Store { place, .. }
-            | Op::CompareExchange { place, .. }
-            | Op::Add { place, .. }
-            | Op::Read { place }
-            | Op::Write { place, .. } => Some(place),
-            Op::Vote { .. } | Op::Boundary | Op::Part | Op::Join | Op::Pause => None,
+            Operation::Load { place, .. }
+            | Operation::Store { place, .. }
+            | Operation::CompareExchange { place, .. }
+            | Operation::Add { place, .. }
+            | Operation::Read { place }
+            | Operation::Write { place, .. } => Some(place),
+            Operation::Vote { .. }
+            | Operation::Boundary
+            | Operation::Part
+            | Operation::Join
+            | Operation::Pause => None,
         }
     }
 
     /// Memory order of an atomic operation; `None` for all others.
     pub fn order(&self) -> Option<Order> {
         match *self {
-            Op::Load { order, .. }
-            | Op::Store { order, .. }
-            | Op::CompareExchange { order, .. }
-            | Op::Add { order, .. } => Some(order),
+            Operation::Load { order, .. }
+            | Operation::Store { order, .. }
+            | Operation::CompareExchange { order, .. }
+            | Operation::Add { order, .. } => Some(order),
             _ => None,
         }
     }
@@ -171,10 +175,10 @@ impl Op {
     /// Memory scope of an atomic operation; `None` for all others.
     pub fn scope(&self) -> Option<Scope> {
         match *self {
-            Op::Load { scope, .. }
-            | Op::Store { scope, .. }
-            | Op::CompareExchange { scope, .. }
-            | Op::Add { scope, .. } => Some(scope),
+            Operation::Load { scope, .. }
+            | Operation::Store { scope, .. }
+            | Operation::CompareExchange { scope, .. }
+            | Operation::Add { scope, .. } => Some(scope),
             _ => None,
         }
     }
@@ -183,5 +187,5 @@ impl Op {
 /// Memory that the threads of a scenario share; each engine implements it.
 pub trait Arena {
     /// Performs `op` for `thread` and returns its result; other threads may run before it returns.
-    fn perform(&self, thread: ThreadId, op: &Op) -> i64;
+    fn perform(&self, thread: ThreadId, op: &Operation) -> i64;
 }

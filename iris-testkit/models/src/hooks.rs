@@ -15,10 +15,10 @@ use iris_sync::{
 use crate::headers::{Segment, count, decode};
 use crate::quads;
 use crate::recorder::Recorder;
-use crate::target::Target;
-use crate::{Failure, Op, Place, Site, Thread, ThreadId};
+use crate::target::HookMemory;
+use crate::{Failure, Operation, Place, Site, Thread, ThreadId};
 
-impl Target for Thread<'_> {
+impl HookMemory for Thread<'_> {
     fn id(&self) -> ThreadId {
         self.id()
     }
@@ -31,7 +31,7 @@ impl Target for Thread<'_> {
         Thread::vote_at(self, ok, Some(site))
     }
 
-    fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
+    fn atomic(&self, access: Option<Access>, op: Operation) -> i32 {
         let (Some(place), Some(order), Some(scope)) = (op.place(), op.order(), op.scope()) else {
             other(format!("{op:?} is not atomic"));
         };
@@ -47,35 +47,37 @@ impl Target for Thread<'_> {
         // Performs the access through `Memory`, which applies the changes of a mutant: it may
         // replace order and scope.
         match (op, place) {
-            (Op::Load { .. }, Place::Sym { rank, index }) => {
+            (Operation::Load { .. }, Place::Sym { rank, index }) => {
                 Memory::load(self, SymWord { rank, index }, access)
             }
-            (Op::Store { value, .. }, Place::Sym { rank, index }) => {
+            (Operation::Store { value, .. }, Place::Sym { rank, index }) => {
                 Memory::store(self, SymWord { rank, index }, value as i32, access);
                 0
             }
-            (Op::CompareExchange { expected, value, .. }, Place::Sym { rank, index }) => {
+            (Operation::CompareExchange { expected, value, .. }, Place::Sym { rank, index }) => {
                 self.compare_exchange(SymWord { rank, index }, expected, value, access)
             }
-            (Op::Load { .. }, Place::Dev { index, .. }) => self.dev_load(DevWord { index }, access),
-            (Op::Store { value, .. }, Place::Dev { index, .. }) => {
+            (Operation::Load { .. }, Place::Dev { index, .. }) => {
+                self.dev_load(DevWord { index }, access)
+            }
+            (Operation::Store { value, .. }, Place::Dev { index, .. }) => {
                 self.dev_store(DevWord { index }, value as i32, access);
                 0
             }
-            (Op::Add { value, .. }, Place::Dev { index, .. }) => {
+            (Operation::Add { value, .. }, Place::Dev { index, .. }) => {
                 self.dev_add(DevWord { index }, value, access)
             }
             _ => other(format!("{access:?} is no such operation: {op:?}")),
         }
     }
 
-    fn load_wide(&self, op: Op, access: Access) -> LlWord {
+    fn load_wide(&self, op: Operation, access: Access) -> LlWord {
         Thread::load_wide(self, wide_word(self.id(), &op, access), access)
     }
 
-    fn store_wide(&self, op: Op, access: Access) {
+    fn store_wide(&self, op: Operation, access: Access) {
         let word = wide_word(self.id(), &op, access);
-        if let Op::Store { value, .. } = op {
+        if let Operation::Store { value, .. } = op {
             Thread::store_wide(self, word, LlWord::from_bits(value as u64), access);
         }
     }
@@ -83,7 +85,7 @@ impl Target for Thread<'_> {
     fn read(&self, place: Place) -> i32 {
         match place {
             Place::Data { rank, index } => self.get(SymWord { rank, index }),
-            place => self.perform(Op::Read { place }),
+            place => self.perform(Operation::Read { place }),
         }
     }
 
@@ -91,7 +93,7 @@ impl Target for Thread<'_> {
         match place {
             Place::Data { rank, index } => self.put(SymWord { rank, index }, value),
             place => {
-                self.perform(Op::Write { place, value });
+                self.perform(Operation::Write { place, value });
             }
         }
     }
@@ -99,7 +101,7 @@ impl Target for Thread<'_> {
 
 /// Returns the word that a 64-bit access addresses; fails unless order and scope are those of the
 /// table of accesses.
-fn wide_word(thread: ThreadId, op: &Op, access: Access) -> SymWord {
+fn wide_word(thread: ThreadId, op: &Operation, access: Access) -> SymWord {
     let (Some(place @ Place::Wide { rank, index }), Some(order), Some(scope)) =
         (op.place(), op.order(), op.scope())
     else {
@@ -196,11 +198,11 @@ macro_rules! answered {
 
 answered! {
     iris_hook_thread() -> u32: |t| Memory::thread(t);
-    iris_hook_threads() -> u32: |t| Target::extent(t).0;
-    iris_hook_workgroup() -> u32: |t| Target::id(t).group;
-    iris_hook_workgroups() -> u32: |t| Target::extent(t).1;
+    iris_hook_threads() -> u32: |t| HookMemory::extent(t).0;
+    iris_hook_workgroup() -> u32: |t| HookMemory::id(t).group;
+    iris_hook_workgroups() -> u32: |t| HookMemory::extent(t).1;
     iris_hook_vote(ok: i32, site: i32) -> i32:
-        |t| Target::vote_at(t, ok != 0, pick(&Site::ALL, site, "site")).into();
+        |t| HookMemory::vote_at(t, ok != 0, pick(&Site::ALL, site, "site")).into();
     iris_hook_diverge() -> (): |t| Memory::diverge(t);
     iris_hook_reconverge() -> (): |t| Memory::reconverge(t);
     iris_hook_pause(spins: u32) -> (): |t| Memory::pause(t, spins);
@@ -251,15 +253,15 @@ unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_load32(address: u64, o: i32, s: i32, a: i32) -> i32 {
-    let op = Op::Load { place: word(address), order: order(o), scope: scope(s) };
-    target!(|t| Target::atomic(t, access(a), op))
+    let op = Operation::Load { place: word(address), order: order(o), scope: scope(s) };
+    target!(|t| HookMemory::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_store32(address: u64, value: i32, o: i32, s: i32, a: i32) {
     let value = value.into();
-    let op = Op::Store { place: word(address), value, order: order(o), scope: scope(s) };
-    target!(|t| Target::atomic(t, access(a), op));
+    let op = Operation::Store { place: word(address), value, order: order(o), scope: scope(s) };
+    target!(|t| HookMemory::atomic(t, access(a), op));
 }
 
 #[unsafe(no_mangle)]
@@ -274,8 +276,8 @@ extern "C-unwind" fn iris_hook_rmw32(
     if rmw != 0 {
         other(format!("read-modify-write {rmw} is not modelled, only additions"));
     }
-    let op = Op::Add { place: word(address), value, order: order(o), scope: scope(s) };
-    target!(|t| Target::atomic(t, access(a), op))
+    let op = Operation::Add { place: word(address), value, order: order(o), scope: scope(s) };
+    target!(|t| HookMemory::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
@@ -288,24 +290,25 @@ extern "C-unwind" fn iris_hook_cas32(
     a: i32,
 ) -> i32 {
     let place = word(address);
-    let op = Op::CompareExchange { place, expected, value, order: order(o), scope: scope(s) };
-    target!(|t| Target::atomic(t, access(a), op))
+    let op =
+        Operation::CompareExchange { place, expected, value, order: order(o), scope: scope(s) };
+    target!(|t| HookMemory::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_load64(address: u64, o: i32, s: i32, a: i32) -> i64 {
-    let op = Op::Load { place: wide(address), order: order(o), scope: scope(s) };
+    let op = Operation::Load { place: wide(address), order: order(o), scope: scope(s) };
     match access(a) {
-        Some(access) => target!(|t| Target::load_wide(t, op, access)).to_bits() as i64,
+        Some(access) => target!(|t| HookMemory::load_wide(t, op, access)).to_bits() as i64,
         None => other("a 64-bit load of a user's is not modelled".into()),
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_store64(address: u64, value: i64, o: i32, s: i32, a: i32) {
-    let op = Op::Store { place: wide(address), value, order: order(o), scope: scope(s) };
+    let op = Operation::Store { place: wide(address), value, order: order(o), scope: scope(s) };
     match access(a) {
-        Some(access) => target!(|t| Target::store_wide(t, op, access)),
+        Some(access) => target!(|t| HookMemory::store_wide(t, op, access)),
         None => other("a 64-bit store of a user's is not modelled".into()),
     }
 }
@@ -320,10 +323,10 @@ unsafe extern "C-unwind" fn iris_hook_load_quad(
     s: i32,
     a: i32,
 ) {
-    let op = Op::Load { place: wide(address + 8), order: order(o), scope: scope(s) };
+    let op = Operation::Load { place: wide(address + 8), order: order(o), scope: scope(s) };
     let Some(access) = access(a) else { other("a quad of a user's is not modelled".into()) };
     let LlQuad { data: [x, y, z], call } =
-        quads::decode(target!(|t| Target::load_wide(t, op, access)));
+        quads::decode(target!(|t| HookMemory::load_wide(t, op, access)));
     // SAFETY: the caller, `port::load_quad`, has room for four words.
     unsafe { words.cast::<[u32; 4]>().write_unaligned([x, y, z, call as u32]) };
 }
@@ -342,9 +345,9 @@ unsafe extern "C-unwind" fn iris_hook_store_quad(
     let [x, y, z, call] = unsafe { words.cast::<[u32; 4]>().read_unaligned() };
     let word = quads::encode(LlQuad { data: [x, y, z], call: call as i32 });
     let (place, value) = (wide(address + 8), word.to_bits() as i64);
-    let op = Op::Store { place, value, order: order(o), scope: scope(s) };
+    let op = Operation::Store { place, value, order: order(o), scope: scope(s) };
     let Some(access) = access(a) else { other("a quad of a user's is not modelled".into()) };
-    target!(|t| Target::store_wide(t, op, access));
+    target!(|t| HookMemory::store_wide(t, op, access));
 }
 
 macro_rules! not_modelled {
@@ -369,7 +372,7 @@ not_modelled! {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes: u32) {
     for index in 0..words(bytes) {
-        let seen = target!(|t| Target::read(t, data(address + index as u64 * 4)));
+        let seen = target!(|t| HookMemory::read(t, data(address + index as u64 * 4)));
         // SAFETY: the caller, `port::read`, has room for `bytes` bytes, and `index` is below their
         // number of words.
         unsafe { value.add(index).write_unaligned(seen) };
@@ -384,7 +387,7 @@ unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, byt
         // SAFETY: the caller, `port::write`, points to `bytes` bytes, and `index` is below their
         // number of words.
         let value = unsafe { value.add(index).read_unaligned() };
-        target!(|t| Target::write(t, data(address + index as u64 * 4), value));
+        target!(|t| HookMemory::write(t, data(address + index as u64 * 4), value));
     }
 }
 

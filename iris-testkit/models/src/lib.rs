@@ -41,7 +41,7 @@
 //! ```
 //!
 //! A program in another language drives the same engines through [`Thread::with_current`] and
-//! [`Thread::perform`], which take operations ([`Op`]) instead of the calls of `Memory`.
+//! [`Thread::perform`], which take operations ([`Operation`]) instead of the calls of `Memory`.
 //!
 //! [`headers`] does the same for a header that runs on a device. `examples/check_my_protocol.rs`
 //! checks one protocol in both languages, in some forty lines. The feature `checks` (on by default)
@@ -77,7 +77,7 @@ pub mod sequence;
 #[cfg(iris_cxx)]
 mod target;
 
-pub use arena::{Arena, Op, Place, ThreadId};
+pub use arena::{Arena, Operation, Place, ThreadId};
 pub use report::{Check, Failure, Forbidden, Report};
 pub use rules::{Change, Compare, Kind, Rules, Site};
 pub use scenario::{Headers, POISON, Scenario, Thread, headers};

@@ -95,13 +95,13 @@ impl Pattern {
 
 /// Pattern of one call: the number of items, and which rank sends them to which.
 #[derive(Clone, Copy)]
-struct Plan {
+struct CallPattern {
     pattern: Pattern,
     ranks: u32,
     items: u32,
 }
 
-impl Exchange for Plan {
+impl Exchange for CallPattern {
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
             Pattern::All
@@ -120,7 +120,7 @@ impl Exchange for Plan {
     }
 }
 
-impl Plan {
+impl CallPattern {
     fn parts(&self) -> Parts {
         let root = (self.pattern == Pattern::Relay).then_some(0);
         Parts { size: self.ranks, items: self.items, root }
@@ -131,7 +131,7 @@ impl Plan {
 struct Items<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
-    plan: Plan,
+    plan: CallPattern,
     /// Number of words of data of an item.
     words: u32,
     /// Whether this rank overwrites an input item as soon as it has received the items with the
@@ -386,7 +386,7 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                     TWO_KINDS => u32::from(thread.rank() == 0),
                     items => items,
                 };
-                let plan = Plan { pattern, ranks, items };
+                let plan = CallPattern { pattern, ranks, items };
                 let in_place = how == How::InPlace;
                 let packs = pattern.in_packs() && position % 3 != 2;
                 let words = if packs { 12 } else { 2 };

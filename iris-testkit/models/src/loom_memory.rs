@@ -28,7 +28,9 @@ mod watch;
 use meeting::{Meeting, Sleeper, Token};
 use watch::{Watch, Watched, with_watch};
 
-use super::{Arena, Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
+use super::{
+    Arena, Failure, Forbidden, Operation, Place, Report, Rules, Scenario, Thread, ThreadId,
+};
 use crate::search::Observer;
 
 /// Number of failed polls in a row, without a store in between, after which the execution counts as
@@ -124,7 +126,7 @@ enum Stop {
     Failed(Failure, Trace),
 }
 
-type Trace = Vec<(ThreadId, Op)>;
+type Trace = Vec<(ThreadId, Operation)>;
 
 /// Runs loom on an OS thread of its own, because a failed run may leave its coroutines behind.
 fn explore(
@@ -180,7 +182,7 @@ fn classify(payload: Box<dyn Any + Send>, trace: &Mutex<Trace>) -> Stop {
             |message| *message,
         ),
     };
-    let plain = |op: &Op| matches!(op, Op::Read { .. } | Op::Write { .. });
+    let plain = |op: &Operation| matches!(op, Operation::Read { .. } | Operation::Write { .. });
     let place = trace.iter().rev().find(|(_, op)| plain(op)).and_then(|(_, op)| op.place());
     let failure = if message.contains("Causality violation") {
         Failure::Race(place)
@@ -367,11 +369,14 @@ impl LoomArena {
 }
 
 impl Arena for LoomArena {
-    fn perform(&self, thread: ThreadId, op: &Op) -> i64 {
+    fn perform(&self, thread: ThreadId, op: &Operation) -> i64 {
         if let Ok(mut trace) = self.setup.trace.lock() {
             trace.push((thread, *op));
         }
-        if !matches!(op, Op::Pause | Op::Load { .. } | Op::CompareExchange { .. }) {
+        if !matches!(
+            op,
+            Operation::Pause | Operation::Load { .. } | Operation::CompareExchange { .. }
+        ) {
             self.idle.set(0);
         }
         let result = self.access(thread, op);
@@ -383,21 +388,21 @@ impl Arena for LoomArena {
 }
 
 impl LoomArena {
-    fn access(&self, thread: ThreadId, op: &Op) -> i64 {
+    fn access(&self, thread: ThreadId, op: &Operation) -> i64 {
         match *op {
-            Op::Load { place: place @ Place::Wide { .. }, order, .. } => {
+            Operation::Load { place: place @ Place::Wide { .. }, order, .. } => {
                 self.wide(place).load(load(order))
             }
-            Op::Load { place, order, .. } => self.word(place).load(load(order)).into(),
-            Op::Store { place: place @ Place::Wide { .. }, value, order, .. } => {
+            Operation::Load { place, order, .. } => self.word(place).load(load(order)).into(),
+            Operation::Store { place: place @ Place::Wide { .. }, value, order, .. } => {
                 self.wide(place).store(value, store(order));
                 value
             }
-            Op::Store { place, value, order, .. } => {
+            Operation::Store { place, value, order, .. } => {
                 self.word(place).store(value as i32, store(order));
                 value
             }
-            Op::CompareExchange { place, expected, value, order, .. } => {
+            Operation::CompareExchange { place, expected, value, order, .. } => {
                 let relaxed = loom::sync::atomic::Ordering::Relaxed;
                 let word = self.word(place);
                 let held = word.compare_exchange(expected, value, both(order), relaxed);
@@ -406,24 +411,24 @@ impl LoomArena {
                 }
                 held.unwrap_or_else(|held| held).into()
             }
-            Op::Add { place, value, order, .. } => {
+            Operation::Add { place, value, order, .. } => {
                 self.word(place).fetch_add(value, both(order)).into()
             }
-            Op::Read { place } => self.plain(place, None).into(),
-            Op::Write { place, value } => self.plain(place, Some(value)).into(),
-            Op::Vote { .. } => {
+            Operation::Read { place } => self.plain(place, None).into(),
+            Operation::Write { place, value } => self.plain(place, Some(value)).into(),
+            Operation::Vote { .. } => {
                 let threads = self.setup.scenario.threads as usize;
                 self.meet(thread, &self.votes[&(thread.rank, thread.group)], threads, op).into()
             }
-            Op::Boundary => {
+            Operation::Boundary => {
                 let Scenario { threads, groups, .. } = &self.setup.scenario;
                 let threads = (threads * groups[thread.rank as usize]) as usize;
                 self.meet(thread, &self.boundaries[&thread.rank], threads, op).into()
             }
             // Divergence has no effect under loom, because it does not model lockstep: every thread
             // always makes progress.
-            Op::Part | Op::Join => 0,
-            Op::Pause => {
+            Operation::Part | Operation::Join => 0,
+            Operation::Pause => {
                 self.idle.set(self.idle.get() + 1);
                 if self.idle.get() == UNFAIR * self.sleepers.len() as u32 {
                     loom::skip_branch();

@@ -13,7 +13,7 @@ use iris_sync::flow::{self, Launch, Relays, Turns};
 use iris_sync::{Aborted, Access, DevWord, End, Field, Memory, Record, SymWord, Workgroup};
 
 use super::headers::programs;
-use super::{Headers, Op, Place, Scenario, Thread};
+use super::{Headers, Operation, Place, Scenario, Thread};
 
 /// Indices of the arrays of cells that each rank has.
 pub(crate) mod array {
@@ -202,7 +202,12 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
         if self.atomic {
             let SymWord { rank, index } = self.accumulator(owner, tile);
             let (order, scope) = (Access::AbortStore.order(), Access::AbortStore.scope());
-            self.thread.perform(Op::Add { place: Place::Sym { rank, index }, value, order, scope });
+            self.thread.perform(Operation::Add {
+                place: Place::Sym { rank, index },
+                value,
+                order,
+                scope,
+            });
         } else {
             let place = self.at(owner, WORK, 0, tile, self.mine());
             self.thread.write(place, self.thread.read(place).wrapping_add(value));

@@ -11,7 +11,7 @@ use iris_sync::{
     SymWord,
 };
 
-use super::{Op, Place, ThreadId};
+use super::{Operation, Place, ThreadId};
 use crate::quads;
 
 /// Request that a program made of its memory, as recorded.
@@ -19,7 +19,7 @@ use crate::quads;
 #[allow(missing_docs, reason = "the arguments of Memory's functions")]
 pub enum Event {
     /// Access to a word, with its name, order, scope and value.
-    Atomic(Access, Op),
+    Atomic(Access, Operation),
     /// Load of one field of an entry record.
     Get(SymWord),
     /// Store to one field of an entry record.
@@ -124,7 +124,7 @@ impl Recorder {
 
     /// Records an atomic operation and returns the value that the script gives for the accessed
     /// word.
-    fn found(&self, access: Access, op: Op) -> i32 {
+    fn found(&self, access: Access, op: Operation) -> i32 {
         self.note(Event::Atomic(access, op));
         match access {
             Access::AbortLoad | Access::AbortCheck => self.script.abort,
@@ -140,7 +140,7 @@ impl Recorder {
 
     /// Load of an LL word. The call number comes from the script's words; the data is a field of an
     /// entry record if the word belongs to the head of a message, otherwise 0.
-    fn found_wide(&self, access: Access, op: Op) -> LlWord {
+    fn found_wide(&self, access: Access, op: Operation) -> LlWord {
         let call = self.found(access, op);
         let data = match op.place() {
             Some(Place::Wide { index, .. }) => self
@@ -191,25 +191,28 @@ impl Memory for Recorder {
 
     fn load(&self, word: SymWord, access: Access) -> i32 {
         let (order, scope) = Self::order(access);
-        self.found(access, Op::Load { place: sym(word), order, scope })
+        self.found(access, Operation::Load { place: sym(word), order, scope })
     }
 
     fn store(&self, word: SymWord, value: i32, access: Access) {
         let (order, scope) = Self::order(access);
         let value = value.into();
-        self.note(Event::Atomic(access, Op::Store { place: sym(word), value, order, scope }));
+        self.note(Event::Atomic(
+            access,
+            Operation::Store { place: sym(word), value, order, scope },
+        ));
     }
 
     fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2] {
         let (order, scope) = Self::order(access);
-        wide(pair).map(|place| self.found_wide(access, Op::Load { place, order, scope }))
+        wide(pair).map(|place| self.found_wide(access, Operation::Load { place, order, scope }))
     }
 
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
         let (order, scope) = Self::order(access);
         for (place, word) in wide(pair).into_iter().zip(words) {
             let value = word.to_bits() as i64;
-            self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
+            self.note(Event::Atomic(access, Operation::Store { place, value, order, scope }));
         }
     }
 
@@ -217,20 +220,20 @@ impl Memory for Recorder {
         let (order, scope) = Self::order(access);
         let SymWord { rank, index } = quads::word(place);
         let place = Place::Wide { rank, index };
-        quads::decode(self.found_wide(access, Op::Load { place, order, scope }))
+        quads::decode(self.found_wide(access, Operation::Load { place, order, scope }))
     }
 
     fn store_quad(&self, place: SymPair, word: LlQuad, access: Access) {
         let (order, scope) = Self::order(access);
         let SymWord { rank, index } = quads::word(place);
         let (place, value) = (Place::Wide { rank, index }, quads::encode(word).to_bits() as i64);
-        self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
+        self.note(Event::Atomic(access, Operation::Store { place, value, order, scope }));
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
         let (order, scope) = Self::order(access);
         let place = sym(word);
-        self.found(access, Op::CompareExchange { place, expected, value, order, scope })
+        self.found(access, Operation::CompareExchange { place, expected, value, order, scope })
     }
 
     fn get(&self, word: SymWord) -> i32 {
@@ -246,20 +249,20 @@ impl Memory for Recorder {
     fn dev_load(&self, word: DevWord, access: Access) -> i32 {
         let (order, scope) = Self::order(access);
         let place = Place::Dev { rank: self.id.rank, index: word.index };
-        self.found(access, Op::Load { place, order, scope })
+        self.found(access, Operation::Load { place, order, scope })
     }
 
     fn dev_store(&self, word: DevWord, value: i32, access: Access) {
         let (order, scope) = Self::order(access);
         let place = Place::Dev { rank: self.id.rank, index: word.index };
         let value = value.into();
-        self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
+        self.note(Event::Atomic(access, Operation::Store { place, value, order, scope }));
     }
 
     fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
         let (order, scope) = Self::order(access);
         let place = Place::Dev { rank: self.id.rank, index: word.index };
-        self.found(access, Op::Add { place, value, order, scope })
+        self.found(access, Operation::Add { place, value, order, scope })
     }
 
     fn pause(&self, spins: u32) {
@@ -292,7 +295,7 @@ impl Memory for Recorder {
 }
 
 #[cfg(iris_cxx)]
-impl super::target::Target for Recorder {
+impl super::target::HookMemory for Recorder {
     fn id(&self) -> ThreadId {
         self.id
     }
@@ -307,10 +310,10 @@ impl super::target::Target for Recorder {
 
     /// Records an operation with the order and scope that the headers pass, which may differ from
     /// the table of accesses.
-    fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
+    fn atomic(&self, access: Option<Access>, op: Operation) -> i32 {
         match (access, op) {
             (None, _) => super::Failure::Other(format!("{op:?} is not the protocol's")).raise(),
-            (Some(access), Op::Store { .. }) => {
+            (Some(access), Operation::Store { .. }) => {
                 self.note(Event::Atomic(access, op));
                 0
             }
@@ -318,11 +321,11 @@ impl super::target::Target for Recorder {
         }
     }
 
-    fn load_wide(&self, op: Op, access: Access) -> LlWord {
+    fn load_wide(&self, op: Operation, access: Access) -> LlWord {
         self.found_wide(access, op)
     }
 
-    fn store_wide(&self, op: Op, access: Access) {
+    fn store_wide(&self, op: Operation, access: Access) {
         self.note(Event::Atomic(access, op));
     }
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 use iris_sync::{Fault, FaultKind};
 
-use super::{Op, Place, ThreadId};
+use super::{Operation, Place, ThreadId};
 
 /// Check of an engine that found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -117,7 +117,7 @@ pub struct Report {
     /// First failure; `None` if everything within the bound was explored without one.
     pub failure: Option<Failure>,
     /// Operations that led to the failure, in the order in which the engine ran them.
-    pub trace: Vec<(ThreadId, Op)>,
+    pub trace: Vec<(ThreadId, Operation)>,
 }
 
 impl Report {
@@ -136,7 +136,7 @@ impl Report {
     /// operation.
     pub fn history(&self) -> String {
         let skipped = self.trace.len().saturating_sub(80);
-        let line = |(id, op): &(ThreadId, Op)| {
+        let line = |(id, op): &(ThreadId, Operation)| {
             let ThreadId { rank, group, thread } = id;
             format!("{rank}.{group}.{thread} {op:?}\n")
         };

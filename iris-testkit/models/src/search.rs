@@ -17,7 +17,7 @@ use std::time::Instant;
 use iris_sync::Order;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
-use super::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
+use super::{Failure, Forbidden, Operation, Place, Report, Rules, Scenario, Thread, ThreadId};
 
 mod clocks;
 mod observer;
@@ -274,24 +274,26 @@ impl<'a> Machine<'a> {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
             }
             // At a barrier, the first of the waiting threads takes the step for all of them.
-            Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
+            Next::Operation(
+                op @ (Operation::Vote { .. } | Operation::Boundary | Operation::Join),
+            ) => {
                 let all = self.meeting(thread, op);
                 all.first() == Some(&thread)
                     && all.iter().all(|&other| match self.programs.next(state.at()[other]) {
-                        Next::Op(theirs) => {
+                        Next::Operation(theirs) => {
                             std::mem::discriminant(theirs) == std::mem::discriminant(op)
                         }
                         _ => false,
                     })
             }
-            Next::Op(_) => true,
+            Next::Operation(_) => true,
         }
     }
 
     /// Threads that meet at the barrier `op` of a thread.
-    fn meeting(&self, thread: usize, op: &Op) -> &Rc<[usize]> {
+    fn meeting(&self, thread: usize, op: &Operation) -> &Rc<[usize]> {
         match op {
-            Op::Boundary => &self.peers[thread].of_rank,
+            Operation::Boundary => &self.peers[thread].of_rank,
             _ => &self.peers[thread].of_group,
         }
     }
@@ -326,8 +328,8 @@ impl<'a> Machine<'a> {
             state.go(thread, head);
         }
         let mut before = None;
-        while let &Next::Op(op) = self.programs.next(state.at()[thread]) {
-            if op == Op::Part {
+        while let &Next::Operation(op) = self.programs.next(state.at()[thread]) {
+            if op == Operation::Part {
                 // Stops at the end of one side of a branch, because the search chooses which side
                 // runs next.
                 if before.is_some() {
@@ -336,13 +338,13 @@ impl<'a> Machine<'a> {
                 self.perform(state, thread, op);
                 if matches!(
                     self.programs.next(state.at()[thread]),
-                    Next::Op(Op::Vote { .. } | Op::Boundary | Op::Join)
+                    Next::Operation(Operation::Vote { .. } | Operation::Boundary | Operation::Join)
                 ) {
                     break;
                 }
                 continue;
             }
-            let plain = matches!(op, Op::Read { .. } | Op::Write { .. });
+            let plain = matches!(op, Operation::Read { .. } | Operation::Write { .. });
             let private = plain && matches!(op.place(), Some(Place::Dev { .. }));
             match before {
                 Some(was_plain) if !(private || was_plain && plain) => break,
@@ -361,11 +363,11 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn perform(&mut self, state: &mut State, thread: usize, op: Op) {
-        if let Op::Vote { .. } | Op::Boundary | Op::Join = op {
+    fn perform(&mut self, state: &mut State, thread: usize, op: Operation) {
+        if let Operation::Vote { .. } | Operation::Boundary | Operation::Join = op {
             let all = Rc::clone(self.meeting(thread, &op));
             let said = |&other: &usize| match self.programs.next(state.at()[other]) {
-                Next::Op(Op::Vote { ok }) => *ok,
+                Next::Operation(Operation::Vote { ok }) => *ok,
                 _ => true,
             };
             let result = all.iter().all(said).into();
@@ -379,10 +381,12 @@ impl<'a> Machine<'a> {
             let slot = self.slot(state, thread, place);
             result = state.memory()[slot];
             let written = match op {
-                Op::Store { value, .. } => value,
-                Op::Write { value, .. } => value.into(),
-                Op::Add { value, .. } => (result as i32).wrapping_add(value).into(),
-                Op::CompareExchange { expected, value, .. } if result == i64::from(expected) => {
+                Operation::Store { value, .. } => value,
+                Operation::Write { value, .. } => value.into(),
+                Operation::Add { value, .. } => (result as i32).wrapping_add(value).into(),
+                Operation::CompareExchange { expected, value, .. }
+                    if result == i64::from(expected) =>
+                {
                     value.into()
                 }
                 _ => result,
@@ -395,7 +399,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs one random schedule. If it fails, runs it again to record the trace.
-    fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
+    fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Operation)>) {
         let failure = self.schedule(seed, true, None);
         let mut visited = Vec::new();
         if failure.is_some() {
@@ -458,7 +462,7 @@ impl<'a> Machine<'a> {
             _ => before.at()[thread],
         };
         for (op, result) in self.programs.results_between(from, after.at()[thread]) {
-            if let Op::Vote { .. } | Op::Boundary = op {
+            if let Operation::Vote { .. } | Operation::Boundary = op {
                 let all: Vec<ThreadId> = self
                     .meeting(thread, &op)
                     .iter()
@@ -474,7 +478,7 @@ impl<'a> Machine<'a> {
 
     /// Operations between consecutive states; those whose nodes the tree no longer holds are
     /// missing.
-    fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(ThreadId, Op)> {
+    fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(ThreadId, Operation)> {
         let mut trace = Vec::new();
         let mut before: Option<&State> = None;
         for state in states {

@@ -2,13 +2,13 @@
 
 use iris_sync::{Access, LlWord, Memory};
 
-use crate::{Op, Place, Site, ThreadId};
+use crate::{Operation, Place, Site, ThreadId};
 
 /// Memory whose words and data are named by [`Place`].
 ///
 /// A hook passes each operation with the order and scope that the headers name. These may differ
 /// from the order and scope in the access table.
-pub(crate) trait Target: Memory {
+pub(crate) trait HookMemory: Memory {
     /// Identity of the thread whose program runs.
     fn id(&self) -> ThreadId;
 
@@ -20,13 +20,13 @@ pub(crate) trait Target: Memory {
 
     /// Atomic operation on a 32-bit word; returns the previous value. `access` is `None` for a word
     /// of a user's kernel.
-    fn atomic(&self, access: Option<Access>, op: Op) -> i32;
+    fn atomic(&self, access: Option<Access>, op: Operation) -> i32;
 
     /// Loads an LL word: data and call number.
-    fn load_wide(&self, op: Op, access: Access) -> LlWord;
+    fn load_wide(&self, op: Operation, access: Access) -> LlWord;
 
     /// Stores an LL word: data and call number.
-    fn store_wide(&self, op: Op, access: Access);
+    fn store_wide(&self, op: Operation, access: Access);
 
     /// Loads a word without atomics.
     fn read(&self, place: Place) -> i32;

@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use iris_kernels::rtc::Compiler;
-use iris_models::check::device_code::{ARCHS, Outcome, Source, check, has_clang};
+use iris_models::check::device_code::{ARCHS, DeviceSource, Outcome, check, has_clang};
 use iris_testkit::harness::{self, Group, named};
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
         ("iris/gemm/sm90_ptx.h", &*with, "follow_with_copies() {}", "a copy behind an acquire"),
         ("iris/gemm/sm90_ptx.h", &*behind, "follow_copies() {}", "a release behind copies"),
     ] {
-        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        let mut source = DeviceSource { kernels: Vec::new(), ..DeviceSource::embedded() };
         let header = source.headers.iter_mut().find(|(name, _)| *name == file).expect(file);
         assert!(header.1.contains(text), "{file} has no {text}");
         header.1 = header.1.replace(text, planted);
@@ -55,7 +55,7 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
 /// Tests that the checks notice stores to a peer at device scope in GEMMs with few rows.
 fn products_that_push_do_it_at_the_scope_of_the_system() {
     for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
-        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        let mut source = DeviceSource { kernels: Vec::new(), ..DeviceSource::embedded() };
         source.gemms.retain(|(name, _)| *name == file);
         let (_, text) = source.gemms.first_mut().expect(file);
         assert!(text.contains("core.begin();"), "{file} does not begin");
@@ -87,7 +87,7 @@ fn products_wait_for_their_turn() {
         ("gemm_sm90_gather.cu", bias),
         ("gemm_sm90_scatter.cu", bias),
     ] {
-        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        let mut source = DeviceSource { kernels: Vec::new(), ..DeviceSource::embedded() };
         source.gemms.retain(|(name, _)| *name == file);
         let turn = format!("{before}{TURN}");
         let mut files = source.headers.iter_mut().chain(&mut source.gemms);
@@ -100,7 +100,7 @@ fn products_wait_for_their_turn() {
 
 /// Asserts that the check of the code for sm_90a finds the fault in `source`, and reports it as
 /// `expected`.
-fn is_found(what: &str, source: &Source, expected: &str) {
+fn is_found(what: &str, source: &DeviceSource, expected: &str) {
     let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     match check(arch, source).outcome {
         Outcome::Failed(findings) => {
@@ -113,7 +113,7 @@ fn is_found(what: &str, source: &Source, expected: &str) {
 
 /// Checks all architectures whose names begin with `vendor`.
 fn every_access(vendor: &str) {
-    let source = Source { kernels: Vec::new(), ..Source::embedded() };
+    let source = DeviceSource { kernels: Vec::new(), ..DeviceSource::embedded() };
     for arch in ARCHS.into_iter().filter(|arch| arch.name.starts_with(vendor)) {
         match check(arch, &source).outcome {
             Outcome::Done { compiler, probes, twice, .. } => {

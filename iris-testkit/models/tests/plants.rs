@@ -20,7 +20,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 use iris_kernels::source::KERNELS;
-use iris_models::check::device_code::{ARCHS, Outcome, Source, check};
+use iris_models::check::device_code::{ARCHS, DeviceSource, Outcome, check};
 use iris_models::headers::COMPILER;
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::{Level, harness};
@@ -243,7 +243,7 @@ fn plants() -> Vec<Plant> {
     );
     add(file, "ld.relaxed.sys.global.v2.b64", "ld.volatile.global.v2.b64", PTX);
     // Fault in inline assembly: without a memory clobber, the compiler may move or remove it.
-    let source = Source::embedded();
+    let source = DeviceSource::embedded();
     let (_, text) = source.headers.iter().find(|(name, _)| *name == file).expect("embedded");
     for begin in ["ld.\"", "atom.\" order \".\" scope \".global.\"", "ld.global.u32"] {
         let old = text.split("asm ").find(|it| it.starts_with(&format!("volatile(\"{begin}")));
@@ -310,8 +310,8 @@ fn plants() -> Vec<Plant> {
 }
 
 /// Device source with the faults of a plant.
-fn planted(plant: &Plant) -> Source {
-    let mut source = Source::embedded();
+fn planted(plant: &Plant) -> DeviceSource {
+    let mut source = DeviceSource::embedded();
     for (file, old, new) in &plant.edits {
         let mut files = source.headers.iter_mut().chain(&mut source.kernels);
         let (_, text) = files.find(|(name, _)| name == file).expect("a file of the device source");
@@ -350,7 +350,7 @@ fn xtask() -> &'static Path {
 }
 
 /// Output of `xtask tidy` for a tree that contains only `source`; `None` if tidy finds nothing.
-fn tidy(source: &Source) -> Option<String> {
+fn tidy(source: &DeviceSource) -> Option<String> {
     let root = tempfile::tempdir().expect("a folder");
     source.write_to(&root.path().join("iris-kernels/kernels")).expect("written");
     let mut command = Command::new(xtask());
@@ -384,7 +384,7 @@ fn table(folder: &Path) -> Option<String> {
 }
 
 /// Compiles `kernel` with hooks, runs it, and returns the findings of the hooks.
-fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, String)> {
+fn hooks(folder: &Path, source: &DeviceSource, kernel: &str) -> Vec<(&'static str, String)> {
     let program = folder.join("hooks");
     let (_, code) = source.kernels.iter().find(|(name, _)| *name == kernel).expect("a kernel");
     let entries: String = code
@@ -507,7 +507,7 @@ fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
 
 #[test]
 fn every_file_has_a_plant_that_two_checks_find() {
-    let (plants, source) = (plants(), Source::embedded());
+    let (plants, source) = (plants(), DeviceSource::embedded());
     for (file, _) in source.headers.iter().chain(&source.kernels) {
         // Files without a plant in this list: a file of constants, a file that selects a header,
         // and the whole-matrix GEMMs, whose checks tests/device_code.rs tests.

@@ -2,8 +2,8 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{
-    Alternative, Core, EarliestStart, Gemm, Item, Lane, Operands, Program, Rows, Source, Target,
-    Transfer, When, Work, always, step, when,
+    Alternative, Core, EarliestStart, Gemm, Item, KernelOperands, Lane, Program, Rows, Source,
+    Target, Transfer, When, Work, always, step, when,
 };
 use iris_models::proof::concrete::{Machine, Refusal, Universe};
 use iris_models::proof::program::{Kind, programs};
@@ -22,10 +22,10 @@ const GATED: Work =
 const WORKS: [Work; 10] = [
     Work::RmsNorm,
     Work::Open(Transfer::Shards),
-    Work::Kernel(Kernel::Gather, Operands::Call),
+    Work::Kernel(Kernel::Gather, KernelOperands::Call),
     Work::Barrier(0),
-    Work::Kernel(Kernel::Gathered, Operands::Call),
-    Work::Kernel(Kernel::OneShot, Operands::Call),
+    Work::Kernel(Kernel::Gathered, KernelOperands::Call),
+    Work::Kernel(Kernel::OneShot, KernelOperands::Call),
     Work::Copies(Transfer::Shards),
     GATED,
     STORING,
@@ -63,7 +63,7 @@ fn error(clause: &str) -> &'static str {
 #[test]
 fn the_check_of_programs_is_what_is_proved() {
     const ENGINES: &[When] = &[When::Engines];
-    const LAST: Alternative = always(&[step(Work::Kernel(Kernel::OneShot, Operands::Call))]);
+    const LAST: Alternative = always(&[step(Work::Kernel(Kernel::OneShot, KernelOperands::Call))]);
     let universe =
         Universe { ranks: 1, agents: 0, words: 0, tiles: 0, first: 0, calls: WORKS.len() as i64 };
     let machine = Machine::new(&programs(Numbers::REAL, None), universe, |_, _| 0);

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use iris_kernels::schedule::{Grid, SplitGrid, Tile, Units, die_swizzle, owner, part_of, split};
 use iris_models::recorder::{Event, Recorder, Script};
 use iris_models::schedule::{Shape as Tuned, grids, units};
-use iris_models::{Op, Place, ThreadId};
+use iris_models::{Operation, Place, ThreadId};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
     self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlRows, LlTiles,
@@ -261,8 +261,12 @@ fn steps(events: &[Event], id: ThreadId, launch: u32, groups: u32) -> Vec<Step> 
                 let is_flag = matches!(access, Access::FlagLoad | Access::FlagStore);
                 match (op, op.place()) {
                     (_, Some(Place::Dev { .. })) if !is_flag => {}
-                    (Op::Load { .. }, Some(place)) => steps.push(Step::Await(Token::At(place))),
-                    (Op::Store { .. }, Some(place)) => steps.push(Step::Set(Token::At(place))),
+                    (Operation::Load { .. }, Some(place)) => {
+                        steps.push(Step::Await(Token::At(place)))
+                    }
+                    (Operation::Store { .. }, Some(place)) => {
+                        steps.push(Step::Set(Token::At(place)))
+                    }
                     _ => {}
                 }
             }
@@ -362,9 +366,9 @@ impl StagedTiles for Body {
     }
 }
 
-struct Staged(Units, u32, u32);
+struct UnitOrder(Units, u32, u32);
 
-impl Staging for Staged {
+impl Staging for UnitOrder {
     fn units(&self) -> u32 {
         self.0.units()
     }
@@ -471,7 +475,7 @@ fn launch_of(
             flow::exchange_rows(at, &rows, body)
         }
         ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),
-        ("staged", 0) => flow::staged(at, fetchers, &Staged(units, me, across), body),
+        ("staged", 0) => flow::staged(at, fetchers, &UnitOrder(units, me, across), body),
         ("locked" | "atomic", 0) => flow::zero(at, tiles, owner, body),
         ("locked" | "atomic", 1) => barrier(0),
         ("locked" | "atomic", 2) => flow::add(at, tiles, owner, name == "locked", body),

@@ -8,7 +8,7 @@ use iris_models::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_models::ops::{Accumulate, Beside};
 use iris_models::search::Observer;
 use iris_models::{
-    Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, ops, primitives, search,
+    Forbidden, Operation, Place, Report, Rules, Scenario, ThreadId, ops, primitives, search,
 };
 use iris_sync::barrier::Members;
 use iris_sync::{REFRESH_PERIOD, SymWord};
@@ -354,8 +354,8 @@ fn all_threads_of_the_last_workgroup_refresh_words() {
         fn begin(&mut self) {
             self.of.push(Default::default());
         }
-        fn performed(&mut self, by: ThreadId, op: &Op, _: i64) -> Result<(), Forbidden> {
-            if let (Op::Store { .. }, Some(Place::Sym { rank: 1, index })) = (op, op.place())
+        fn performed(&mut self, by: ThreadId, op: &Operation, _: i64) -> Result<(), Forbidden> {
+            if let (Operation::Store { .. }, Some(Place::Sym { rank: 1, index })) = (op, op.place())
                 && [self.signals, self.results]
                     .iter()
                     .any(|it| UNUSED.contains(&index.wrapping_sub(*it)))

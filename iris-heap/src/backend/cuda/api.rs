@@ -22,12 +22,12 @@ macro_rules! functions {
                 cuInit(c_uint);
                 cuDriverGetVersion(*mut c_int);
                 cuDeviceGetCount(*mut c_int);
-                cuDeviceGet(*mut Device, c_int);
-                cuDeviceGetName(*mut c_char, c_int, Device);
-                cuDeviceGetUuid_v2(*mut [u8; 16], Device);
-                cuDeviceGetAttribute(*mut c_int, c_uint, Device);
-                cuDeviceCanAccessPeer(*mut c_int, Device, Device);
-                cuDevicePrimaryCtxRetain(*mut RawContext, Device);
+                cuDeviceGet(*mut DeviceHandle, c_int);
+                cuDeviceGetName(*mut c_char, c_int, DeviceHandle);
+                cuDeviceGetUuid_v2(*mut [u8; 16], DeviceHandle);
+                cuDeviceGetAttribute(*mut c_int, c_uint, DeviceHandle);
+                cuDeviceCanAccessPeer(*mut c_int, DeviceHandle, DeviceHandle);
+                cuDevicePrimaryCtxRetain(*mut RawContext, DeviceHandle);
                 cuCtxGetCurrent(*mut RawContext);
                 cuCtxPushCurrent_v2(RawContext);
                 cuCtxPopCurrent_v2(*mut RawContext);
@@ -59,7 +59,7 @@ macro_rules! functions {
                 cuMemsetD8Async(Address, c_uchar, usize, RawStream);
                 cuMemGetInfo_v2(*mut usize, *mut usize);
                 cuMemAlloc_v2(*mut Address, usize);
-                cuDeviceGetDefaultMemPool(*mut u64, Device);
+                cuDeviceGetDefaultMemPool(*mut u64, DeviceHandle);
                 cuMemPoolSetAttribute(u64, c_uint, *mut c_void);
                 cuMemFree_v2(Address);
                 cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
@@ -161,7 +161,7 @@ functions!(signatures);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RawContext(u64);
 /// Handle of a device: its index for the driver, not an address.
-pub(super) type Device = c_int;
+pub(super) type DeviceHandle = c_int;
 /// Address in the device's address space (`CUdeviceptr`).
 pub(super) type Address = u64;
 /// Handle of an allocation of physical memory (`CUmemGenericAllocationHandle`).

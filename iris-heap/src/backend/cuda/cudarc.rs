@@ -84,7 +84,7 @@ mod tests {
             }
             Access = CUmemAccessDesc { flags = flags }
             Handle = CUipcMemHandle {}
-            api::Device = CUdevice {}
+            api::DeviceHandle = CUdevice {}
             api::Address = CUdeviceptr {}
             api::Physical = CUmemGenericAllocationHandle {}
             RawStream = CUstream {}

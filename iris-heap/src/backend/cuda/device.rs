@@ -20,12 +20,12 @@ use crate::util::lock;
 /// CUDA device with its primary context. The context is retained from the device's first use until
 /// the
 /// process ends, so closing a heap does not destroy what other libraries have in the context.
-pub(super) struct Device {
+pub(super) struct CudaDevice {
     pub(super) driver: &'static Api,
     pub(super) ordinal: c_int,
-    pub(super) handle: api::Device,
-    /// Empty until [`Device::context`] is called, because a primary context takes device memory and
-    /// a program may only want the device's description.
+    pub(super) handle: api::DeviceHandle,
+    /// Empty until [`CudaDevice::context`] is called, because a primary context takes device memory
+    /// and a program may only want the device's description.
     context: OnceLock<RawContext>,
     pub(super) uuid: [u8; 16],
     pub(super) name: String,
@@ -54,7 +54,7 @@ const NO_TIMING: u32 = 2;
 /// `CU_MEMHOSTALLOC_DEVICEMAP` (mapped into the device's address space).
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 
-/// Source of the copies that [`Device::use_first_of`] enqueues.
+/// Source of the copies that [`CudaDevice::use_first_of`] enqueues.
 static ZEROS: [u8; 4] = [0; 4];
 
 /// Newest CUDA version that the driver supports, in the driver's encoding: 12080 is CUDA 12.8.
@@ -78,14 +78,14 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
-impl Device {
+impl CudaDevice {
     /// Returns the device with index `ordinal` among those that this process sees.
-    pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
-        static OPENED: Opened<Device> = Opened::new();
-        OPENED.get(BackendKind::Cuda, (ordinal, count()?), Device::open)
+    pub(super) fn get(ordinal: usize) -> Result<Arc<CudaDevice>> {
+        static OPENED: Opened<CudaDevice> = Opened::new();
+        OPENED.get(BackendKind::Cuda, (ordinal, count()?), CudaDevice::open)
     }
 
-    fn open(ordinal: c_int) -> Result<Device> {
+    fn open(ordinal: c_int) -> Result<CudaDevice> {
         let driver = driver()?;
         let mut handle = 0;
         // SAFETY: `handle` receives the answer.
@@ -112,7 +112,7 @@ impl Device {
         let virtual_memory = attribute(api::VIRTUAL_MEMORY)?;
         let descriptors = attribute(api::DESCRIPTORS)?;
         let multiprocessors = attribute(api::MULTIPROCESSORS)?;
-        Ok(Device {
+        Ok(CudaDevice {
             driver,
             ordinal,
             handle,
@@ -217,7 +217,7 @@ impl Device {
     }
 
     /// Whether kernels of this device can access memory of `other`.
-    pub(super) fn can_access_memory_of(&self, other: &Device) -> Result<bool> {
+    pub(super) fn can_access_memory_of(&self, other: &CudaDevice) -> Result<bool> {
         let mut can = 0;
         // SAFETY: `can` receives the answer.
         let code =
@@ -228,7 +228,7 @@ impl Device {
 
     /// Lets kernels of this device access plain memory of `other`; needed for memory that was not
     /// mapped for this device explicitly.
-    pub(super) fn access_memory_of(&self, other: &Device) -> Result<()> {
+    pub(super) fn access_memory_of(&self, other: &CudaDevice) -> Result<()> {
         let other = other.context()?;
         let _bound = self.bind_relaxed()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
@@ -244,7 +244,7 @@ fn is_code(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF") || image.last() == Some(&0)
 }
 
-impl Driver for Device {
+impl Driver for CudaDevice {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
     }

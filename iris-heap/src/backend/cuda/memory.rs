@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::api::{self, Access, Address, Location, Physical, Properties};
 use super::api::{check, check_for};
-use super::device::Device;
+use super::device::CudaDevice;
 use crate::backend::Purpose;
 use crate::backend::gpu::{
     Driver, MemoryDriver, Origin, PLAIN_BLOCK, PlainRegion, Region, Wanted, check_foreign,
@@ -22,7 +22,7 @@ const LAZY_PEER_ACCESS: u32 = 1;
 
 /// Virtual memory, unmapped on drop. Other processes map it by descriptors.
 struct VirtualRegion {
-    device: Arc<Device>,
+    device: Arc<CudaDevice>,
     address: Address,
     bytes: u64,
     handle: Physical,
@@ -30,7 +30,7 @@ struct VirtualRegion {
     descriptor: Option<OwnedFd>,
 }
 
-impl MemoryDriver for Device {
+impl MemoryDriver for CudaDevice {
     /// Allocates virtual memory if the device supports it and can share it with the ranks that need
     /// it, else plain memory.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
@@ -75,11 +75,11 @@ impl MemoryDriver for Device {
     }
 
     fn can_access(&self, ordinal: i32) -> Result<bool> {
-        self.can_access_memory_of(&*Device::get(ordinal as usize)?)
+        self.can_access_memory_of(&*CudaDevice::get(ordinal as usize)?)
     }
 
     fn enable_access(&self, ordinal: i32) -> Result<()> {
-        self.access_memory_of(&*Device::get(ordinal as usize)?)
+        self.access_memory_of(&*CudaDevice::get(ordinal as usize)?)
     }
 }
 
@@ -119,7 +119,7 @@ impl Region for VirtualRegion {
 impl VirtualRegion {
     /// Allocates virtual memory of this device, not zeroed. If `exported`, other processes can map
     /// it.
-    fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<VirtualRegion> {
+    fn create(device: &Arc<CudaDevice>, bytes: u64, exported: bool) -> Result<VirtualRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let properties = properties(device, exported);
@@ -132,7 +132,7 @@ impl VirtualRegion {
     }
 
     /// Maps virtual memory received as a descriptor, at least `bytes` bytes.
-    fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<VirtualRegion> {
+    fn import(device: &Arc<CudaDevice>, descriptor: OwnedFd, bytes: u64) -> Result<VirtualRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let size = round(bytes, granularity(device, &properties(device, true))?)?;
@@ -149,7 +149,7 @@ impl VirtualRegion {
 
     /// Maps a handle for this device; releases the handle on failure.
     fn map(
-        device: &Arc<Device>,
+        device: &Arc<CudaDevice>,
         handle: Physical,
         size: u64,
         descriptor: Option<OwnedFd>,
@@ -241,7 +241,7 @@ fn location(ordinal: i32) -> Location {
     Location { kind: api::LOCATION_DEVICE, id: ordinal }
 }
 
-fn properties(device: &Device, exported: bool) -> Properties {
+fn properties(device: &CudaDevice, exported: bool) -> Properties {
     Properties {
         kind: api::ALLOCATION_PINNED,
         handles: if exported { api::HANDLE_DESCRIPTOR } else { 0 },
@@ -251,7 +251,7 @@ fn properties(device: &Device, exported: bool) -> Properties {
     }
 }
 
-fn granularity(device: &Device, properties: &Properties) -> Result<usize> {
+fn granularity(device: &CudaDevice, properties: &Properties) -> Result<usize> {
     let mut granularity = 0;
     // SAFETY: `granularity` receives the answer, and `properties` is complete.
     let code = unsafe {

@@ -32,5 +32,5 @@ pub(super) const VENDOR: Vendor = Vendor {
     kind: BackendKind::Cuda,
     version: device::driver_version,
     count: device::count,
-    get: |ordinal| Ok(device::Device::get(ordinal)?),
+    get: |ordinal| Ok(device::CudaDevice::get(ordinal)?),
 };

@@ -19,7 +19,7 @@ use crate::util::{lock, unsupported};
 
 /// Device of the HIP runtime. Unlike CUDA, HIP has no contexts: streams and memory belong to the
 /// process.
-pub(super) struct Device {
+pub(super) struct HipDevice {
     pub(super) runtime: &'static Runtime,
     pub(super) ordinal: c_int,
     name: String,
@@ -34,7 +34,7 @@ pub(super) struct Device {
     /// Whether a stream was created that shares a hardware queue with other streams.
     shares_queues: AtomicBool,
     /// Stream on which other devices' ranks copy this device's memory; created by
-    /// [`Device::for_others`].
+    /// [`HipDevice::for_others`].
     for_others: Mutex<Option<RawStream>>,
 }
 
@@ -67,14 +67,14 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
-impl Device {
+impl HipDevice {
     /// Returns the device with index `ordinal` among those that this process sees.
-    pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
-        static OPENED: Opened<Device> = Opened::new();
-        OPENED.get(BackendKind::Hip, (ordinal, count()?), Device::open)
+    pub(super) fn get(ordinal: usize) -> Result<Arc<HipDevice>> {
+        static OPENED: Opened<HipDevice> = Opened::new();
+        OPENED.get(BackendKind::Hip, (ordinal, count()?), HipDevice::open)
     }
 
-    fn open(ordinal: c_int) -> Result<Device> {
+    fn open(ordinal: c_int) -> Result<HipDevice> {
         let runtime = runtime()?;
         let api = &runtime.api;
         let name = text("hipDeviceGetName", |to, length| {
@@ -95,7 +95,7 @@ impl Device {
             check_for("hipDeviceGetAttribute", || attribute.to_string(), code)?;
             Ok::<u32, Error>(value as u32)
         };
-        let device = Device {
+        let device = HipDevice {
             runtime,
             ordinal,
             name,
@@ -197,7 +197,7 @@ impl Device {
             return pieces(stream);
         }
         sync(stream)?;
-        let owner = Device::get(owner as usize)?;
+        let owner = HipDevice::get(owner as usize)?;
         let _bound = owner.bind_relaxed()?;
         let own = owner.for_others()?;
         let enqueued = pieces(own);
@@ -317,7 +317,7 @@ fn small_copies_are_kernels(variable: Option<&str>) -> bool {
     variable.is_none_or(|text| text.trim() != "0")
 }
 
-impl Driver for Device {
+impl Driver for HipDevice {
     fn kind(&self) -> BackendKind {
         BackendKind::Hip
     }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::api::{self, Address, check, check_for};
-use super::device::Device;
+use super::device::HipDevice;
 use crate::backend::Purpose;
 use crate::backend::gpu::{
     Driver, MemoryDriver, Origin, PLAIN_BLOCK, PlainRegion, Region, Wanted, check_foreign,
@@ -53,7 +53,7 @@ impl Caching {
     }
 }
 
-impl MemoryDriver for Device {
+impl MemoryDriver for HipDevice {
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         self.check_usable()?;
         let caching = Caching::of(wanted.purpose)?;
@@ -69,11 +69,11 @@ impl MemoryDriver for Device {
     }
 
     memory_calls! {
-        open("HIP", |this: &Device| this.runtime.release().lazy_peer_access): hipIpcOpenMemHandle,
+        open("HIP", |this: &HipDevice| this.runtime.release().lazy_peer_access): hipIpcOpenMemHandle,
         close: hipIpcCloseMemHandle,
         free: hipFree,
         handle_of: hipIpcGetMemHandle,
-        check_foreign(|this: &Device| this.runtime.release().of_a_device):
+        check_foreign(|this: &HipDevice| this.runtime.release().of_a_device):
             hipPointerGetAttribute, hipMemGetAddressRange,
     }
 
@@ -86,7 +86,7 @@ impl MemoryDriver for Device {
     }
 }
 
-impl Device {
+impl HipDevice {
     /// Allocates memory. Falls back from uncached to fine-grained memory if the release or the
     /// device lacks uncached memory; for words that peers poll there is no further fallback.
     fn take(&self, bytes: usize, caching: Caching) -> Result<Address> {

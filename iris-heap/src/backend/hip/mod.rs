@@ -34,5 +34,5 @@ pub(super) const VENDOR: Vendor = Vendor {
     kind: BackendKind::Hip,
     version: || Ok(api::runtime()?.version()),
     count: device::count,
-    get: |ordinal| Ok(device::Device::get(ordinal)?),
+    get: |ordinal| Ok(device::HipDevice::get(ordinal)?),
 };

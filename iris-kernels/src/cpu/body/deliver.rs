@@ -10,7 +10,7 @@ use crate::schedule::{Grid, SplitGrid, Tile, split};
 /// Data movement of an op: which tiles go from which rank to which rank, and their positions in A
 /// and C.
 #[derive(Clone, Copy)]
-pub(crate) enum Plan {
+pub(crate) enum TileRoutes {
     /// All-gather: each rank's rows go to all ranks; C has the rows of all ranks.
     AllGather(SplitGrid),
     /// All-to-all: block `to` of each rank's rows goes to rank `to`. C has one block per source
@@ -20,14 +20,14 @@ pub(crate) enum Plan {
     Broadcast { grid: Grid, root: u32 },
 }
 
-impl Plan {
+impl TileRoutes {
     /// Position of `tile` of the data for rank `to`, in the sender's A or product.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
             // A sender has only its own rows, in A or in the product. For every receiver, rows are
             // counted from the first of them.
-            Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
-            Plan::AllToAll(grid) => {
+            TileRoutes::AllGather(_) | TileRoutes::Broadcast { .. } => self.area(to, to, tile),
+            TileRoutes::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);
                 Tile { row: area.row + split(grid.grid.rows, grid.size, to).start, ..area }
             }
@@ -38,24 +38,24 @@ impl Plan {
     /// the first row of that data.
     fn area(&self, from: u32, to: u32, tile: u32) -> Tile {
         match self {
-            Plan::AllGather(grid) => grid.part(from).tile(tile),
-            Plan::AllToAll(grid) => grid.part(to).tile(tile),
-            Plan::Broadcast { grid, .. } => grid.tile(tile),
+            TileRoutes::AllGather(grid) => grid.part(from).tile(tile),
+            TileRoutes::AllToAll(grid) => grid.part(to).tile(tile),
+            TileRoutes::Broadcast { grid, .. } => grid.tile(tile),
         }
     }
 
     /// Index of `source` among the sources of an inbox; 0 for a broadcast, which has one source
     /// only.
     fn place(&self, source: u32) -> u32 {
-        if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
+        if matches!(self, TileRoutes::Broadcast { .. }) { 0 } else { source }
     }
 
     /// Number of rows that C has at rank `to`.
     fn rows_at(&self, to: u32) -> u32 {
         match self {
-            Plan::AllGather(grid) => grid.grid.rows,
-            Plan::AllToAll(grid) => grid.size * grid.part(to).rows,
-            Plan::Broadcast { grid, .. } => grid.rows,
+            TileRoutes::AllGather(grid) => grid.grid.rows,
+            TileRoutes::AllToAll(grid) => grid.size * grid.part(to).rows,
+            TileRoutes::Broadcast { grid, .. } => grid.rows,
         }
     }
 
@@ -63,9 +63,9 @@ impl Plan {
     fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
         let area = self.area(from, to, tile);
         let first = match self {
-            Plan::AllGather(grid) => split(grid.grid.rows, grid.size, from).start,
-            Plan::AllToAll(grid) => from * grid.part(to).rows,
-            Plan::Broadcast { .. } => 0,
+            TileRoutes::AllGather(grid) => split(grid.grid.rows, grid.size, from).start,
+            TileRoutes::AllToAll(grid) => from * grid.part(to).rows,
+            TileRoutes::Broadcast { .. } => 0,
         };
         Tile { row: area.row + first, ..area }
     }
@@ -74,22 +74,22 @@ impl Plan {
 pub(crate) struct Deliver<'a> {
     pub(crate) partial: Partial<'a>,
     pub(crate) words: &'a Words<'a>,
-    pub(crate) plan: Plan,
+    pub(crate) plan: TileRoutes,
 }
 
 /// Numbers of tiles that ranks send to each other, for [`flow::deliver`](iris_sync::flow::deliver);
 /// the second field is the number of this rank.
-pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
+pub(crate) struct Sent(pub(crate) TileRoutes, pub(crate) u32);
 
 impl Delivery for Sent {
     fn produced(&self) -> u32 {
         let Sent(plan, me) = *self;
         match plan {
-            Plan::AllGather(grid) => grid.part(me).tiles(),
+            TileRoutes::AllGather(grid) => grid.part(me).tiles(),
             // Part 0 has the largest number of tiles, because split() gives the remainder to the
             // first parts.
-            Plan::AllToAll(grid) => grid.part(0).tiles(),
-            Plan::Broadcast { grid, root } => {
+            TileRoutes::AllToAll(grid) => grid.part(0).tiles(),
+            TileRoutes::Broadcast { grid, root } => {
                 if root == me {
                     grid.tiles()
                 } else {
@@ -101,9 +101,9 @@ impl Delivery for Sent {
 
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.0 {
-            Plan::AllGather(grid) => grid.part(from).tiles(),
-            Plan::AllToAll(grid) => grid.part(to).tiles(),
-            Plan::Broadcast { grid, root } => {
+            TileRoutes::AllGather(grid) => grid.part(from).tiles(),
+            TileRoutes::AllToAll(grid) => grid.part(to).tiles(),
+            TileRoutes::Broadcast { grid, root } => {
                 if root == from {
                     grid.tiles()
                 } else {
@@ -128,13 +128,13 @@ impl Deliver<'_> {
             let args = self.partial.args;
             let me = args.channel.rank;
             let from = match self.plan {
-                Plan::AllToAll(_) => self.plan.source(to, tile),
+                TileRoutes::AllToAll(_) => self.plan.source(to, tile),
                 _ => self.plan.area(me, to, tile),
             };
             let matrix = match self.plan {
                 // Matrix that contains the data: C on a rank that relays, because a relay forwards
                 // data that it has received into C; otherwise A.
-                Plan::Broadcast { root, .. } if root != me => &args.c,
+                TileRoutes::Broadcast { root, .. } if root != me => &args.c,
                 _ => &args.a,
             };
             view::copy(matrix, from, target, place, &mut self.partial.scratch);
@@ -169,7 +169,7 @@ impl CopiedTiles for Deliver<'_> {
 impl DeliverTiles for Deliver<'_> {
     fn produce(&mut self, tile: u32) {
         let me = self.partial.args.channel.rank;
-        if matches!(self.plan, Plan::AllToAll(grid) if tile >= grid.part(me).tiles()) {
+        if matches!(self.plan, TileRoutes::AllToAll(grid) if tile >= grid.part(me).tiles()) {
             return;
         }
         if self.product() {

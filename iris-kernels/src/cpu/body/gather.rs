@@ -179,13 +179,13 @@ impl StagedTiles for Gather<'_> {
 
 /// Assignment of staging units (pieces of the gathered A) to tiles, for
 /// [`flow::staged`](iris_sync::flow::staged).
-pub(crate) struct Staged {
+pub(crate) struct StagedUnits {
     pub(crate) units: Units,
     pub(crate) rank: u32,
     pub(crate) across: u32,
 }
 
-impl Staging for Staged {
+impl Staging for StagedUnits {
     fn units(&self) -> u32 {
         self.units.units()
     }

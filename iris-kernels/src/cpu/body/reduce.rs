@@ -8,7 +8,7 @@ use crate::schedule::{Grid, SplitGrid, Tile};
 
 /// Assignment of tiles to owners, and the order in which their partials are added.
 #[derive(Clone, Copy)]
-pub(crate) enum Plan {
+pub(crate) enum TileOwners {
     /// One-shot: every rank reduces every tile. Partials are added in the order of ranks 0, 1, 2
     /// ...
     OneShot(Grid),
@@ -20,19 +20,19 @@ pub(crate) enum Plan {
     Scatter(SplitGrid),
 }
 
-impl Plan {
+impl TileOwners {
     /// Position of tile number `tile` in the whole product.
     fn tile(&self, tile: u32) -> Tile {
         match self {
-            Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tile(tile),
-            Plan::Scatter(split) => split.tile(tile),
+            TileOwners::OneShot(grid) | TileOwners::TwoShot(grid, _) => grid.tile(tile),
+            TileOwners::Scatter(split) => split.tile(tile),
         }
     }
 
     /// Position of tile number `tile` in C of the rank that reduces the tile.
     fn result(&self, tile: u32) -> Tile {
         match self {
-            Plan::Scatter(split) => {
+            TileOwners::Scatter(split) => {
                 let owner = split.owner(tile);
                 split.part(owner).tile(tile - split.first(owner))
             }
@@ -43,29 +43,29 @@ impl Plan {
     /// Index of the slot of tile number `tile` among the slots of one source in an inbox.
     fn place(&self, tile: u32) -> u32 {
         match self {
-            Plan::OneShot(_) => tile,
-            Plan::TwoShot(_, size) => tile / size,
-            Plan::Scatter(split) => tile - split.first(split.owner(tile)),
+            TileOwners::OneShot(_) => tile,
+            TileOwners::TwoShot(_, size) => tile / size,
+            TileOwners::Scatter(split) => tile - split.first(split.owner(tile)),
         }
     }
 }
 
-impl Owners for Plan {
+impl Owners for TileOwners {
     fn most(&self) -> u32 {
         match self {
-            Plan::OneShot(grid) => grid.tiles(),
-            Plan::TwoShot(grid, size) => turns(grid, *size).most(),
+            TileOwners::OneShot(grid) => grid.tiles(),
+            TileOwners::TwoShot(grid, size) => turns(grid, *size).most(),
             // Part 0 has the largest number of tiles, because split() gives the remainder to the
             // first parts.
-            Plan::Scatter(split) => split.part(0).tiles(),
+            TileOwners::Scatter(split) => split.part(0).tiles(),
         }
     }
 
     fn owned(&self, owner: u32, place: u32) -> Option<u32> {
         match self {
-            Plan::OneShot(grid) => (place < grid.tiles()).then_some(place),
-            Plan::TwoShot(grid, size) => turns(grid, *size).owned(owner, place),
-            Plan::Scatter(split) => {
+            TileOwners::OneShot(grid) => (place < grid.tiles()).then_some(place),
+            TileOwners::TwoShot(grid, size) => turns(grid, *size).owned(owner, place),
+            TileOwners::Scatter(split) => {
                 (place < split.part(owner).tiles()).then(|| split.first(owner) + place)
             }
         }
@@ -79,7 +79,7 @@ fn turns(grid: &Grid, owners: u32) -> Turns {
 pub(crate) struct Reduce<'a> {
     pub(crate) partial: Partial<'a>,
     pub(crate) words: &'a Words<'a>,
-    pub(crate) plan: Plan,
+    pub(crate) plan: TileOwners,
 }
 
 impl Reduce<'_> {
@@ -117,7 +117,7 @@ impl ReduceTiles for Reduce<'_> {
         let args = self.partial.args;
         let (me, size) = (args.channel.rank, args.channel.size);
         let first = match self.plan {
-            Plan::OneShot(_) => 0,
+            TileOwners::OneShot(_) => 0,
             _ => me,
         };
         let order = std::iter::once(first).chain((0..size).filter(|&source| source != first));

@@ -24,7 +24,7 @@ use crate::bench::options::{self, Options, Sink};
 use crate::bench::origin::date;
 use crate::errors::usage;
 use crate::job::Place;
-use crate::problem::{Choice, known_variant};
+use crate::problem::{TimedVariant, known_variant};
 use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
@@ -97,7 +97,7 @@ struct Rows {
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) op: Op,
-    choices: Vec<Choice>,
+    choices: Vec<TimedVariant>,
     /// Options of the op's plan, except variant and tile, which each choice sets.
     pub(crate) options: OpOptions,
     beside: Beside,
@@ -324,7 +324,7 @@ pub(crate) fn read(
             if row.columns {
                 options = options.shard(Shard::Columns);
             }
-            let choices = Choice::each(&variants, row.tile);
+            let choices = TimedVariant::each(&variants, row.tile);
             let (beside, layers) = (Beside::Libraries, row.layers);
             let larger_plan = row.larger_plan.filter(|&most| m < most);
             shapes.push(Shape { op, choices, options, beside, layers, larger_plan });

@@ -25,12 +25,12 @@ use super::timed_sides::{Clock, Side, Times, Work};
 use super::vendor::{self, Multiplier};
 use super::{Beside, Rank, Shape};
 use crate::job::gather;
-use crate::problem::Choice;
+use crate::problem::TimedVariant;
 use crate::timing::{median, slowest};
 
 impl Shape {
     /// Makes the plan for the variant and tile of `choice`.
-    pub(super) fn plan(&self, choice: &Choice, ranks: Topology) -> Result<Plan> {
+    pub(super) fn plan(&self, choice: &TimedVariant, ranks: Topology) -> Result<Plan> {
         let mut options = self.options.clone();
         options.tile = choice.tile.map(|[m, n]| TileShape { m, n });
         suite::plan(self.op, &choice.variant, ranks, &options)
@@ -38,7 +38,7 @@ impl Shape {
 
     /// Fields of a result line that say what was measured: the call that `choice` asks for. A field
     /// that the call does not have is null here.
-    pub(super) fn subject(&self, choice: &Choice) -> Value {
+    pub(super) fn subject(&self, choice: &TimedVariant) -> Value {
         let OpRequest { m, n, k, dtype, shard, workgroups, rms_norm, .. } = *self.options;
         // A decoder step and a larger plan are timed with the first choice.
         let is_first = self.choices.first() == Some(choice);

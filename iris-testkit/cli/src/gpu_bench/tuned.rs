@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{Beside, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
 use crate::bench::origin::provenance;
 use crate::job::Place;
-use crate::problem::Choice;
+use crate::problem::TimedVariant;
 use crate::tune::options::Options;
 
 /// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
@@ -82,7 +82,7 @@ pub(crate) fn timed(
     cases: &[(Op, OpOptions, Vec<String>)],
 ) -> Result<Vec<Value>> {
     let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
-        let (choices, options) = (Choice::each(variants, None), options.clone());
+        let (choices, options) = (TimedVariant::each(variants, None), options.clone());
         Shape { op: *op, choices, options, beside: Beside::First, layers: None, larger_plan: None }
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
@@ -117,10 +117,10 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
 
 /// Choices to time: first the predicted one, then each variant that is not slow by design, with the
 /// predicted tile and with tiles of half and double its size.
-fn choices(shape: &Shape, ranks: Topology) -> Vec<Choice> {
+fn choices(shape: &Shape, ranks: Topology) -> Vec<TimedVariant> {
     let (mut choices, mut seen) = (Vec::new(), Vec::new());
     let mut add = |variant: &str, tile| {
-        let choice = Choice { variant: variant.to_owned(), tile };
+        let choice = TimedVariant { variant: variant.to_owned(), tile };
         let plan = shape.plan(&choice, ranks).ok()?;
         let comes_to = (plan.variant(), plan.tile());
         if !seen.contains(&comes_to) {

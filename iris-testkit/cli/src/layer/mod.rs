@@ -22,7 +22,7 @@ use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::device::Device;
+use crate::device::DeviceOptions;
 use crate::errors::usage;
 use crate::job::{Job, Place, bits, gather};
 use crate::memory;
@@ -54,7 +54,7 @@ fn bound(dtype: DType) -> f64 {
 /// Runs the transformer layer and prints the table of its results; returns whether all errors are
 /// within [`bound`].
 pub(crate) fn main(
-    (place, device, iterations): (Place, Device, usize),
+    (place, device, iterations): (Place, DeviceOptions, usize),
     weights: Option<PathBuf>,
     as_json: bool,
     trace_file: Option<&Path>,
@@ -142,7 +142,7 @@ fn table(rows: &[Row]) -> Table {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LayerJob {
     weights: Option<PathBuf>,
-    device: Device,
+    device: DeviceOptions,
     iterations: usize,
     trace: bool,
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Device, Forecast, Network, Shard, Topology};
+use iris_ops::{Device, Forecast, NetworkRate, Shard, Topology};
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
 
@@ -33,7 +33,7 @@ pub(super) fn main(options: &Options, ranks: Topology) -> Result<bool> {
     if !(gbit.is_finite() && gbit > 0.0) {
         return Err(usage("--gbit", gbit, "a positive rate in Gbit/s"));
     }
-    let network = Network::of_gbit(gbit);
+    let network = NetworkRate::of_gbit(gbit);
     let ranks = ranks.on_nodes(nodes).network_gbit(gbit.round() as u32);
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
@@ -104,7 +104,7 @@ fn forecast(
     (op, variant): (Op, &str),
     call: &OpOptions,
     ranks: Topology,
-    network: &Network,
+    network: &NetworkRate,
 ) -> Result<Option<Forecast>> {
     Ok(suite::plan(op, variant, ranks, call)?.forecast(network, call.m))
 }
@@ -140,7 +140,7 @@ pub(super) fn write(file: &Path, device: Device) -> Result<()> {
 
 /// The tables of SCALING.md as Markdown.
 fn tables(device: Device) -> Result<String> {
-    let network = Network::of_gbit(GBIT);
+    let network = NetworkRate::of_gbit(GBIT);
     let over = |nodes: usize| {
         Topology::new(0, PER_NODE * nodes).on_nodes(nodes).on_device(device).untuned()
     };

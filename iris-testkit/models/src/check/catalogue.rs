@@ -87,8 +87,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("abort on a fault", 2, primitives::abort(), exhaustive);
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
-    type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 18] = [
+    type Build = (&'static str, fn(u32, u32) -> Scenario);
+    let ops: [Build; 18] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -194,7 +194,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let given_up = ops::given_up(ops::staged(&[2, 1], 1, 1).threads(2));
     add("staged, fetchers", 2, given_up, Engine::Random(runs / 4));
     // With two workgroups per rank the first only sends; a single workgroup does both.
-    let by_senders: [Op; 4] = [
+    let by_senders: [Build; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
         ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
         ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, false)),

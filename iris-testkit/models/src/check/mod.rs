@@ -34,7 +34,7 @@ pub struct Options {
 pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     let compile = || {
-        let source = device_code::Source::embedded();
+        let source = device_code::DeviceSource::embedded();
         device_code::ARCHS.into_par_iter().map(|arch| device_code::check(arch, &source)).collect()
     };
     let models = || {

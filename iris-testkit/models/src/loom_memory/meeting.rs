@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::LoomArena;
-use crate::{Op, ThreadId};
+use crate::{Operation, ThreadId};
 
 /// Barrier of threads: the threads that have arrived and the conjunction of their `ok` values.
 pub(super) struct Meeting {
@@ -39,8 +39,14 @@ impl LoomArena {
     /// the other threads one by one and waits for each answer, which orders their earlier accesses
     /// before its own. With a second message it releases each of them, which orders the accesses of
     /// all threads before their next ones.
-    pub(super) fn meet(&self, id: ThreadId, meeting: &Meeting, count: usize, op: &Op) -> bool {
-        let ok = !matches!(op, Op::Vote { ok: false });
+    pub(super) fn meet(
+        &self,
+        id: ThreadId,
+        meeting: &Meeting,
+        count: usize,
+        op: &Operation,
+    ) -> bool {
+        let ok = !matches!(op, Operation::Vote { ok: false });
         meeting.ok.set(meeting.ok.get() && ok);
         let mut others = Vec::new();
         {

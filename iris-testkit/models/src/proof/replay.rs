@@ -19,12 +19,12 @@ use super::term::Name;
 use crate::mutants::STATES;
 use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
-use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
+use crate::{Failure, Forbidden, Operation, Place, Report, Rules, Scenario, ThreadId, loom_memory};
 use engines::Engines;
 use kernels::Kernels;
 use log::{Event, Log, loads, stores};
 use members::Members;
-use slots::{Plan, Slots};
+use slots::{CallContents, Slots};
 use stages::Stages;
 use track::Track;
 
@@ -182,13 +182,13 @@ trait Follows {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden>;
 
     /// Takes the steps that a barrier stands for.
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         let _ = (threads, op);
         Ok(())
     }
@@ -252,7 +252,7 @@ impl All {
     /// The failure of the execution from which the plan should be learned.
     fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
         let Some((log, failure)) = Log::learn(scenario) else { return Ok(None) };
-        let plan = Plan::learn(&log);
+        let plan = CallContents::learn(&log);
         let enters = match failure {
             None => plan.enters,
             // The scenario is about waits that time out; its calls never end in the reference
@@ -290,7 +290,7 @@ impl All {
     /// Numbers of steps taken so far for accesses to barrier words: `raise` of the slot rule and
     /// `arrive` of the barrier, then `see` and `look`. Returns `None` if `op` does not access a
     /// barrier word, or if one of the two rules does not apply to the scenario.
-    fn joined(&self, op: &Op) -> Option<[(u64, u64); 2]> {
+    fn joined(&self, op: &Operation) -> Option<[(u64, u64); 2]> {
         let Some(Place::Sym { index, .. }) = op.place() else { return None };
         members::phase(&self.channel, index)?;
         let of = |system| self.rules.iter().map(|it| it.track()).find(|it| it.system == system);
@@ -311,7 +311,12 @@ impl Observer for All {
         self.start = start;
     }
 
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+    fn performed(
+        &mut self,
+        thread: ThreadId,
+        op: &Operation,
+        result: i64,
+    ) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let before = self.joined(op);
         self.rules.iter_mut().try_for_each(|it| it.performed(thread, op, place, result))?;
@@ -320,7 +325,7 @@ impl Observer for All {
         if differ { Err(Forbidden::new(JOINED, format!("{op:?}"))) } else { Ok(()) }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         self.rules.iter_mut().try_for_each(|it| it.met(threads, op))
     }
 

@@ -15,7 +15,7 @@ use iris_sync::{
 use super::Scenario;
 use crate::quads;
 use crate::rules::{Change, Compare, Kind, Rules, Site};
-use crate::{Arena, Failure, Op, Place, ThreadId};
+use crate::{Arena, Failure, Operation, Place, ThreadId};
 
 mod pairs;
 
@@ -87,12 +87,12 @@ impl<'a> Thread<'a> {
 
     /// Performs one operation and returns its result. Access to a symmetric word at device scope is
     /// a failure.
-    pub fn perform(&self, op: Op) -> i32 {
+    pub fn perform(&self, op: Operation) -> i32 {
         self.perform_wide(op) as i32
     }
 
     /// Performs one operation on a word of 64 bits, with the checks of [`Thread::perform`].
-    fn perform_wide(&self, op: Op) -> i64 {
+    fn perform_wide(&self, op: Operation) -> i64 {
         if let (Some(place @ (Place::Sym { .. } | Place::Wide { .. })), Some(Scope::Device)) =
             (op.place(), op.scope())
         {
@@ -167,12 +167,12 @@ impl<'a> Thread<'a> {
 
     /// Writes `value` to a cell, without atomics.
     pub fn write(&self, place: Place, value: i32) {
-        self.perform(Op::Write { place, value });
+        self.perform(Operation::Write { place, value });
     }
 
     /// Reads a cell, without atomics.
     pub fn read(&self, place: Place) -> i32 {
-        self.perform(Op::Read { place })
+        self.perform(Operation::Read { place })
     }
 
     /// Reads a cell and fails unless it holds `wanted`.
@@ -220,7 +220,7 @@ impl<'a> Thread<'a> {
             return ok;
         }
         self.together();
-        self.perform(Op::Vote { ok }) == 1
+        self.perform(Operation::Vote { ok }) == 1
     }
 
     /// Whether this thread runs in lockstep with others.
@@ -240,7 +240,7 @@ impl<'a> Thread<'a> {
     pub fn boundary(&self) {
         if !self.alone {
             self.together();
-            self.perform(Op::Boundary);
+            self.perform(Operation::Boundary);
         }
     }
 
@@ -348,7 +348,7 @@ impl Thread<'_> {
 impl Memory for Thread<'_> {
     fn thread(&self) -> u32 {
         if self.in_lockstep() && self.depth.get() == 0 && !self.parted.replace(true) {
-            self.perform(Op::Part);
+            self.perform(Operation::Part);
         }
         self.id.thread
     }
@@ -366,7 +366,7 @@ impl Memory for Thread<'_> {
             return;
         }
         if self.depth.replace(self.depth.get() + 1) == 0 && !self.parted.get() {
-            self.perform(Op::Part);
+            self.perform(Operation::Part);
         }
     }
 
@@ -376,7 +376,7 @@ impl Memory for Thread<'_> {
         }
         self.depth.set(self.depth.get() - 1);
         if self.depth.get() == 0 && !self.parted.get() {
-            self.perform(Op::Join);
+            self.perform(Operation::Join);
         }
     }
 
@@ -394,7 +394,7 @@ impl Memory for Thread<'_> {
         let SymWord { rank, index } = self.place_of(word);
         let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Load { place, order, scope })
+        self.perform(Operation::Load { place, order, scope })
     }
 
     fn store(&self, word: SymWord, value: i32, access: Access) {
@@ -415,7 +415,7 @@ impl Memory for Thread<'_> {
         let SymWord { rank, index } = self.place_of(word);
         let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Store { place, value: value.into(), order, scope });
+        self.perform(Operation::Store { place, value: value.into(), order, scope });
     }
 
     fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2] {
@@ -443,11 +443,11 @@ impl Memory for Thread<'_> {
         let SymWord { rank, index } = self.place_of(word);
         let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::CompareExchange { place, expected, value, order, scope })
+        self.perform(Operation::CompareExchange { place, expected, value, order, scope })
     }
 
     fn get(&self, word: SymWord) -> i32 {
-        let seen = self.perform(Op::Read { place: self.data(word) });
+        let seen = self.perform(Operation::Read { place: self.data(word) });
         let field = (word.index % LINE_WORDS) as usize;
         if self.rules.has(Change::BlindRecords) && field < iris_sync::Field::ALL.len() {
             return self.published.borrow()[field];
@@ -457,13 +457,13 @@ impl Memory for Thread<'_> {
 
     fn put(&self, word: SymWord, value: i32) {
         self.published.borrow_mut()[(word.index % LINE_WORDS) as usize] = value;
-        self.perform(Op::Write { place: self.data(word), value });
+        self.perform(Operation::Write { place: self.data(word), value });
     }
 
     fn dev_load(&self, word: DevWord, access: Access) -> i32 {
         let place = self.dev(word);
         if self.plain(access) {
-            let seen = self.perform(Op::Read { place });
+            let seen = self.perform(Operation::Read { place });
             if access == Access::CallLoad {
                 let (call, sequence) = self.begun.get();
                 let is_call = word.index == self.channel.call;
@@ -472,7 +472,7 @@ impl Memory for Thread<'_> {
             return seen;
         }
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Load { place, order, scope })
+        self.perform(Operation::Load { place, order, scope })
     }
 
     fn dev_store(&self, word: DevWord, value: i32, access: Access) {
@@ -482,26 +482,26 @@ impl Memory for Thread<'_> {
         }
         let place = self.dev(word);
         if self.plain(access) {
-            self.perform(Op::Write { place, value });
+            self.perform(Operation::Write { place, value });
             return;
         }
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Store { place, value: value.into(), order, scope });
+        self.perform(Operation::Store { place, value: value.into(), order, scope });
     }
 
     fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
         let place = self.dev(word);
         if self.plain(access) {
-            let before = self.perform(Op::Read { place });
-            self.perform(Op::Write { place, value: before.wrapping_add(value) });
+            let before = self.perform(Operation::Read { place });
+            self.perform(Operation::Write { place, value: before.wrapping_add(value) });
             return before;
         }
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Add { place, value, order, scope })
+        self.perform(Operation::Add { place, value, order, scope })
     }
 
     fn pause(&self, _spins: u32) {
-        self.perform(Op::Pause);
+        self.perform(Operation::Pause);
     }
 
     fn host_abort(&self) -> i32 {

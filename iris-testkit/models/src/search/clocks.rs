@@ -1,4 +1,4 @@
-use super::{Op, Order, Place};
+use super::{Operation, Order, Place};
 
 /// Vector clocks: which operations of other threads each thread has seen, derived only from the
 /// orders of accesses.
@@ -28,14 +28,14 @@ impl Clocks {
     pub(super) fn perform(
         &mut self,
         thread: usize,
-        op: &Op,
+        op: &Operation,
         slot: usize,
         meeting: &[usize],
     ) -> Option<Place> {
         self.threads[thread][thread] += 1;
         match *op {
-            Op::Load { order, .. } => self.acquire(thread, slot, order),
-            Op::Store { order, .. } => {
+            Operation::Load { order, .. } => self.acquire(thread, slot, order),
+            Operation::Store { order, .. } => {
                 if let Some(known) = self.words.get_mut(slot) {
                     known.clear();
                 }
@@ -43,19 +43,19 @@ impl Clocks {
             }
             // A failed compare-and-exchange is treated as if it had synchronised, because the
             // thread repeats it until it succeeds.
-            Op::Add { order, .. } | Op::CompareExchange { order, .. } => {
+            Operation::Add { order, .. } | Operation::CompareExchange { order, .. } => {
                 self.acquire(thread, slot, order);
                 self.release(thread, slot, order);
             }
-            Op::Read { place } => return self.plain(thread, place, slot, false),
-            Op::Write { place, .. } => return self.plain(thread, place, slot, true),
-            Op::Vote { .. } | Op::Boundary => {
+            Operation::Read { place } => return self.plain(thread, place, slot, false),
+            Operation::Write { place, .. } => return self.plain(thread, place, slot, true),
+            Operation::Vote { .. } | Operation::Boundary => {
                 let mut joint = vec![0; self.threads.len()];
                 meeting.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
                 meeting.iter().for_each(|&other| self.threads[other].clone_from(&joint));
                 meeting.iter().for_each(|&other| self.threads[other][other] += 1);
             }
-            Op::Part | Op::Join | Op::Pause => {}
+            Operation::Part | Operation::Join | Operation::Pause => {}
         }
         None
     }

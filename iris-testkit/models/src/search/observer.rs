@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::Machine;
-use crate::{Failure, Forbidden, Op, Report, Rules, Scenario, ThreadId};
+use crate::{Failure, Forbidden, Operation, Report, Rules, Scenario, ThreadId};
 
 /// Observer that receives every operation of an execution, in order.
 pub trait Observer {
@@ -14,13 +14,14 @@ pub trait Observer {
     ///
     /// # Errors
     /// The rule that forbids the operation; the execution ends.
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
+    fn performed(&mut self, thread: ThreadId, op: &Operation, result: i64)
+    -> Result<(), Forbidden>;
     /// Called when threads have met at a barrier of their workgroup or between two launches. The
     /// default allows it.
     ///
     /// # Errors
     /// The rule that forbids the barrier; the execution ends.
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         let _ = (threads, op);
         Ok(())
     }
@@ -86,7 +87,7 @@ pub fn observe(
 pub(super) struct NoExplorer;
 
 impl Observer for NoExplorer {
-    fn performed(&mut self, _: ThreadId, _: &Op, _: i64) -> Result<(), Forbidden> {
+    fn performed(&mut self, _: ThreadId, _: &Operation, _: i64) -> Result<(), Forbidden> {
         Ok(())
     }
 }

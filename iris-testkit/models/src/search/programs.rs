@@ -1,12 +1,14 @@
 use std::cell::{Cell, RefCell};
 
-use super::{AssertUnwindSafe, Failure, Op, Place, Rules, Scenario, Thread, ThreadId, panic};
+use super::{
+    AssertUnwindSafe, Failure, Operation, Place, Rules, Scenario, Thread, ThreadId, panic,
+};
 use crate::Arena;
 
 /// Next step of a thread, given the results of all its operations so far.
 #[derive(Clone, Debug)]
 pub(super) enum Next {
-    Op(Op),
+    Operation(Operation),
     /// Failed poll of the words in `watch`. Once one of them has changed, the thread can poll
     /// again, from node `head`.
     Blocked {
@@ -43,11 +45,11 @@ struct Suspended;
 struct Replay {
     results: Vec<i64>,
     position: Cell<usize>,
-    pending: RefCell<Option<Op>>,
+    pending: RefCell<Option<Operation>>,
 }
 
 impl Arena for Replay {
-    fn perform(&self, _thread: ThreadId, op: &Op) -> i64 {
+    fn perform(&self, _thread: ThreadId, op: &Operation) -> i64 {
         let position = self.position.replace(self.position.get() + 1);
         self.results.get(position).copied().unwrap_or_else(|| {
             *self.pending.borrow_mut() = Some(*op);
@@ -82,7 +84,9 @@ impl<'a> Programs<'a> {
         let Node { parted, next, .. } = &self.nodes[node as usize];
         let at_end = matches!(
             next,
-            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) | Next::Ended | Next::Failed(_)
+            Next::Operation(Operation::Join | Operation::Vote { .. } | Operation::Boundary)
+                | Next::Ended
+                | Next::Failed(_)
         );
         *parted && !at_end
     }
@@ -100,14 +104,16 @@ impl<'a> Programs<'a> {
         let child = self.nodes.len() as u32;
         let before = &self.nodes[node as usize];
         let parted = match before.next {
-            Next::Op(Op::Part) => true,
-            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) => false,
+            Next::Operation(Operation::Part) => true,
+            Next::Operation(Operation::Join | Operation::Vote { .. } | Operation::Boundary) => {
+                false
+            }
             _ => before.parted,
         };
         let (parent, children) = (Some(node), Vec::new());
         self.nodes.push(Node { thread, parent, parted, result, next, children });
         self.nodes[node as usize].children.push((result, child));
-        if let Next::Op(Op::Pause) = self.nodes[child as usize].next {
+        if let Next::Operation(Operation::Pause) = self.nodes[child as usize].next {
             self.block(child, results);
         }
         child
@@ -122,12 +128,12 @@ impl<'a> Programs<'a> {
     }
 
     /// Operations on the path from one node to a descendant.
-    pub(super) fn between(&self, from: u32, to: u32) -> Vec<Op> {
+    pub(super) fn between(&self, from: u32, to: u32) -> Vec<Operation> {
         let mut ops = Vec::new();
         let mut at = to;
         while at != from {
             let Some(parent) = self.nodes[at as usize].parent else { return ops };
-            if let Next::Op(op) = self.nodes[parent as usize].next {
+            if let Next::Operation(op) = self.nodes[parent as usize].next {
                 ops.insert(0, op);
             }
             at = parent;
@@ -136,12 +142,12 @@ impl<'a> Programs<'a> {
     }
 
     /// Operations on the path from one node to a descendant, with their results.
-    pub(super) fn results_between(&self, from: u32, to: u32) -> Vec<(Op, i64)> {
+    pub(super) fn results_between(&self, from: u32, to: u32) -> Vec<(Operation, i64)> {
         let mut ops = Vec::new();
         let mut at = to;
         while at != from {
             let Some(parent) = self.nodes[at as usize].parent else { break };
-            if let Next::Op(op) = self.nodes[parent as usize].next {
+            if let Next::Operation(op) = self.nodes[parent as usize].next {
                 ops.push((op, self.nodes[at as usize].result));
             }
             at = parent;
@@ -166,7 +172,7 @@ impl<'a> Programs<'a> {
         let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
             Ok(()) => Next::Ended,
             Err(payload) if payload.is::<Suspended>() => match replay.pending.take() {
-                Some(op) => Next::Op(op),
+                Some(op) => Next::Operation(op),
                 None => Next::Failed(Failure::Other("left without an operation".into())),
             },
             Err(payload) => Next::Failed(match payload.downcast::<Failure>() {
@@ -182,14 +188,14 @@ impl<'a> Programs<'a> {
     fn block(&mut self, node: u32, mut results: Vec<i64>) {
         let thread = self.nodes[node as usize].thread;
         let mut seen = Looks::new(self, node);
-        let mut looks: Vec<(Op, i64)> = Vec::new();
+        let mut looks: Vec<(Operation, i64)> = Vec::new();
         results.push(0);
         loop {
             let (next, back) = self.replay(thread, results);
             results = back;
             match next {
-                Next::Op(Op::Pause) if !looks.is_empty() => break,
-                Next::Op(op) => match seen.last(&op) {
+                Next::Operation(Operation::Pause) if !looks.is_empty() => break,
+                Next::Operation(op) => match seen.last(&op) {
                     Some(value) => {
                         looks.push((op, value));
                         results.push(value);
@@ -205,7 +211,7 @@ impl<'a> Programs<'a> {
         for (op, _) in looks.iter().rev() {
             let Some(parent) = self.nodes[head as usize].parent else { return };
             match &self.nodes[parent as usize].next {
-                Next::Op(before) if before == op => head = parent,
+                Next::Operation(before) if before == op => head = parent,
                 _ => return,
             }
         }
@@ -216,14 +222,17 @@ impl<'a> Programs<'a> {
 }
 
 /// Last value that each poll on the path to a node has read.
-struct Looks(Vec<(Op, i64)>);
+struct Looks(Vec<(Operation, i64)>);
 
 impl Looks {
     fn new(programs: &Programs<'_>, mut node: u32) -> Self {
         let mut seen = Vec::new();
         while let Some(parent) = programs.nodes[node as usize].parent {
-            if let Next::Op(op @ (Op::Load { .. } | Op::CompareExchange { .. } | Op::Read { .. })) =
-                programs.nodes[parent as usize].next
+            if let Next::Operation(
+                op @ (Operation::Load { .. }
+                | Operation::CompareExchange { .. }
+                | Operation::Read { .. }),
+            ) = programs.nodes[parent as usize].next
             {
                 seen.push((op, programs.nodes[node as usize].result));
             }
@@ -232,7 +241,7 @@ impl Looks {
         Self(seen)
     }
 
-    fn last(&mut self, op: &Op) -> Option<i64> {
+    fn last(&mut self, op: &Operation) -> Option<i64> {
         self.0.iter().find(|(seen, _)| seen == op).map(|(_, value)| *value)
     }
 }

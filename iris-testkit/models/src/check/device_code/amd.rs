@@ -12,7 +12,7 @@ use iris_sync::{Order, Scope};
 use super::probes::{self, Kind, Probe, Rmw};
 use super::resources::{self, Resources};
 use super::ways::Ways;
-use super::{Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options};
+use super::{DeviceSource, Finding, LOCAL, Outcome, RAISE_FLAGS, compare, first_word, options};
 
 /// Whether a clang that can compile for AMD architectures is installed.
 pub fn has_clang() -> bool {
@@ -31,7 +31,7 @@ fn clang() -> Option<(&'static str, String)> {
     FOUND.get_or_init(|| names.into_iter().find_map(ask)).clone()
 }
 
-pub(super) fn check(arch: &str, source: &Source) -> Outcome {
+pub(super) fn check(arch: &str, source: &DeviceSource) -> Outcome {
     let Some((clang, version)) = clang() else {
         return Outcome::Skipped("no clang-19, clang-20, clang-21 or clang on the path".into());
     };
@@ -65,7 +65,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
 pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
     let (clang, version) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let source = Source::embedded();
+    let source = DeviceSource::embedded();
     source.write_to(folder.path()).map_err(|error| error.to_string())?;
     let checker =
         Checker { clang, version: &version, arch, source: &source, folder: folder.path() };
@@ -94,7 +94,7 @@ struct Checker<'a> {
     clang: &'a str,
     version: &'a str,
     arch: &'a str,
-    source: &'a Source,
+    source: &'a DeviceSource,
     /// Folder to which the source is written before it is compiled.
     folder: &'a Path,
 }

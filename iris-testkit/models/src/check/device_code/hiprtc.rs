@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 
 use iris_kernels::rtc::{Compiler, KernelSource, Options};
 
-use super::{Finding, Outcome, Source, amd, compare, options, probes};
+use super::{DeviceSource, Finding, Outcome, amd, compare, options, probes};
 
-pub(super) fn check(arch: &str, source: &Source) -> Outcome {
+pub(super) fn check(arch: &str, source: &DeviceSource) -> Outcome {
     let compiler = match Compiler::hiprtc() {
         Ok(compiler) => compiler,
         Err(error) => return Outcome::Skipped(error.to_string()),

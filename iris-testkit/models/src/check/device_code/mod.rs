@@ -107,7 +107,7 @@ pub struct Compiled {
 
 /// Device source to check: file names and texts.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct DeviceSource {
     /// Headers that the kernels include.
     pub headers: Vec<(&'static str, String)>,
     /// Kernels, one source file per op.
@@ -119,7 +119,7 @@ pub struct Source {
     pub assembled: bool,
 }
 
-impl Source {
+impl DeviceSource {
     /// Device source that is embedded in the crate iris-kernels.
     pub fn embedded() -> Self {
         let all = |texts: &[iris_kernels::source::Text]| {
@@ -196,7 +196,7 @@ impl Source {
 }
 
 /// Compiles `source` for `arch` and checks the result.
-pub fn check(arch: Arch, source: &Source) -> Compiled {
+pub fn check(arch: Arch, source: &DeviceSource) -> Compiled {
     let start = Instant::now();
     let source = source.for_arch(arch.name);
     let outcome = match arch.name.strip_suffix(" by hiprtc") {

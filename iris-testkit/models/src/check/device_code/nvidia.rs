@@ -10,7 +10,7 @@ use iris_sync::{Order, Scope};
 use super::probes::{self, Kind, Probe, Rmw};
 use super::turns::out_of_turn;
 use super::{
-    Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word, options,
+    DeviceSource, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, compare, first_word, options,
 };
 
 /// First NVRTC version with atomic functions of its own.
@@ -20,7 +20,7 @@ const HAS_ATOMICS: (i32, i32) = (12, 8);
 /// Every source with a GEMM is checked with that tile as well.
 const BY_WARPGROUPS: &str = "sm_90a";
 
-pub(super) fn check(arch: &str, source: &Source) -> Outcome {
+pub(super) fn check(arch: &str, source: &DeviceSource) -> Outcome {
     let compiler = match Compiler::nvrtc() {
         Ok(compiler) => compiler,
         Err(error) => return Outcome::Skipped(error.to_string()),
@@ -47,7 +47,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
 struct Checker<'a> {
     compiler: &'static Compiler,
     arch: &'a str,
-    source: &'a Source,
+    source: &'a DeviceSource,
 }
 
 impl Checker<'_> {

@@ -13,16 +13,16 @@ use super::{
 use crate::proof::concrete::Universe;
 use crate::proof::engine::engines;
 use crate::proof::term::Name;
-use crate::{Forbidden, Op, Place, Scenario, ThreadId};
+use crate::{Forbidden, Operation, Place, Scenario, ThreadId};
 
 /// Clause about the number that an engine stores as a signal.
 const COPIED: Name = "signal: the number in flag 0";
 
 /// Peer and index of the word, if the operation stores to a signal, result or barrier word of a
 /// peer; `None` for other operations.
-fn signal(channel: &Channel, by: ThreadId, op: &Op) -> Option<(i64, u32)> {
+fn signal(channel: &Channel, by: ThreadId, op: &Operation) -> Option<(i64, u32)> {
     match (*op, op.place()) {
-        (Op::Store { .. }, Some(place @ Place::Sym { rank, index })) if rank != by.rank => {
+        (Operation::Store { .. }, Some(place @ Place::Sym { rank, index })) if rank != by.rank => {
             let is_signal = matches!(word(channel, index), Word::Signal { .. });
             is_signal.then_some((owner(place), index))
         }
@@ -31,11 +31,13 @@ fn signal(channel: &Channel, by: ThreadId, op: &Op) -> Option<(i64, u32)> {
 }
 
 /// Whether the operation writes data at a peer.
-fn is_data(channel: &Channel, by: ThreadId, op: &Op, place: Place) -> bool {
+fn is_data(channel: &Channel, by: ThreadId, op: &Operation, place: Place) -> bool {
     owner(place) != i64::from(by.rank)
         && match (*op, place) {
-            (Op::Write { .. }, Place::Cell { index, .. }) => is_spoken_of(index),
-            (Op::Store { .. }, Place::Sym { index, .. }) => word(channel, index) == Word::Shard,
+            (Operation::Write { .. }, Place::Cell { index, .. }) => is_spoken_of(index),
+            (Operation::Store { .. }, Place::Sym { index, .. }) => {
+                word(channel, index) == Word::Shard
+            }
             _ => false,
         }
 }
@@ -148,7 +150,7 @@ impl Replay<Engines, Seen> {
     /// Replays a store to flag 0, which is made by the launch that opens the call or by the
     /// refresh. In a rank with one thread, stores have no order: there the second store in a call
     /// is the refresh.
-    fn flag(&mut self, me: i64, op: &Op, value: i64) -> Result<(), Forbidden> {
+    fn flag(&mut self, me: i64, op: &Operation, value: i64) -> Result<(), Forbidden> {
         let call = self.call(me);
         if self.ghost(me, value) != call {
             return Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}")));
@@ -174,7 +176,7 @@ impl Replay<Engines, Seen> {
     fn signal(
         &mut self,
         by: ThreadId,
-        op: &Op,
+        op: &Operation,
         (peer, index): (i64, u32),
         value: i64,
     ) -> Result<(), Forbidden> {
@@ -204,21 +206,21 @@ impl Follows for Replay<Engines, Seen> {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden> {
         let me = i64::from(thread.rank);
         match (*op, place) {
-            (Op::Load { .. }, Place::Sym { rank, index: ABORT_WORD })
+            (Operation::Load { .. }, Place::Sym { rank, index: ABORT_WORD })
                 if result != 0 && rank == thread.rank =>
             {
                 self.quits(me)
             }
-            (Op::Store { .. }, Place::Sym { rank, index: ABORT_WORD }) => {
+            (Operation::Store { .. }, Place::Sym { rank, index: ABORT_WORD }) => {
                 self.tells(me, rank.into())
             }
-            (Op::Load { .. }, Place::Sym { rank, index }) if rank == thread.rank => {
+            (Operation::Load { .. }, Place::Sym { rank, index }) if rank == thread.rank => {
                 let Word::Entry { source, odd } = word(&self.channel, index) else {
                     return Ok(());
                 };
@@ -239,10 +241,14 @@ impl Follows for Replay<Engines, Seen> {
                 self.progress.number(thread, true);
                 self.track.row(Access::FlagLoad, op)
             }
-            (Op::Store { value, .. }, Place::Dev { index, .. }) if index == self.channel.flags => {
+            (Operation::Store { value, .. }, Place::Dev { index, .. })
+                if index == self.channel.flags =>
+            {
                 self.flag(me, op, value)
             }
-            (Op::Write { value, .. }, Place::Dev { index, .. }) if index == self.channel.flags => {
+            (Operation::Write { value, .. }, Place::Dev { index, .. })
+                if index == self.channel.flags =>
+            {
                 self.flag(me, op, value.into())
             }
             _ if stores(op, self.channel.call) => {
@@ -250,7 +256,7 @@ impl Follows for Replay<Engines, Seen> {
                 Ok(())
             }
             _ if is_data(&self.channel, thread, op, place) => self.copy(me, place),
-            (Op::Store { value, .. }, _) => match signal(&self.channel, thread, op) {
+            (Operation::Store { value, .. }, _) => match signal(&self.channel, thread, op) {
                 Some(at) => self.signal(thread, op, at, value),
                 None => Ok(()),
             },
@@ -258,9 +264,9 @@ impl Follows for Replay<Engines, Seen> {
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         match (op, threads.first()) {
-            (Op::Boundary, Some(by)) => self.close(by.rank.into()),
+            (Operation::Boundary, Some(by)) => self.close(by.rank.into()),
             _ => Ok(()),
         }
     }

@@ -11,7 +11,7 @@ use super::{
 use crate::ops::COPY_OF_CALL;
 use crate::proof::beside::beside;
 use crate::proof::term::Name;
-use crate::{Forbidden, Op, Place, Scenario, ThreadId};
+use crate::{Forbidden, Operation, Place, Scenario, ThreadId};
 
 /// Clause about the number with which the kernel works.
 const NOTED: Name = "start: with the copied number";
@@ -34,7 +34,7 @@ impl Replay<Kernels, ()> {
             if loads(&op, COPY_OF_CALL) {
                 groups.insert((by.rank, by.group));
             }
-            if let (Op::Write { .. }, Place::Cell { index, .. }) = (op, place)
+            if let (Operation::Write { .. }, Place::Cell { index, .. }) = (op, place)
                 && owner(place) != i64::from(by.rank)
                 && is_spoken_of(index)
             {
@@ -56,7 +56,13 @@ impl Replay<Kernels, ()> {
     }
 
     /// Replays an operation of the kernel.
-    fn of_kernel(&mut self, me: i64, op: &Op, place: Place, result: i64) -> Result<(), Forbidden> {
+    fn of_kernel(
+        &mut self,
+        me: i64,
+        op: &Operation,
+        place: Place,
+        result: i64,
+    ) -> Result<(), Forbidden> {
         let kernel = self.get("kernel", &[me]);
         match (*op, place) {
             _ if loads(op, self.channel.call) => Err(Forbidden::new(NOTED, format!("{op:?}"))),
@@ -66,13 +72,13 @@ impl Replay<Kernels, ()> {
                 }
                 self.step("start", &[me])
             }
-            (Op::Load { .. }, Place::Sym { index, .. }) => {
+            (Operation::Load { .. }, Place::Sym { index, .. }) => {
                 let Word::Signal { source } = word(&self.channel, index) else { return Ok(()) };
                 self.track.row(Access::SignalLoad, op)?;
                 let v = self.ghost(me, result);
                 if v >= kernel { self.step("look", &[me, source, v]) } else { Ok(()) }
             }
-            (Op::Read { .. }, Place::Cell { .. }) => match self.rule.writers.get(&place) {
+            (Operation::Read { .. }, Place::Cell { .. }) => match self.rule.writers.get(&place) {
                 Some(&source) => self.step("use", &[me, source]),
                 None => Ok(()),
             },
@@ -81,17 +87,17 @@ impl Replay<Kernels, ()> {
     }
 
     /// Replays an operation of the call.
-    fn of_call(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+    fn of_call(&mut self, by: ThreadId, op: &Operation, place: Place) -> Result<(), Forbidden> {
         let (me, peer) = (i64::from(by.rank), owner(place));
         match (*op, place) {
             _ if stores(op, COPY_OF_CALL) => self.step("note", &[me]),
             _ if stores(op, self.channel.call) => self.step("finish", &[me]),
-            (Op::Write { .. }, Place::Cell { .. })
+            (Operation::Write { .. }, Place::Cell { .. })
                 if self.rule.writers.get(&place) == Some(&me) =>
             {
                 self.step("write", &[me, peer])
             }
-            (Op::Store { .. }, Place::Sym { index, .. }) if peer != me => {
+            (Operation::Store { .. }, Place::Sym { index, .. }) if peer != me => {
                 match word(&self.channel, index) {
                     Word::Entry { .. } if self.get("begun", &[me]) < self.get("call", &[me]) => {
                         self.step("begin", &[me])
@@ -109,7 +115,7 @@ impl Follows for Replay<Kernels, ()> {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden> {
@@ -121,9 +127,11 @@ impl Follows for Replay<Kernels, ()> {
     }
 
     /// Replays a boundary between launches: the kernel beside the call is over.
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         match threads.first().map(|it| i64::from(it.rank)) {
-            Some(me) if matches!(op, Op::Boundary) && self.runs(me) => self.step("end", &[me]),
+            Some(me) if matches!(op, Operation::Boundary) && self.runs(me) => {
+                self.step("end", &[me])
+            }
             _ => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use iris_sync::Channel;
 use rustc_hash::FxHashMap as HashMap;
 
 use crate::search::{self, Observer};
-use crate::{Failure, Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::{Failure, Forbidden, Operation, Place, Rules, Scenario, ThreadId};
 
 /// Scenario from which the plan of `scenario` is learned, and the number of its first call. The
 /// scenario makes `calls` calls with the same slots, in which no rank gives up and no word is
@@ -25,7 +25,7 @@ fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
 /// Operation of the execution from which plans are learned.
 pub(super) struct Event {
     pub(super) by: ThreadId,
-    pub(super) op: Op,
+    pub(super) op: Operation,
     pub(super) place: Place,
     /// Call that the rank is in, counted from 0; `None` if it has read no number of a call.
     pub(super) call: Option<i64>,
@@ -65,7 +65,7 @@ impl Log {
 }
 
 impl Observer for Log {
-    fn performed(&mut self, by: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+    fn performed(&mut self, by: ThreadId, op: &Operation, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         self.events.push(Event {
             by,
@@ -81,10 +81,10 @@ impl Observer for Log {
         Ok(())
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         if let Some(by) = threads.first() {
             *match op {
-                Op::Boundary => self.launches.entry(by.rank).or_default(),
+                Operation::Boundary => self.launches.entry(by.rank).or_default(),
                 _ => self.votes.entry((by.rank, by.group)).or_default(),
             } += 1;
         }
@@ -93,13 +93,13 @@ impl Observer for Log {
 }
 
 /// Whether the operation reads the device word `index`, atomically or not.
-pub(super) fn loads(op: &Op, index: u32) -> bool {
-    matches!(op, Op::Read { .. } | Op::Load { .. })
+pub(super) fn loads(op: &Operation, index: u32) -> bool {
+    matches!(op, Operation::Read { .. } | Operation::Load { .. })
         && matches!(op.place(), Some(Place::Dev { index: of, .. }) if of == index)
 }
 
 /// Whether the operation writes the device word `index`, atomically or not.
-pub(super) fn stores(op: &Op, index: u32) -> bool {
-    matches!(op, Op::Write { .. } | Op::Store { .. })
+pub(super) fn stores(op: &Operation, index: u32) -> bool {
+    matches!(op, Operation::Write { .. } | Operation::Store { .. })
         && matches!(op.place(), Some(Place::Dev { index: of, .. }) if of == index)
 }

@@ -17,7 +17,7 @@ use crate::ops::{ACCUMULATORS, SHARD_WORD, array};
 use crate::proof::barrier::barrier;
 use crate::proof::concrete::Universe;
 use crate::proof::term::Name;
-use crate::{Forbidden, Op, Place, Scenario, ThreadId};
+use crate::{Forbidden, Operation, Place, Scenario, ThreadId};
 
 /// Number of barrier phases that a channel has.
 const PHASES: i64 = 2;
@@ -29,9 +29,9 @@ pub(super) fn phase(channel: &Channel, index: u32) -> Option<i64> {
 }
 
 /// Place of data that members access: a cell, or a word that they accumulate in.
-fn data(op: &Op) -> Option<Place> {
+fn data(op: &Operation) -> Option<Place> {
     match (*op, op.place()?) {
-        (Op::Read { .. } | Op::Write { .. }, place @ Place::Cell { index, .. })
+        (Operation::Read { .. } | Operation::Write { .. }, place @ Place::Cell { index, .. })
             if array_of(index) != array::STAGE =>
         {
             Some(place)
@@ -81,7 +81,7 @@ impl Replay<Members, Accesses> {
                 behind.entry((call, by.rank, place)).or_insert_with(Vec::new).push(phase);
             }
             match (*op, place) {
-                (Op::Store { value, .. }, Place::Sym { index, .. }) => {
+                (Operation::Store { value, .. }, Place::Sym { index, .. }) => {
                     let Some(phase) = phase(&channel, index) else { continue };
                     let call = call.unwrap_or(value - log.first);
                     ranks.insert(by.rank.into());
@@ -91,7 +91,7 @@ impl Replay<Members, Accesses> {
                         heralds.insert((call, by.rank, place), phase);
                     }
                 }
-                (Op::Write { .. }, Place::Cell { index, .. }) if is_spoken_of(index) => {
+                (Operation::Write { .. }, Place::Cell { index, .. }) if is_spoken_of(index) => {
                     unheralded.entry(by.rank).or_default().push(place);
                 }
                 _ => {}
@@ -177,10 +177,16 @@ impl Replay<Members, Accesses> {
         Ok(())
     }
 
-    fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+    fn cell(
+        &mut self,
+        me: i64,
+        by: ThreadId,
+        op: &Operation,
+        place: Place,
+    ) -> Result<(), Forbidden> {
         let rank = owner(place);
         // If launches do not read the call number, only the next write shows that a call is over.
-        if !self.rule.numbered && matches!(op, Op::Write { .. }) {
+        if !self.rule.numbered && matches!(op, Operation::Write { .. }) {
             if !self.is("idle", &[me]) && self.all_seen(me) {
                 self.close(me)?;
             }
@@ -190,7 +196,7 @@ impl Replay<Members, Accesses> {
             return Ok(());
         }
         let call = self.get("call", &[me]);
-        if let Op::Write { .. } = op
+        if let Operation::Write { .. } = op
             && let Some(&phase) = self.rule.heralds.get(&(call - self.first, by.rank, place))
             && self.has_arrived(me, phase)
         {
@@ -207,7 +213,7 @@ impl Replay<Members, Accesses> {
         if next < PHASES { self.step("work", &[me, next]) } else { Ok(()) }
     }
 
-    fn store(&mut self, me: i64, op: &Op, rank: u32, index: u32) -> Result<(), Forbidden> {
+    fn store(&mut self, me: i64, op: &Operation, rank: u32, index: u32) -> Result<(), Forbidden> {
         let Some(phase) = phase(&self.channel, index) else { return Ok(()) };
         let Some(&peer) = self.rule.members.get(&i64::from(rank)) else {
             return Ok(());
@@ -225,7 +231,7 @@ impl Replay<Members, Accesses> {
         self.step("arrive", &[me, peer, phase])
     }
 
-    fn load(&mut self, me: i64, op: &Op, index: u32, seen: i64) -> Result<(), Forbidden> {
+    fn load(&mut self, me: i64, op: &Operation, index: u32, seen: i64) -> Result<(), Forbidden> {
         if index == ABORT_WORD {
             return if seen == 0 { Ok(()) } else { self.quits(me) };
         }
@@ -250,7 +256,7 @@ impl Follows for Replay<Members, Accesses> {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden> {
@@ -268,10 +274,12 @@ impl Follows for Replay<Members, Accesses> {
                 }
                 self.open(me, thread.rank)
             }
-            (Op::Load { .. }, Place::Sym { index, .. }) => self.load(me, op, index, result),
-            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => self.quits(me),
-            (Op::Store { .. }, Place::Sym { rank, index }) => self.store(me, op, rank, index),
-            (Op::Read { .. } | Op::Write { .. }, Place::Cell { index, .. })
+            (Operation::Load { .. }, Place::Sym { index, .. }) => self.load(me, op, index, result),
+            (Operation::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => self.quits(me),
+            (Operation::Store { .. }, Place::Sym { rank, index }) => {
+                self.store(me, op, rank, index)
+            }
+            (Operation::Read { .. } | Operation::Write { .. }, Place::Cell { index, .. })
                 if is_spoken_of(index) =>
             {
                 self.cell(me, thread, op, place)

@@ -2,10 +2,10 @@
 //!
 //! This file is long because one table of cases maps each operation to a step of the rule.
 //!
-//! The rule is about tiles and words, the code about cells and addresses. A [`Plan`] links the two:
-//! it says which rank writes which cell at which peer in which call, and which word signals the
-//! cell. The plan is learned from one execution of the unbroken code. All other executions, of Rust
-//! and of the device headers, must keep to the plan.
+//! The rule is about tiles and words, the code about cells and addresses. A [`CallContents`] links
+//! the two: it says which rank writes which cell at which peer in which call, and which word
+//! signals the cell. The plan is learned from one execution of the unbroken code. All other
+//! executions, of Rust and of the device headers, must keep to the plan.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use crate::ops::array;
 use crate::proof::concrete::Universe;
 use crate::proof::rule::{Numbers, slot_rule};
 use crate::proof::term::Name;
-use crate::{Forbidden, Op, Place, Scenario, ThreadId};
+use crate::{Forbidden, Operation, Place, Scenario, ThreadId};
 
 /// Clause that forbids any step of a rank after the call in which it gave up.
 const GAVE_UP: Name = "die: no call after one that was given up";
@@ -42,7 +42,7 @@ fn writer(channel: &Channel, index: u32) -> i64 {
 
 /// Tiles and words of each call of a scenario, on which all ranks agree. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct CallContents {
     /// Tiles that are written: call, writer and place.
     tiles: BTreeSet<(i64, i64, Place)>,
     /// Word by which each tile is signalled.
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) enters: bool,
 }
 
-impl Plan {
+impl CallContents {
     /// Learns the plan from an execution.
     pub(super) fn learn(log: &Log) -> Self {
         let channel = &log.channel;
@@ -69,29 +69,29 @@ impl Plan {
             let (me, peer) = (i64::from(by.rank), owner(place));
             let call = call.unwrap_or_default();
             match (op, place) {
-                (Op::Write { .. }, Place::Cell { index, .. })
+                (Operation::Write { .. }, Place::Cell { index, .. })
                     if peer != me && is_spoken_of(index) =>
                 {
                     plan.tiles.insert((call, me, place));
                     open.push((call, event));
                 }
-                (Op::Store { .. }, Place::Wide { .. }) => {
+                (Operation::Store { .. }, Place::Wide { .. }) => {
                     plan.tiles.insert((call, me, place));
                 }
-                (Op::Read { .. }, Place::Cell { index, .. })
+                (Operation::Read { .. }, Place::Cell { index, .. })
                     if peer != me && is_spoken_of(index) =>
                 {
                     plan.pulled.insert(call);
                 }
-                (Op::Load { .. }, Place::Sym { index, .. })
+                (Operation::Load { .. }, Place::Sym { index, .. })
                     if peer != me && word(channel, index) == Word::Shard =>
                 {
                     plan.pulled.insert(call);
                 }
-                (Op::Write { .. }, Place::Data { .. } | Place::Unchecked { .. }) => {
+                (Operation::Write { .. }, Place::Data { .. } | Place::Unchecked { .. }) => {
                     plan.recorded.insert(call);
                 }
-                (Op::Store { .. }, Place::Sym { index, .. }) => match word(channel, index) {
+                (Operation::Store { .. }, Place::Sym { index, .. }) => match word(channel, index) {
                     Word::Entry { .. } => plan.enters = true,
                     // Sums that peers read are not spoken of, but the rank waits for their readers
                     // too.
@@ -129,7 +129,7 @@ pub(super) struct Slots {
     agents: Vec<Vec<i64>>,
     tiles: HashMap<Place, i64>,
     words: HashMap<(u32, u32), i64>,
-    pub(super) plan: Plan,
+    pub(super) plan: CallContents,
     direct: HashSet<Place>,
 }
 
@@ -154,7 +154,7 @@ pub(super) struct Progress {
 impl Replay<Slots, Progress> {
     /// Makes the replay of a scenario with this plan. The workgroups in `kernels` are kernels beside
     /// a call, which the slot rule does not cover.
-    pub(super) fn new(scenario: &Scenario, plan: Plan, kernels: &kernels::Groups) -> Self {
+    pub(super) fn new(scenario: &Scenario, plan: CallContents, kernels: &kernels::Groups) -> Self {
         let channel = scenario.channel(0);
         let places: BTreeSet<Place> = plan.tiles.iter().map(|&(_, _, place)| place).collect();
         let indices: BTreeSet<(u32, u32)> =
@@ -324,7 +324,7 @@ impl Replay<Slots, Progress> {
         &mut self,
         me: i64,
         agent: i64,
-        op: &Op,
+        op: &Operation,
         (owner, index): (i64, u32),
         seen: i64,
     ) -> Result<(), Forbidden> {
@@ -394,7 +394,7 @@ impl Replay<Slots, Progress> {
     fn store(
         &mut self,
         (me, agent): (i64, i64),
-        op: &Op,
+        op: &Operation,
         (peer, index): (i64, u32),
         value: i64,
     ) -> Result<(), Forbidden> {
@@ -462,14 +462,14 @@ impl Replay<Slots, Progress> {
     fn wide(
         &mut self,
         (me, agent): (i64, i64),
-        op: &Op,
+        op: &Operation,
         place: Place,
         bits: i64,
     ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, LlWord::from_bits(bits as u64).call.into());
         let Some(&k) = self.rule.tiles.get(&place) else { return Ok(()) };
-        if matches!(op, Op::Load { .. }) {
+        if matches!(op, Operation::Load { .. }) {
             self.track.row(Access::LlLoad, op)?;
             let writers = (0..i64::from(self.channel.size)).filter(|&peer| peer != me);
             let source = writers
@@ -501,7 +501,7 @@ impl Replay<Slots, Progress> {
     fn cell(
         &mut self,
         (me, agent): (i64, i64),
-        op: &Op,
+        op: &Operation,
         place: Place,
         index: u32,
     ) -> Result<(), Forbidden> {
@@ -512,17 +512,17 @@ impl Replay<Slots, Progress> {
         let (peer, idle) = (owner(place), self.is("idle", &[me]));
         let tile = self.rule.tiles.get(&place).copied();
         match (op, peer == me, tile) {
-            (Op::Write { .. }, false, Some(k)) => {
+            (Operation::Write { .. }, false, Some(k)) => {
                 if self.is("dead", &[me]) {
                     return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
                 }
                 let how = if self.rule.direct.contains(&place) { "push_direct" } else { "push" };
                 self.step(how, &[agent, peer, k])
             }
-            (Op::Write { .. }, false, None) => Err(Forbidden::new(PLAN, format!("{op:?}"))),
+            (Operation::Write { .. }, false, None) => Err(Forbidden::new(PLAN, format!("{op:?}"))),
             _ if self.is("dead", &[me]) => Ok(()),
-            (Op::Read { .. }, false, _) => self.step("pull", &[agent, peer]),
-            (Op::Read { .. }, true, Some(k)) if !idle => {
+            (Operation::Read { .. }, false, _) => self.step("pull", &[agent, peer]),
+            (Operation::Read { .. }, true, Some(k)) if !idle => {
                 let ranks = 0..i64::from(self.channel.size);
                 let source = ranks
                     .into_iter()
@@ -541,7 +541,7 @@ impl Follows for Replay<Slots, Progress> {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden> {
@@ -570,7 +570,7 @@ impl Follows for Replay<Slots, Progress> {
                 self.settle(me)?;
                 self.step("advance", &[me])
             }
-            (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
+            (Operation::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
                 self.track.row(Access::FinishAdd, op)?;
                 let last = self.progress.counted_out[me as usize].replace(agent as u8);
                 last.map_or(Ok(()), |last| self.track.turn(agent, last.into()))
@@ -579,21 +579,22 @@ impl Follows for Replay<Slots, Progress> {
                 self.progress.counted_out[me as usize] = None;
                 self.track.row(Access::FinishStore, op)
             }
-            (Op::Load { .. }, Place::Sym { rank, index }) if !self.is("dead", &[me]) => {
+            (Operation::Load { .. }, Place::Sym { rank, index }) if !self.is("dead", &[me]) => {
                 self.load(me, agent, op, (rank.into(), index), result)
             }
-            (Op::Store { value, .. }, Place::Sym { rank, index }) => {
+            (Operation::Store { value, .. }, Place::Sym { rank, index }) => {
                 self.store((me, agent), op, (rank.into(), index), value)
             }
-            (Op::Load { .. }, Place::Wide { .. }) if !self.is("dead", &[me]) => {
+            (Operation::Load { .. }, Place::Wide { .. }) if !self.is("dead", &[me]) => {
                 self.wide((me, agent), op, place, result)
             }
-            (Op::Store { value, .. }, Place::Wide { .. }) => {
+            (Operation::Store { value, .. }, Place::Wide { .. }) => {
                 self.wide((me, agent), op, place, value)
             }
-            (Op::Read { .. }, Place::Data { rank, index } | Place::Unchecked { rank, index })
-                if i64::from(rank) == me && !self.is("dead", &[me]) =>
-            {
+            (
+                Operation::Read { .. },
+                Place::Data { rank, index } | Place::Unchecked { rank, index },
+            ) if i64::from(rank) == me && !self.is("dead", &[me]) => {
                 match word(&self.channel, index) {
                     Word::Record { source }
                         if source != me && !self.is("agreed", &[agent, source]) =>
@@ -603,14 +604,14 @@ impl Follows for Replay<Slots, Progress> {
                     _ => Ok(()),
                 }
             }
-            (Op::Read { .. } | Op::Write { .. }, Place::Cell { index, .. }) => {
+            (Operation::Read { .. } | Operation::Write { .. }, Place::Cell { index, .. }) => {
                 self.cell((me, agent), op, place, index)
             }
             _ => Ok(()),
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         let agents = threads.iter().map(|&thread| self.agent(thread));
         let agents: Vec<i64> = agents.filter(|&agent| agent >= 0).collect();
         let Some(rank) = threads.first().map(|thread| i64::from(thread.rank)) else {
@@ -619,6 +620,6 @@ impl Follows for Replay<Slots, Progress> {
         if !self.is("dead", &[rank]) {
             self.join(&agents)?;
         }
-        if matches!(op, Op::Boundary) { self.close(rank) } else { Ok(()) }
+        if matches!(op, Operation::Boundary) { self.close(rank) } else { Ok(()) }
     }
 }

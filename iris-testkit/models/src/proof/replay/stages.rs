@@ -12,7 +12,7 @@ use super::{Event, Follows, Log, PLAN, Replay, array, array_of, universe};
 use crate::proof::concrete::Universe;
 use crate::proof::staging::staging;
 use crate::proof::term::Name;
-use crate::{Forbidden, Op, Place, Scenario, ThreadId};
+use crate::{Forbidden, Operation, Place, Scenario, ThreadId};
 
 /// Clause that orders the copy of a unit before its flag, also among the threads of a workgroup.
 const COPIED: Name = "raise: after the unit's copy";
@@ -63,10 +63,10 @@ impl Replay<Stages, Threads> {
         for &Event { by, op, place, .. } in &log.events {
             let group = (by.rank, by.group);
             match (op, place) {
-                (Op::Write { .. }, Place::Cell { index, .. }) if is_staged(index) => {
+                (Operation::Write { .. }, Place::Cell { index, .. }) if is_staged(index) => {
                     unraised.entry(group).or_default().push(place);
                 }
-                (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. }) => {
+                (Operation::Write { .. } | Operation::Store { .. }, Place::Dev { index, .. }) => {
                     let cells = unraised.remove(&group).unwrap_or_default();
                     if let Some(unit) = unit(&channel, index)
                         && !cells.is_empty()
@@ -142,7 +142,7 @@ impl Replay<Stages, Threads> {
         }
     }
 
-    fn flag(&mut self, by: ThreadId, op: &Op, unit: i64) -> Result<(), Forbidden> {
+    fn flag(&mut self, by: ThreadId, op: &Operation, unit: i64) -> Result<(), Forbidden> {
         let call = self.call(by);
         let is_relaxed = op.order().is_some_and(|order| order == Access::FlagStamp.order());
         if self.is_alone(by.rank) && is_relaxed {
@@ -163,12 +163,12 @@ impl Replay<Stages, Threads> {
         self.step("raise", &[self.agent(by), unit])
     }
 
-    fn cell(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+    fn cell(&mut self, by: ThreadId, op: &Operation, place: Place) -> Result<(), Forbidden> {
         let Some(&unit) = self.rule.units.get(&place) else {
             return Err(Forbidden::new(PLAN, format!("{op:?}")));
         };
         let (agent, call) = (self.agent(by), self.call(by));
-        if matches!(op, Op::Write { .. }) {
+        if matches!(op, Operation::Write { .. }) {
             self.progress.copying.insert((by.rank, by.group, by.thread, unit));
             return self.step("fetch", &[agent, unit]);
         }
@@ -183,7 +183,7 @@ impl Follows for Replay<Stages, Threads> {
     fn performed(
         &mut self,
         thread: ThreadId,
-        op: &Op,
+        op: &Operation,
         place: Place,
         result: i64,
     ) -> Result<(), Forbidden> {
@@ -193,13 +193,13 @@ impl Follows for Replay<Stages, Threads> {
             return Ok(());
         }
         match (*op, place) {
-            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
+            (Operation::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
                 self.step("quit", &[rank.into()])
             }
-            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
+            (Operation::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
                 self.step("quit", &[rank.into()])
             }
-            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. }) => {
+            (Operation::Write { .. } | Operation::Store { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
                     if self.is_alone(rank) {
                         self.count(thread)?;
@@ -209,10 +209,10 @@ impl Follows for Replay<Stages, Threads> {
                 }
                 unit(&self.channel, index).map_or(Ok(()), |unit| self.flag(thread, op, unit))
             }
-            (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
+            (Operation::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
                 self.count(thread)
             }
-            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
+            (Operation::Read { .. } | Operation::Load { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
                     return self.close(rank);
                 }
@@ -225,14 +225,16 @@ impl Follows for Replay<Stages, Threads> {
                 self.progress.awaited.insert((rank, thread.group, thread.thread, unit, call));
                 self.step("await", &[self.agent(thread), unit, v])
             }
-            (Op::Read { .. } | Op::Write { .. }, Place::Cell { index, .. }) if is_staged(index) => {
+            (Operation::Read { .. } | Operation::Write { .. }, Place::Cell { index, .. })
+                if is_staged(index) =>
+            {
                 self.cell(thread, op, place)
             }
             _ => Ok(()),
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+    fn met(&mut self, threads: &[ThreadId], op: &Operation) -> Result<(), Forbidden> {
         let met: BTreeSet<_> = threads.iter().map(|it| (it.rank, it.group, it.thread)).collect();
         self.progress
             .copying
@@ -246,7 +248,7 @@ impl Follows for Replay<Stages, Threads> {
             }
         }
         match (op, threads.first()) {
-            (Op::Boundary, Some(by)) => self.close(by.rank),
+            (Operation::Boundary, Some(by)) => self.close(by.rank),
             _ => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use crate::proof::concrete::{Machine, Refusal, State, Universe};
 use crate::proof::rule::Numbers;
 use crate::proof::system::System;
 use crate::proof::term::Name;
-use crate::{Forbidden, Op};
+use crate::{Forbidden, Operation};
 
 /// Numbers of replayed steps and accesses, by name.
 #[derive(Clone, Default, Debug)]
@@ -188,7 +188,7 @@ impl Track {
     /// Checks the order and scope of an operation against its row of the access table, and counts
     /// the operation. Non-atomic operations pass, because the models treat some words of one device
     /// as plain memory.
-    pub(super) fn row(&mut self, access: Access, op: &Op) -> Result<(), Forbidden> {
+    pub(super) fn row(&mut self, access: Access, op: &Operation) -> Result<(), Forbidden> {
         let has = (op.order().unwrap_or(access.order()), op.scope().unwrap_or(access.scope()));
         let wanted = (access.order(), access.scope());
         if has != wanted {

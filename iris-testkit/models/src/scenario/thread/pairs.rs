@@ -2,7 +2,7 @@
 
 use iris_sync::{Access, Field, LlWord, SymWord, ll};
 
-use super::{Change, Op, Place, Thread};
+use super::{Change, Operation, Place, Thread};
 
 impl Thread<'_> {
     /// Pack to which the word belongs as the half of a quad that has the flag; `None` for a word of a
@@ -48,12 +48,13 @@ impl Thread<'_> {
         let SymWord { rank, index } = self.wide_place(word);
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         let mut seen = if self.rules.has(Change::Torn) {
-            let half =
-                |index| self.perform(Op::Load { place: Place::Sym { rank, index }, order, scope });
+            let half = |index| {
+                self.perform(Operation::Load { place: Place::Sym { rank, index }, order, scope })
+            };
             LlWord { data: half(index) as u32, call: half(index + 1) }
         } else {
             let place = Place::Wide { rank, index };
-            LlWord::from_bits(self.perform_wide(Op::Load { place, order, scope }) as u64)
+            LlWord::from_bits(self.perform_wide(Operation::Load { place, order, scope }) as u64)
         };
         if self.rules.has(Change::BlindRecords)
             && let Some(&own) = self.pushed_head.borrow().get(self.number(word) as usize)
@@ -106,12 +107,12 @@ impl Thread<'_> {
         if self.rules.has(Change::Torn) {
             for (index, value) in [(index, value.data as i32), (index + 1, value.call)] {
                 let place = Place::Sym { rank, index };
-                self.perform(Op::Store { place, value: value.into(), order, scope });
+                self.perform(Operation::Store { place, value: value.into(), order, scope });
             }
             return;
         }
         let place = Place::Wide { rank, index };
         let value = value.to_bits() as i64;
-        self.perform_wide(Op::Store { place, value, order, scope });
+        self.perform_wide(Operation::Store { place, value, order, scope });
     }
 }
