@@ -193,7 +193,8 @@ impl Control {
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
-        // The number of a lost peer is converted when the error is returned.
+        // A lost peer needs no error here: the abort code has its number, from which the error is
+        // made, with the number in the whole world, when a call returns it.
         if !matches!(error, Error::PeerLost { .. }) {
             let _ = self.cut_off.set(error);
         }
@@ -220,8 +221,8 @@ impl Control {
         self.boards().map(Boards::rank)
     }
 
-    /// Abort word by which this rank tells peers that it takes part in no further call: the code of
-    /// the loss that is the reason, or 1 + its number.
+    /// Abort word by which this rank, number `own` on its node, tells peers that it takes part in no
+    /// further call: the code of the loss if a loss is the reason, otherwise 1 + `own`.
     pub(crate) fn word_for_peers(&self, own: usize) -> i32 {
         match self.host_abort() {
             code @ abort::PEER_LOST..=abort::WORLD_LOST => code,

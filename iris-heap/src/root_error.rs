@@ -55,11 +55,12 @@ pub(crate) fn told(rank: usize, what: &str, error: &Error) -> Error {
     }
 }
 
-/// Whether the host's error `lost` explains the `fault` that a kernel left. The loss of a peer does
-/// if the kernel waited for that peer, or another rank gave up. A difference between ranks, or the
-/// silence of a third rank, has another cause. An error of a step between nodes, of another
-/// node, or of the connection to the world explains that the host told the kernel to leave for that
-/// reason.
+/// Whether the host's error `lost` explains the `fault` that a kernel left.
+///
+/// The loss of a peer explains a fault if the kernel waited for that peer, or if the fault is that
+/// another rank gave up. A difference between ranks, or the silence of a third rank, has another
+/// cause. If the fault is that the host told the kernel to leave for an error of a step between nodes, of
+/// another node or of the connection to the world, that error explains it.
 pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     match (lost, fault, Distance::of(fault)) {
         (_, Error::Fault { fault, .. }, _)

@@ -152,9 +152,9 @@ pub(crate) fn mark_worker() {
     IS_WORKER.set(true);
 }
 
-/// Fails if called from enqueued work. Otherwise a function that waits for streams could wait for
-/// the end of the work that called it. So could a function that takes a lock which other threads
-/// hold while they wait for streams.
+/// Fails if called from enqueued work. Functions that wait for streams call this first, because they
+/// could otherwise wait for the end of the work that called them; and functions that take a lock which
+/// other threads hold while they wait for streams.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),

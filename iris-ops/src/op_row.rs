@@ -136,7 +136,8 @@ pub(crate) enum Composition {
     /// The operator of the node for its own rows, an exchange of the results, and an all-gather
     /// within each node.
     GatherC,
-    /// An all-to-all between nodes, and within each node for the blocks of each source node.
+    /// An all-to-all between nodes, and then, within each node, one all-to-all for the blocks from
+    /// each source node.
     AllToAll,
     /// A broadcast between nodes by the ranks with the root's number, then within each node.
     Broadcast,

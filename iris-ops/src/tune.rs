@@ -33,8 +33,9 @@ pub(crate) const LL_ITEMS: u32 = 1 << 18;
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
-/// did not request the LL protocol. With an RMSNorm or after a GEMM in packs twice as much is allowed, in
-/// other packs four times as much, an eighth of the default size of a heap's signal segment.
+/// did not request the LL protocol. Twice as many are allowed with an RMSNorm, or for packs (LL words
+/// of 128 bits) after a GEMM. Four times as many, an eighth of the default size of a heap's signal
+/// segment, are allowed for other packs.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// Value that predictions use for N or K if these may differ between ranks. So all ranks predict

@@ -235,6 +235,7 @@ pub struct Shape {
     /// Number of pairs of LL words (data only, without header) from one rank to another in the
     /// largest plan.
     pub pairs: u32,
-    /// Number of packs from one rank to another in the largest plan.
+    /// Number of packs (groups of 48 bytes of data with their LL flags, [`crate::ll::Ll128`]) that one
+    /// rank sends to another in the largest plan.
     pub packs: u32,
 }

@@ -144,8 +144,8 @@ impl Place {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Makes the folder and shows the other ranks, until the returned guard is dropped, that this
-    /// process is about to meet them. Dropping the guard records the visit.
+    /// Makes the folder, and a file in it that shows the other ranks that this process is about to
+    /// meet them. Dropping the returned guard leaves a record that this process was here.
     ///
     /// Every rank makes the folder if it is missing, and a file in it, so that every rank reports an
     /// error if that is impossible.

@@ -75,7 +75,7 @@ impl World {
     }
 
     /// Does [`World::agree`] and gathers `bytes`, which may differ between ranks, in the same
-    /// exchange. The caller records an error that it returns, by [`World::note`].
+    /// exchange. If this function returns an error, the caller must record it by [`World::note`].
     #[track_caller]
     pub(crate) fn agree_with(
         &self,

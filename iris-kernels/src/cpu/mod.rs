@@ -127,8 +127,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::TileRoutes::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::TileRoutes::AllToAll(split), 0),
         Kernel::Results => {
-            // Results use the signals after those of the blocks. The blocks use one signal per tile
-            // of the largest part.
+            // The first signal of the results follows the signals of Kernel::Blocks, of which there is
+            // one per tile of the largest part.
             copies(partial, deliver::TileRoutes::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),

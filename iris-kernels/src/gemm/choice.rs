@@ -27,15 +27,15 @@ const FLIPPED_WIDTHS: [u32; 4] = [16, 32, 64, 128];
 const CONSUMERS: [u32; 2] = [1, 2];
 
 impl Config {
-    /// Build for tiles of C with `width` columns, with the measured cluster size and number of
-    /// stages.
+    /// Configuration for tiles of C with `width` columns, with the cluster size and the number of
+    /// stages that were fastest when they were measured.
     fn of_width(width: u32) -> Config {
         let known = WIDTHS.iter().find(|it| it.0 == width);
         let &(width, cluster, stages, _) = known.unwrap_or(&WIDTHS[0]);
         Self::wide(width, cluster, stages)
     }
 
-    /// Build with the lowest [`Config::cost`] for a product of shape [m, n, k] with row-major A and
+    /// Configuration with the lowest [`Config::cost`] for a product of shape [m, n, k] with row-major A and
     /// B.
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
@@ -83,7 +83,7 @@ impl Config {
         Self::of_tile(width, groups)
     }
 
-    /// Build for tiles of C transposed with this width and number of consumers, with as many stages
+    /// Configuration for tiles of C transposed with this width and number of consumers, with as many stages
     /// as fit.
     fn of_tile(width: u32, groups: u32) -> Option<Config> {
         /// Bytes of shared memory that a workgroup can have.

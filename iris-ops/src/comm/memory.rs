@@ -47,7 +47,8 @@ pub(super) mod sealed {
 enum Place {
     /// Host memory at this address.
     Host(u64),
-    /// Memory of cudarc, by address; `None` if the communicator's stream is not one of cudarc's.
+    /// Memory that the caller allocated by cudarc, at this address; `None` if the communicator's
+    /// stream was not made by cudarc, so that the memory cannot be used on it.
     #[cfg(feature = "cudarc-0-19")]
     Cuda(Option<u64>),
     /// Memory of cudarc on a device other than that of the communicator's stream. The field is the

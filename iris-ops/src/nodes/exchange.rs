@@ -35,12 +35,13 @@ pub(crate) enum Exchange {
     },
 }
 
-/// Part of its input that a node sends to another node in a shift.
+/// Part of its input that a node sends to another node in a shift, a step in which every node sends
+/// to the node that is a fixed number of places after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sent {
-    /// The whole input, which goes to all receivers: shifts are parts of an all-gather.
+    /// The whole input, which goes to all receivers. An all-gather consists of such shifts.
     Block,
-    /// The receiver's slot of the input: shifts are parts of an all-to-all.
+    /// The part of the input that is meant for the receiver. An all-to-all consists of such shifts.
     Slot,
 }
 

@@ -395,9 +395,9 @@ fn a_late_rank_is_waited_for_once() {
     }
 }
 
-/// Tests that a lost node stops the call on every other node, and that each rank of the other nodes
-/// waits in an exchange. So a local deadline must blame the lost node and not the peers of its own
-/// node.
+/// Tests that a lost node stops the call on every other node, and that each rank there waits in an
+/// exchange between nodes, not for the peers of its own node. A rank whose deadline passes must
+/// therefore blame the lost node.
 #[test]
 fn a_lost_node_is_waited_for_in_exchanges() {
     for (plan, m) in plans((4, 2)) {

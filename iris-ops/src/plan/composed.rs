@@ -440,8 +440,8 @@ impl Maker<'_> {
                     product(self, rows)?;
                     gather(self, rows)?;
                 }
-                // Ranks have different numbers of columns of A, but must use tiles of the same
-                // shape.
+                // The tile must have the same shape on all ranks. So it depends on `own`, the largest
+                // number of columns that a rank has, and not on this rank's number of columns of A.
                 let tile = TileShape { m: rows.clamp(1, 64), n: own.clamp(1, 256) };
                 self.part(Role::Copy, &COPY, (rows, columns, 0), |r| {
                     (r.tile, r.uniform_shape) = (Some(tile), false);

@@ -208,7 +208,8 @@ mod tests {
              multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
              unfused_one_shot, unfused_ll, unfused_two_shot_ll, copy_engine"
         );
-        // With one rank no tile is stored at a peer, so the variant must be accepted on any device.
+        // The variant must be accepted with one rank on any device, because no tile is stored at a
+        // peer, and on the CPU, which runs it as a GEMM and copies.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");

@@ -307,8 +307,9 @@ fn bounded(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Tests that a wait for all streams keeps a released stream that is still captured: the stream
-/// goes back into the list of released streams, without a deadlock on the list's lock.
+/// Tests that a wait for all streams does not destroy a released stream on which a graph capture is
+/// active, but puts it back into the list of released streams, without a deadlock on the list's
+/// lock.
 #[test]
 fn a_stream_that_is_captured_still_is_kept_again() {
     bounded(|| {

@@ -237,9 +237,10 @@ class MfmaCore {
     }
 
   private:
-    /// Data of a slab that a lane holds in registers between memory and shared memory. If K is contiguous in
-    /// memory: one vector along K. Otherwise: vectors across adjacent lines, one of f32 or two of 16-bit
-    /// elements, from which put() makes one word per line.
+    /// Data of a slab that a lane holds in registers between memory and shared memory. If K is contiguous
+    /// in memory, the lane holds one vector along K. Otherwise it holds vectors across adjacent lines (rows
+    /// of A, columns of B), one vector for f32 and two for 16-bit types, from which put() makes one
+    /// word per line.
     struct Held {
         Vec16 vector[2];
     };
