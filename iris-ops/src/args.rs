@@ -185,8 +185,8 @@ pub(crate) struct Matrices {
 }
 
 impl Matrices {
-    /// Whether this call has the matrices that all ranks pass or none: a bias, and the residual of a
-    /// norm.
+    /// Whether this call has a bias, and whether its RMSNorm has a residual: either all ranks pass
+    /// such a matrix or none does.
     pub(crate) fn options(&self) -> [bool; 2] {
         [self.bias.is_some(), self.norm.is_some_and(|norm| norm.residual.is_some())]
     }

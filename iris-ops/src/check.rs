@@ -23,8 +23,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Size of this call, by which the plan chooses variant and tile. It is M; for a message of
-    /// elements, it is the number of elements of a part.
+    /// Size of this call, by which the plan chooses variant and tile: M or, for a message of
+    /// elements, the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
@@ -147,8 +147,8 @@ pub(crate) fn places(plan: &Plan, issuing: &IssueGuard<'_>, matrices: &Matrices)
         ("weight", weight, &places.weight),
         (output, c, &places.c),
     ];
-    // The normalising step reads C again after the call has written C. It reads only this rank's C,
-    // so C may be an input of that step.
+    // The RMSNorm reads C again after the call has written C. It reads only this rank's C, so for
+    // `normed` C counts as an input.
     let written =
         [(output, c, &places.c, &read[..5]), ("normed", normed, &places.normed, &read[..])];
     for (first, written, own, others) in written {

@@ -206,8 +206,8 @@ impl Comm {
             None => World::from_unique_id(&id, rank, world_size),
         };
         let world = world.map_err(Error::comm)?;
-        // This code uses no closure, because a collective call reports the source location of its
-        // caller.
+        // A closure would hide the caller's location from `#[track_caller]`; collective calls
+        // report this location.
         let mut comm = Comm::from_world(stream, &world, options)?;
         comm.owned = Some(world);
         Ok(comm)
@@ -275,8 +275,8 @@ impl Comm {
             Err(error) => Err(Error::comm(error)),
         };
         if let Err(error) = made {
-            // An error of one rank is an error of all, so that all ranks give the memory back here.
-            // In a broken world this fails at once.
+            // If one rank fails, all ranks fail and free the memory here. In a broken world `free`
+            // fails at once.
             if let Err(error) = operators.free(heap) {
                 tracing::warn!(%error, "the memory of a communicator stays allocated");
             }
@@ -371,7 +371,7 @@ impl Comm {
         }
         let freed = if self.owns_heap {
             let closed = self.heap.close().map_err(Error::comm);
-            // A heap that a rank captures stays open on all ranks.
+            // While a rank captures a stream of the heap, the heap stays open on all ranks.
             if closed.is_err() && !matches!(self.heap.check(), Err(Closed { .. })) {
                 return closed;
             }
@@ -396,8 +396,9 @@ impl Comm {
 }
 
 impl Drop for Comm {
-    /// Tells the peers that this rank calls no more, if the communicator opened its world and was not
-    /// closed. Operators of the program in the communicator's heap may keep heap and world alive.
+    /// Tells the peers that this rank makes no more calls, if the communicator opened its world and
+    /// was not closed. Operators of the program in the communicator's heap may keep heap and world
+    /// alive.
     fn drop(&mut self) {
         if let Some(world) = self.owned.as_ref().filter(|_| self.lock().is_some()) {
             world.abort();
@@ -410,8 +411,8 @@ impl Operators {
     /// ranks call it. Operators made before an error are kept.
     #[track_caller]
     fn make(&mut self, heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<()> {
-        // This code uses no closure, because a collective call reports the source location of its
-        // caller.
+        // A closure would hide the caller's location from `#[track_caller]`; collective calls
+        // report this location.
         for plan in &plans.sharing {
             self.all.push(Operator::within(plan.op(), &self.workspace, plan)?);
         }

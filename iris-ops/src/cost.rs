@@ -60,9 +60,11 @@ impl Problem {
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
-        // A partial is written in its own type, and its sum in that of C.
+        // Partial products are written in the wire type, sums in the type of C. The limit assumes
+        // the smaller type.
         let written = if self.wire.size() < self.output.size() { self.wire } else { self.output };
-        // On the CPU the tile kernels multiply faster than whole-matrix GEMMs.
+        // On the CPU the tile kernels may multiply faster than whole-matrix GEMMs. The limit
+        // assumes the faster of the two.
         let times = machine.tile_core.min(1.0);
         let product = if row.multiplies() {
             machine.product([rows, n, k], [self.dtype, written], times)

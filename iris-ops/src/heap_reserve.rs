@@ -233,7 +233,7 @@ impl Plan {
 fn options_for(world: &World, plans: &[&Plan], reserve: HeapReserve) -> Result<HeapOptions> {
     for plan in plans {
         let planned = (plan.topology().rank, plan.topology().size);
-        // An operator without communication has a plan for the rank's node.
+        // A plan of an operator without communication has the rank's number within its node.
         let (rank, size) = match plan.row().is_local() {
             true => (world.local_rank(), world.local_size()),
             false => (world.rank(), world.size()),
@@ -278,8 +278,8 @@ mod tests {
         .unwrap();
     }
 
-    /// Tests that a heap with room for a communicator has its memory
-    /// beside that of the operators of the plans.
+    /// Tests that a heap with room for a communicator is larger by exactly the communicator's
+    /// memory than a heap for the operators alone.
     #[test]
     fn room_for_a_communicator_is_what_it_takes() {
         let ranks = Topology::new(0, 64);

@@ -65,10 +65,9 @@
 //! **Threads and streams.** Operators are `Send` and `Sync`, and `run` takes `&self`. The launches
 //! of a call are enqueued under one lock of the heap, so calls of several threads do not
 //! interleave. All ranks must issue the calls of a heap in the same order, except those of
-//! [`Matmul`]; if several threads issue calls, the program must establish that order. Calls run in the order in which they were issued,
-//! on whatever streams: on the CPU launches run one at a time, and on a GPU a stream waits for an
-//! event recorded after the previous call.
-//!
+//! [`Matmul`]; if several threads issue calls, the program must establish that order. Calls run in
+//! the order in which they were issued, on whatever streams: on the CPU launches run one at a time,
+//! and on a GPU a stream waits for an event recorded after the previous call.
 //! **Debugging.** Every wait within a node has a deadline. After a timeout, `stream.sync()` and
 //! `op.check()` return a fault that names the op, the call, the tile, the awaited rank, and the
 //! value seen and expected. After a fault every further call fails at once; close the heap and its
@@ -76,8 +75,7 @@
 //!
 //! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and users'
 //! kernels. It has a section for each error that a user can meet. [`engine`] is for authors of
-//! servers: requests, and a new start after a rank is lost, fails or stands still.
-//!
+//! model servers: it handles requests, and starts again after a rank is lost, fails or hangs.
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
 //! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).
 

@@ -19,9 +19,9 @@ pub(crate) fn of(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
-/// Number of items that a rank sends to another from which a message consists of packs; `None` if
-/// messages never do. An RMSNorm needs whole rows in a workgroup, and a GEMM that sends the message
-/// itself sends pairs.
+/// Smallest number of items per peer with which a message consists of packs; `None` if messages
+/// never consist of packs. They do not with an RMSNorm, which needs whole rows in a workgroup, nor
+/// if a GEMM sends the message itself, because it sends pairs.
 pub(crate) fn packs_from(
     ranks: Topology,
     request: &Request,
@@ -38,12 +38,12 @@ pub(crate) fn words(ranks: Topology, request: &Request, items: Items) -> Used {
     let most = items.most();
     match packs_from(ranks, request, items.collective).filter(|&from| most >= from) {
         None => Used { pairs: most, packs: 0 },
-        // Smaller calls have pairs.
+        // Calls with fewer than `from` items still send pairs.
         Some(from) => Used { pairs: from, packs: items.most_packs() },
     }
 }
 
-/// Bytes of the signal segment that such words occupy in a world of `size` ranks: each source has two
+/// Bytes of the signal segment that `words` occupy in a world of `size` ranks: each source has two
 /// slots, one for each parity of the call number.
 pub(crate) fn signal_bytes(words: Used, size: usize) -> usize {
     let quads = (words.packs as usize).saturating_mul(QUADS as usize);

@@ -316,7 +316,7 @@ impl MatRef {
         })
     }
 
-    /// Lines of the matrix in memory; a matrix without gaps is one line.
+    /// Rows of the matrix as stored (columns, if transposed); a matrix without gaps is one line.
     fn lines(&self) -> Lines {
         let (count, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
@@ -328,8 +328,9 @@ impl MatRef {
     }
 
     /// Whether two matrices share bytes. `own` and `theirs` are the resolved forms of `self` and
-    /// `other`. Exact if the leading dimensions have equal bytes or one matrix is a single line;
-    /// otherwise matrices overlap if the ranges from their first byte to their last do.
+    /// `other`. The result is exact if both leading dimensions have the same number of bytes, or if
+    /// one matrix is a single line. Otherwise matrices overlap if their ranges from first to last
+    /// byte do.
     pub(crate) fn overlaps(&self, own: &Matrix, other: &MatRef, theirs: &Matrix) -> bool {
         if self.extent() == 0 || other.extent() == 0 {
             return false;
@@ -352,8 +353,8 @@ impl MatRef {
     }
 }
 
-/// Rows of a matrix in memory (columns, if transposed): their number, the bytes of each, and the
-/// bytes between the starts of two.
+/// Rows of a matrix in memory (columns, if transposed): their number, the bytes of each row, and
+/// the distance in bytes between the starts of adjacent rows.
 struct Lines {
     count: i128,
     bytes: i128,
@@ -370,8 +371,8 @@ mod tests {
     use crate::all_reduce::Options;
     use crate::{AllReduce, CollectiveArgs};
 
-    /// Matrix of `lines` lines of `len` elements of four bytes, `ld` apart, from byte `address`, and its
-    /// resolved form.
+    /// Makes a matrix at byte `address`, with `lines` lines of `len` four-byte elements whose
+    /// starts are `ld` elements apart. Returns the matrix and its resolved form.
     fn matrix(address: u64, (lines, len): (usize, usize), ld: usize) -> (MatRef, Matrix) {
         let matrix = MatRef::at(address as *const f32, 100, (lines, len), true).with_ld(ld);
         (matrix, Matrix { address, ..Matrix::default() })
@@ -383,9 +384,9 @@ mod tests {
         (0..matrix.rows).flat_map(|row| line(row)..line(row) + 4 * matrix.cols as u64).collect()
     }
 
-    /// Tests all small pairs of matrices against the sets of their addresses. With different leading
-    /// dimensions, matrices with a common byte must overlap, and those whose ranges are disjoint must
-    /// not.
+    /// Tests all small pairs of matrices against the sets of their addresses. With different
+    /// leading dimensions, matrices with a common byte must overlap, and matrices whose ranges from
+    /// first to last byte are disjoint must not.
     #[test]
     fn matrices_overlap_if_they_share_a_byte() {
         let shapes = |ld| (0..=3).flat_map(move |lines| (0..=ld).map(move |len| (lines, len)));

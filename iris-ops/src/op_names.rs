@@ -122,8 +122,8 @@ named! {
         /// Some workgroups fetch the peers' shards of A into a staging buffer while the others
         /// multiply.
         Staged = "staged",
-        /// Whole-matrix GEMM, and then the message; a sum uses the protocol of `two_shot`. For an
-        /// all-gather of A, the message comes before the GEMM.
+        /// Whole-matrix GEMM, and then the collective; a sum over ranks uses the protocol of
+        /// `two_shot`. For an all-gather of A, the collective comes before the GEMM.
         Unfused = "unfused",
         /// Whole-matrix GEMM, and then the sum over ranks by the protocol of `one_shot`.
         UnfusedOneShot = "unfused_one_shot",
@@ -131,11 +131,11 @@ named! {
         UnfusedLl = "unfused_ll",
         /// Whole-matrix GEMM, and then the sum over ranks by the protocol of `two_shot_ll`.
         UnfusedTwoShotLl = "unfused_two_shot_ll",
-        /// Copies by the device's driver move the message in parts that overlap the GEMMs: parts of A
-        /// arrive before they are multiplied, or parts of the product leave while the next part is
-        /// multiplied. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies by
-        /// kernels, which take compute units from the product. It always does so if rows have gaps,
-        /// and for contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
+        /// Copies by the device's driver move the message in parts that overlap the GEMMs: parts of
+        /// A arrive before they are multiplied, or parts of the product leave while the next part
+        /// is multiplied. On NVIDIA GPUs, copy engines do the copies. AMD's runtime copies rows
+        /// with gaps by kernels, which take compute units from the product. It also copies
+        /// contiguous rows by kernels, unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",
         /// Whole-matrix GEMM whose epilogue stores each tile directly to the peers that own it.
         Epilogue = "epilogue",

@@ -51,15 +51,15 @@ pub(crate) struct Common {
     pub(crate) k: bool,
 }
 
-/// Rows of a matrix that each rank has, out of M rows. The M of a call is the number of rows of a
-/// matrix that every rank has completely.
+/// Rows of a matrix that each rank has, out of the M rows of the whole matrix. M of a call is read
+/// from a matrix that is whole on every rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     /// All M rows, on every rank.
     All,
     /// Rows that this rank owns: `split(m, size, rank)`.
     Own,
-    /// One block from each rank; each block has as many rows as `split(m, size, rank)`.
+    /// One block of rows from each rank; each block has as many rows as `split(m, size, rank)`.
     Blocks,
     /// All M rows on the root, no matrix on other ranks.
     Root,
@@ -128,20 +128,23 @@ pub(crate) enum Composition {
         /// Operator that leaves each rank of the node the sums of its rows.
         scatter: Op,
     },
-    /// The operator of the node for the rows of each node, and an exchange of the sums.
+    /// The operator of the node, once for the rows of each node, and an exchange of the sums
+    /// between nodes.
     ReduceScatter,
-    /// An exchange of A, or of the input, and the operator of the node for the rows that each
-    /// exchange has brought.
+    /// An exchange of A (or of the input) between nodes, and the operator of the node, once for the
+    /// rows that come from each node.
     GatherA,
-    /// The operator of the node for its own rows, an exchange of the results, and an all-gather
-    /// within each node.
+    /// The operator of the node for its own rows, an exchange of the results between nodes, and an
+    /// all-gather of the received rows within each node.
     GatherC,
     /// An all-to-all between nodes, and then, within each node, one all-to-all for the blocks from
     /// each source node.
     AllToAll,
-    /// A broadcast between nodes by the ranks with the root's number, then within each node.
+    /// A broadcast between the ranks that have the root's local rank, then a broadcast within each
+    /// node.
     Broadcast,
-    /// A barrier of each node before and after a step of one rank of each node.
+    /// A barrier within each node, a step between nodes by one rank of each node, and a second
+    /// barrier within each node.
     Barrier,
 }
 
@@ -152,7 +155,7 @@ pub(crate) struct Form {
     /// Steps of a call, as a list of alternatives. A call uses the first alternative whose
     /// conditions it meets.
     pub(crate) program: &'static [Alternative],
-    /// Memory that the variant needs in the workspace, and words that it needs.
+    /// Memory and words that the variant needs in the workspace.
     pub(crate) memory: Memory,
     /// Whether a rank sends every tile to each peer; otherwise each peer gets only the part that it
     /// owns.
@@ -184,7 +187,7 @@ pub(crate) enum GemmStage {
     None,
     /// The variant consists of a GEMM only.
     All,
-    /// GEMM before the message; the message then sends this rank's partial.
+    /// GEMM before the message; the message then sends this rank's partial sums.
     Partial,
     /// GEMM before the message; the message then sends this rank's rows of C.
     Rows,
@@ -201,11 +204,11 @@ pub(crate) enum Memory {
     AllTiles,
     /// Inbox for the tiles that one rank owns, from all sources, and a result inbox for all tiles.
     OwnedAndResults,
-    /// Inbox for the tiles of the largest part of any rank, from all sources, in the type of
-    /// partial results. The owner adds these tiles up.
+    /// Inbox with one slot for each tile of the largest part that a rank owns, from all sources, in
+    /// the type of partial results. The owner adds these tiles up.
     PartialParts,
-    /// Inbox for the tiles of the largest part of any rank, from all sources, in the output type.
-    /// Nothing is added.
+    /// Inbox with one slot for each tile of the largest part that a rank owns, from all sources, in
+    /// the output type. Nothing is added.
     Parts,
     /// Inbox for all tiles, from a single source.
     OneSource,

@@ -56,7 +56,7 @@ pub struct Operand<'a> {
     lent: Lent<'a>,
 }
 
-/// Calls that may use the memory of a matrix; their stream decides.
+/// Condition on the calls that may use the memory of a matrix: the stream on which they run.
 enum Lent<'a> {
     /// Calls on any stream: the memory belongs to the heap, or the maker of a `MatRef` vouches for
     /// it.
@@ -167,8 +167,8 @@ impl<'a> Operand<'a> {
         Operand { matrix: self.matrix.read_only(), lent: Lent::Shared(&self.lent) }
     }
 
-    /// Operand for the memory of this one, which stays usable: for a call whose C is also its
-    /// residual.
+    /// Second operand in the memory of this operand, which stays usable. A call whose residual is
+    /// also its C needs two operands for that matrix.
     ///
     /// ```
     /// # use iris_heap::World;

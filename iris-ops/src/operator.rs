@@ -151,7 +151,7 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Completes `args` for a call; `args` already contains the arguments of the call's choice. It
+    /// Completes `args` for a call; `args` already contains the arguments of the call's choice, and
     /// is changed in place because it is large. Returns an error if an earlier call has left a
     /// fault in the heap.
     fn complete(

@@ -28,8 +28,8 @@ macro_rules! operator {
                 self.operator.run_lent(stream, || args.all(), &args.into())
             }
 
-            /// Makes the operator in a workspace that was made for this plan or a plan of the same
-            /// needs. Collective: all ranks call it. The workspace outlives the operator.
+            /// Makes the operator in a workspace that was made for this plan or for a plan with the
+            /// same needs. Collective: all ranks call it. The workspace outlives the operator.
             ///
             /// # Errors
             /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace

@@ -176,8 +176,8 @@ pub struct Request {
 }
 
 impl Form {
-    /// Whether the variant supports the request. Some variants lack the RMSNorm, and one needs a sum
-    /// of the type in which it is sent.
+    /// Whether the variant supports the request. Some variants cannot apply an RMSNorm. Variants
+    /// that send sums as items of the LL protocol need a wire type that equals the type of C.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         let normed = self.norm != Norm::None || request.rms_norm.is_none();
         normed && (!self.sends_sums_as_items() || request.wire_dtype() == request.output_dtype())
@@ -507,8 +507,8 @@ setters! { request =>
     output(output: iris_heap::DType) { request.output = Some(output) }
 
     /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
-    /// Default: the type of the result. Over several nodes, sums between nodes are rounded to
-    /// this type as well: by NCCL after each addition.
+    /// Default: the type of the result. Over several nodes, sums between nodes are rounded to this
+    /// type as well; NCCL rounds after each addition.
     wire(wire: iris_heap::DType) { request.wire = Some(wire) }
 
     /// Sets the shape of a tile. By default the plan chooses the tile by the shape of the call
@@ -539,10 +539,10 @@ setters! { request =>
     /// Sets the ranks that take part in the barrier. Default: all ranks of the heap.
     members(members: Vec<usize>) { request.members = Some(members) }
 
-    /// Sets the number of workgroups of a launch of the operator's kernels. Default and
-    /// maximum: as many as can be resident at once. Of several workgroups on a GPU, the last one
-    /// has no data in a message by the LL protocol. The option changes neither the variant nor the
-    /// launches of GEMMs, which may fill the device.
+    /// Sets the number of workgroups of a launch of the operator's kernels. Default and maximum: as
+    /// many as can be resident at once. On a GPU, the last of several workgroups gets no data of a
+    /// message by the LL protocol. The option changes neither the variant nor the launches of
+    /// GEMMs, which may fill the device.
     workgroups(workgroups: usize) { request.workgroups = Some(workgroups) }
 
     /// Leaves this number of multiprocessors free during a call, for a kernel of the caller

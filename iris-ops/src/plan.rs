@@ -34,8 +34,8 @@ use crate::topology::Topology;
 use crate::tune::{self, GemmKind};
 
 /// Plan of an operator: the variant and tile for each size of call, and the memory that the
-/// operator needs. Making a plan does not communicate. It reads this machine's tuning file, once per
-/// process, for which a wrong file is an [`Error::Tuning`].
+/// operator needs. Making a plan does not communicate. It reads this machine's tuning file, once
+/// per process; an invalid file is an [`Error::Tuning`].
 ///
 /// A call uses the first [`Choice`] whose `max_size` is at least the call's number of rows (or of
 /// elements of a part). The workspace is sized for the largest choice, so one operator serves calls
@@ -116,8 +116,9 @@ impl Plan {
     }
 
     /// Sizes of calls at which the choice may change, ascending. The last one is the size of the
-    /// largest call. If the caller requested a variant, it is the only one, because the variant
-    /// holds for all sizes; except if a GEMM stores to peers, because its tiles differ.
+    /// largest call. If the caller requested a variant, the list has only this size, because the
+    /// variant applies to all sizes. A variant with a GEMM that stores to peers is an exception,
+    /// because its tiles depend on the size.
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
@@ -147,8 +148,8 @@ impl Plan {
         let known = || sized.row.names(|_| true);
         let unknown = || Error::invalid(self.op(), "variant", variant, known());
         let form = sized.row.form(variant).ok_or_else(unknown)?;
-        // One rank refuses this too, though it does without the form: a program that was tried on
-        // one rank must run on several.
+        // With one rank the form is not used, but it is checked, so that a program that was tried
+        // on one rank also runs on several.
         sized.check_form(form)?;
         if !self.alone() {
             sized.check_arrival(form)?;

@@ -106,8 +106,8 @@ impl Topology {
         self.with(Tuning::of(self.device))
     }
 
-    /// Makes plans use the built-in tuning data, and send no message in packs, for records of versions
-    /// that had no packs.
+    /// Makes plans use the built-in tuning data and send no packs (48-byte units of the LL
+    /// protocol). For comparison with benchmark records of versions that had no packs.
     #[doc(hidden)]
     #[must_use]
     pub fn without_packs(self) -> Self {

@@ -25,11 +25,11 @@ use crate::topology::Topology;
 use data::Senders;
 
 /// Maximum number of items (8 bytes of data each) that one rank sends to another by the LL
-/// protocol: 2 MiB. With two ranks, such a message occupies 16 MiB of the signal segment, in packs 11, or
-/// 21 with four.
+/// protocol: 2 MiB. With two ranks, a message of this size occupies 16 MiB of the signal segment,
+/// or 11 MiB if it is sent in packs (48-byte units); with four ranks, its packs occupy 21 MiB.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
-/// Maximum number of workgroups with items of a message by the LL protocol on a GPU.
+/// Maximum number of workgroups on a GPU that process items of a message by the LL protocol.
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
@@ -38,8 +38,8 @@ pub(crate) const LL_GROUPS: u32 = 128;
 /// segment, are allowed for other packs.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
-/// Value that predictions use for N or K if these may differ between ranks. So all ranks predict
-/// and choose the same.
+/// Value that predictions use for N or K if these may differ between ranks, so that all ranks
+/// predict the same times and choose the same variant.
 const COMMON: usize = 4096;
 
 /// Name of the GPU whose tuning data is used for a device without its own data: `H200` or `MI300X`.
@@ -59,8 +59,8 @@ pub(crate) fn message_groups(ranks: Topology) -> u32 {
     ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
-/// Maximum number of workgroups of a broadcast by relays: a multiple of the number of relays, so
-/// that each workgroup of the root sends to one relay.
+/// Maximum number of workgroups of a broadcast by relays (ranks that forward tiles of the root): a
+/// multiple of the number of relays, so that each workgroup of the root sends to one relay.
 fn relay_groups(ranks: Topology) -> u32 {
     let most = message_groups(ranks);
     let most = ranks.tuning().launches.relay_groups.map_or(most, |groups| groups.min(most));
@@ -123,8 +123,8 @@ impl Sizing {
         threads_in(self.threads_of_packs, packs as usize)
     }
 
-    /// Number of eighths of the workgroups that only send in a message of `bytes` bytes; 0 if all
-    /// workgroups send and receive.
+    /// Share of the workgroups that only send in a message of `bytes` bytes, in eighths of all
+    /// workgroups; 0 if all workgroups send and receive.
     pub(crate) fn sending_eighths(&self, bytes: usize) -> u32 {
         self.senders.filter(|it| it.bytes().contains(&bytes)).map_or(0, |it| it.eighths)
     }

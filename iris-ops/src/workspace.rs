@@ -102,8 +102,8 @@ impl Workspace {
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
         let mut workspace = Workspace::make(heap, plans, Workspace::prepare_words)?;
-        // This code uses no closure, because a collective call reports the source location of its
-        // caller.
+        // A closure would hide the caller's location from `#[track_caller]`; collective calls
+        // report this location.
         match composed::alloc_areas(heap, first.op(), &areas) {
             Ok(slices) => workspace.between_nodes = slices,
             Err(error) => {

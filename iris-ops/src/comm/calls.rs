@@ -94,8 +94,8 @@ impl Comm {
     /// Copies `input` of rank `root` to `output` on all ranks, the root included. The input of
     /// other ranks may be `None` and is not read.
     ///
-    /// All ranks must pass the same `root`. Two ranks that each take themselves for the root of a
-    /// small message wait for nobody, so this is not always an error.
+    /// All ranks must pass the same `root`. In a small message the root waits for nobody, so two
+    /// ranks that both act as the root do not always get an error.
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
@@ -167,8 +167,8 @@ impl Comm {
             return Err(Error::invalid(op, "operation of a reduction", value, expected));
         }
         let parts = if op == Op::ReduceScatter { self.world_size() } else { 1 };
-        // Addresses are looked up under the lock, so that a call that has waited for the lock, while
-        // another thread freed its slices, is refused.
+        // Addresses are looked up under the lock. So a call is refused if another thread has freed
+        // its slices while the call waited for the lock.
         let operators = self.lock();
         let all = open(&operators)?;
         let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
@@ -213,7 +213,7 @@ impl Comm {
         (output, got): (&Lent<'_>, usize),
         element: usize,
     ) -> Result<Message> {
-        // A call without elements has no launch that would check this.
+        // A call without elements has no launch, which would check for an earlier fault.
         check::no_fault(op, &self.heap)?;
         let (rank, size) = (self.rank(), self.world_size());
         let count = output.len() / got;
@@ -247,9 +247,9 @@ impl Comm {
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
-    /// Enqueues a call with the arguments `lent`. Host memory is borrowed only until this returns:
-    /// so if an argument is host memory, this waits for the call, even for one that failed after
-    /// some of its launches were enqueued.
+    /// Enqueues a call with the arguments `lent`. Host memory is borrowed only until `lend`
+    /// returns. So if an argument is host memory, `lend` waits for the call, even if the call
+    /// failed after some of its launches were enqueued.
     fn lend(&self, lent: &[Option<&Lent<'_>>], call: impl FnOnce() -> Result<()>) -> Result<()> {
         if !lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.enqueue(call);
@@ -260,7 +260,8 @@ impl Comm {
 
     /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. `launch`
     /// sets the flag when it has launched something that peers see. If anything fails after that,
-    /// all ranks are told, those of other nodes too: the call can neither be tried again nor left.
+    /// all ranks are told, those of other nodes too, because the call can be neither repeated nor
+    /// abandoned.
     fn in_ranges(
         &self,
         message: &Message,

@@ -25,9 +25,9 @@ pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 /// `u8`. Data of such types passes through the communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
-/// Largest value that [`Options::max_bytes`] accepts. A launch has at most 2^30 - 1 elements, of two
-/// bytes and more; over several nodes their number is rounded up to a multiple of the ranks of a
-/// node, of which there are at most 64.
+/// Largest value that [`Options::max_bytes`] accepts. A launch has at most 2^30 - 1 elements, of at
+/// least two bytes each. Over several nodes the number of elements is rounded up to a multiple of
+/// the number of ranks of a node, which is at most 64.
 const MOST_BYTES: u64 = 2 * (i32::MAX as u64 / 2 / 64 * 64);
 
 /// Smallest value that [`Options::max_bytes`] accepts.
@@ -132,8 +132,8 @@ impl Options {
     }
 
     /// Sets the settings, deadlines among them, of the world that
-    /// [`Comm::from_rank_with`](super::Comm::from_rank_with) makes, in place of the environment's. A
-    /// world of the program's has its own.
+    /// [`Comm::from_rank_with`](super::Comm::from_rank_with) makes, in place of the environment's.
+    /// A world that the program makes has its own settings.
     #[must_use]
     pub fn settings(self, settings: Settings) -> Self {
         Self { settings: Some(settings), ..self }

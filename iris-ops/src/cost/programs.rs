@@ -39,8 +39,8 @@ pub(crate) struct Problem {
     pub(crate) has_stores: bool,
     /// Whether programs may use a GEMM that waits for parts of A which copy engines deliver.
     pub(crate) gated: bool,
-    /// Number of items of 8 bytes, sent from one rank to another, from which a message by the LL
-    /// protocol consists of packs; `None` for never.
+    /// Smallest number of 8-byte items per peer with which a message by the LL protocol consists of
+    /// packs (units of 48 bytes); `None` for never.
     pub(crate) packs_from: Option<u32>,
     /// Whether the device has engines that copy to peers without using multiprocessors.
     pub(crate) has_engines: bool,
@@ -103,8 +103,8 @@ impl Problem {
         }
     }
 
-    /// Whether a GEMM can wait for parts of `part` rows and columns of A. Other builds of a plan for
-    /// more rows are not considered.
+    /// Whether a GEMM can wait for parts of `part` rows and columns of A. Tests only builds of the
+    /// GEMM for this problem's shape; a plan for more rows may have other builds.
     fn suits_gated(&self, part: [usize; 2]) -> bool {
         let [m, _, k] = self.shape.map(|it| it as u32);
         let (columns, part) = (self.columns, part.map(|it| it as u32));
@@ -115,8 +115,8 @@ impl Problem {
         })
     }
 
-    /// Launch of a GEMM that stores to peers, if a signal is for this number of rows and columns;
-    /// `None` if there is none.
+    /// Launch of a GEMM that stores to peers, with one signal for each block of `signalled` (rows,
+    /// columns) of C; `None` if there is no such GEMM.
     fn stored(&self, signalled: [usize; 2], owners: usize) -> Option<StoringLaunch> {
         let ranks = (self.world, owners);
         StoringLaunch::of(signalled.map(|it| it as u32), self.shape, ranks, self.multiprocessors)
@@ -319,9 +319,9 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Time of a GEMM that stores tiles to peers, in waves of tiles: those of the rows that this
-    /// rank owns and, if `blocks`, those of the rows that its peers own. `None` if there is no such
-    /// GEMM for the call.
+    /// Time of a GEMM that stores tiles to peers, computed from its number of waves of tiles. The
+    /// GEMM multiplies the rows that this rank owns and, if `blocks`, the rows that its peers own.
+    /// `None` if there is no such GEMM for the call.
     fn waves(&self, blocks: bool) -> Option<f64> {
         let (machine, problem) = (self.machine, self.problem);
         let owners = if blocks { problem.world } else { 1 };

@@ -42,9 +42,8 @@ impl CostParameters {
     }
 
     /// Time of a message of `bytes` bytes in total, among `world` ranks; `None` for kernels that
-    /// send no message or are never the fastest.
-    /// `packed_bytes` is the number of bytes, sent from one rank to another, from which a message by
-    /// the LL protocol consists of packs.
+    /// send no message or are never the fastest. `packed_bytes` is the smallest number of bytes per
+    /// peer with which a message by the LL protocol consists of packs (units of 48 bytes).
     pub(super) fn message(
         &self,
         kernel: Kernel,
@@ -63,7 +62,8 @@ impl CostParameters {
         // The owner of a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64, to_one: f64| {
-            // Bytes with flags for each byte of data: in pairs 16 for 8, in packs 16 for 12.
+            // Bytes sent, flags included: 16 for 8 bytes of data in pairs, 16 for 12 bytes of data
+            // in packs.
             let packed = packed_bytes.is_some_and(|from| to_one >= from);
             let bytes = if packed { sent * 4.0 / 3.0 } else { sent * 2.0 };
             let fixed_us = self.ll_us + self.ll_peer_us * others;
@@ -83,8 +83,8 @@ impl CostParameters {
                     words(others, 2.0 * parts, 2.0 * bytes / world);
                 message(fixed_us + self.ll_hop_us, moving_us)
             }
-            // With two ranks there is no second hop, and the time is that of `BroadcastLl`, which then
-            // is taken because its form comes first.
+            // With two ranks there is no second hop, and the predicted time equals that of
+            // `BroadcastLl`. The choice is then `BroadcastLl`, because its form comes first.
             RelayLl => {
                 let Message { fixed_us, moving_us } =
                     words(from_root, 2.0 * parts * by_root, 2.0 * bytes / world);

@@ -52,7 +52,8 @@ impl Composite {
     fn issue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
-        // The parts of the call look up memory again, but then other parts have been enqueued.
+        // Memory is checked here before anything is enqueued. The parts of the call check it again,
+        // but an error there would come after other parts have been enqueued.
         check::places(&self.plan, &heap.issue().in_op(op)?, &call.matrices)?;
         let main = self.parts[&Role::Main].plan();
         let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
@@ -116,7 +117,7 @@ pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, stream: &Stream, error: Erro
     {
         return of_step(op, error, Recovery::Discard);
     }
-    // The error of the call is returned, whether the others can be told or not.
+    // The call's own error is returned, even if the other ranks cannot be told.
     let _ = heap.poison(abort::INCOMPLETE);
     if let Some(across) = heap.across() {
         across.abort();
@@ -162,7 +163,8 @@ impl Calling<'_> {
             self.log(super::steps::NodeStep::Part { role, size });
         }
         let done = self.op.parts[&role].run(self.stream, &matrices);
-        // A part of several launches may fail behind one that peers see.
+        // A part with several launches may fail after one of its launches has become visible to
+        // peers.
         let is_seen =
             |error: &Error| matches!(error, Error::Step { recovery: Recovery::Close, .. });
         self.begun.set(self.begun.get() || done.as_ref().map_or_else(is_seen, |()| true));
@@ -192,9 +194,10 @@ impl Calling<'_> {
         self.record.step += 1;
         let ready = self.stream.record().in_op(op)?;
         if self.capture.is_some() || from.is_empty() {
-            // Joins the lane to the capture of the caller's stream, before any work is enqueued on
-            // the lane. A step without data, such as that of a barrier, consists only of the
-            // comparison of records.
+            // Joins the lane (the stream of the steps between nodes) to the capture of the caller's
+            // stream, before any work is enqueued on the lane. A step without data, such as that of
+            // a barrier, consists only of the comparison of records, so the comparison itself must
+            // wait for the caller's stream.
             self.lane.wait(&ready).in_op(op)?;
         }
         // The records are compared while the caller's stream computes the step's data.
@@ -212,7 +215,8 @@ impl Calling<'_> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
         if !self.op.fabric.uses_host() {
-            // Kernels check the abort words themselves.
+            // Steps that run on the device need no check here, because kernels check the abort
+            // words.
             return Ok(());
         }
         let control = self.op.heap.control().clone();
@@ -266,16 +270,16 @@ impl Calling<'_> {
         matrix.ok_or_else(|| Error::invalid(self.record.op, what, "missing", expected()))
     }
 
-    /// Rows (or parts) of the call that node `node` owns, and the rows among them that one rank
-    /// owns: the rank of that node with this rank's local rank.
+    /// Rows (or parts) of the call that node `node` owns, and the rows among them that this rank's
+    /// counterpart on that node owns: the rank with the same local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
         let rank = node * plan.topology().local().size + self.op.heap.local_rank();
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
-    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums in the
-    /// wire type.
+    /// Sums A over the ranks of this node; each rank gets the sums of the rows that it owns. `to`
+    /// receives these sums in the wire type.
     fn scatter(&self, a: MatRef, to: MatRef) -> Result<()> {
         let b = self.call.matrices.b;
         self.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
@@ -363,7 +367,8 @@ impl Calling<'_> {
         let slot = slot_bytes(own, n, wire);
         let bytes = nodes as u64 * slot;
         let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
-        // Sums of the node's ranks for the rows of node `other`, each rank its own rows.
+        // Sums the rows of node `other` over this node's ranks; each rank gets a part of these
+        // sums.
         let scatter = |calling: &Self, area: Area, other: usize| {
             let (all, rows) = calling.rows(other);
             let to = calling.slot(area, (other, slot), wire, (rows.len(), n))?;
@@ -378,7 +383,7 @@ impl Calling<'_> {
         }
         // The last step between nodes runs while the node computes its own rows.
         scatter(self, Area::Receive, node)?;
-        // Steps run one after the other, so the last one ends last.
+        // Steps run one after the other, so it is enough to wait for the last one.
         last.iter().try_for_each(|end| self.wait(end))?;
         self.op.fabric.sum(self.stream, to, wire).in_op(self.record.op)?;
         let sum = MatRef::in_block(to, wire, (self.rows(node).1.len(), n));
@@ -386,8 +391,9 @@ impl Calling<'_> {
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
 
-    /// Sends this rank's matrix to all nodes; returns the size of a slot in bytes, and the steps:
-    /// each with the event at its end, and with the shifts whose matrices it brings.
+    /// Enqueues the steps that send this rank's matrix to all nodes. Returns the size of a slot in
+    /// bytes and, for each step, the event at its end and the distances between the nodes whose
+    /// matrices it moves.
     fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Arrivals)> {
         let slot = slot_bytes(longest.0, longest.1, own.dtype());
         let from = self.area(Area::Send, 0..slot)?;
@@ -399,8 +405,8 @@ impl Calling<'_> {
         Ok((slot, ends.collect::<Result<_>>()?))
     }
 
-    /// Waits for each step of a gather, and calls `each` with each matrix that the step has brought,
-    /// and with the rows that the matrix has in the whole.
+    /// Waits for each step of a gather. For each matrix that the step has brought, calls `each`
+    /// with the matrix and with the rows that the sender's node owns.
     fn gathered(
         &self,
         (slot, steps): (u64, Arrivals),
@@ -444,9 +450,9 @@ impl Calling<'_> {
         })
     }
 
-    /// Columns of A are sent as rows of the transpose of A, in blocks of the rows of A: the node
-    /// multiplies a block while the next one is sent. The leading dimension of a block's transpose
-    /// is the number of rows of a whole block.
+    /// Sends columns of A as rows of A's transpose, in blocks of the rows of A: the node multiplies
+    /// a block while the next block is sent. The leading dimension of a block's transpose is the
+    /// number of rows of a full block.
     fn gather_columns(&mut self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
         let Some(composed) = self.op.plan.composed().cloned() else { return Ok(()) };

@@ -93,7 +93,7 @@ pub(crate) enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// Messages from this many other nodes, and to as many.
+    /// Messages to `shifts` other nodes, and from as many.
     Shifts {
         shifts: usize,
         sent: Sent,

@@ -73,7 +73,7 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
 pub(crate) trait Engine: fmt::Debug + Send + Sync {
     /// Executes an exchange on this rank, which is on node `node` of `nodes` nodes. All ranks have
     /// agreed on the step, and `from` has the same length on all of them. Returns the bytes of
-    /// `to`; of shifts, the slots that are stored, in order of the distance.
+    /// `to`; for shifts, only the slots that are stored, in order of the distance.
     fn exchange(
         &self,
         exchange: Exchange,
@@ -336,8 +336,9 @@ fn exchange(
         }
         data.push((&rest[text..], rank, host));
     }
-    // No rank has sent an error, so all of them begin the exchange, also a rank that has failed in
-    // the meantime: the others are in it already, and a call of MPI has no deadline.
+    // No rank has sent an error, so all ranks begin the exchange. A rank that has failed in the
+    // meantime begins it, too, because the other ranks are already waiting in it, and a call of MPI
+    // has no deadline.
     let exchanged = match engine {
         Some(engine) => Some(engine.exchange(exchange, heap.read(from)?, (node, data.len()))),
         None => None,

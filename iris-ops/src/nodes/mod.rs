@@ -176,8 +176,8 @@ impl Composite {
         workspace: Option<&Arc<Workspace>>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // This code uses no closure, because a collective call reports the source location of its
-        // caller.
+        // A closure would hide the caller's location from `#[track_caller]`; collective calls
+        // report this location.
         match Self::labelled(op, heap, plan, &label, workspace) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),

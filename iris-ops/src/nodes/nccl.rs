@@ -9,14 +9,15 @@
 //! If they differ, the call ends with an error that names both ranks. The communicator is
 //! non-blocking, so that no call of the library can hang this process. Host threads that wait for
 //! the device also check the communicator: if the heap fails, they abort the communicator, and the
-//! streams continue. Threads of their own do so too if a rank is lost, and if the library reports an
-//! error. In captures these threads may not ask the device about streams or events.
+//! streams continue. Background threads also abort it if a rank is lost, or if the library reports
+//! an error. In captures these threads may not ask the device about streams or events.
 //!
-//! **Limits.** So a program that waits by other means (such as `cudaStreamSynchronize`) for a step
-//! that a peer does not begin waits until another thread calls [`SymmetricHeap::check`]. A graph
-//! with steps must not be launched after its heap has failed, which
-//! [`SymmetricHeap::launch_graph`] ensures. NCCL's own ports are not authenticated. RCCL was never
-//! called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
+//! **Limits.** Deadlines of steps are checked only in waits of the heap and in
+//! [`SymmetricHeap::check`]. If a peer does not begin a step, a program that waits for the step by
+//! other means, such as `cudaStreamSynchronize`, waits until another thread calls `check`. A graph
+//! with steps must not be launched after its heap has failed, which [`SymmetricHeap::launch_graph`]
+//! ensures. NCCL's own ports are not authenticated. RCCL was never called on a device; tests call a
+//! fake of it (nodes_hip.rs in iris-testkit).
 
 mod watcher;
 
@@ -76,7 +77,7 @@ pub(super) struct Link {
     /// in captures.
     begin: Mutex<Option<[Event; 2]>>,
     device: DeviceHandle,
-    /// End of the abort, if it has not been seen yet.
+    /// Channel on which an abort in progress reports its end; `None` if no abort is in progress.
     aborting: Mutex<Option<mpsc::Receiver<iris_heap::Result<()>>>>,
 }
 
@@ -206,7 +207,7 @@ impl Link {
             communicator: Arc::downgrade(&link.communicator),
             others: link.others(),
         };
-        // The others go on to the first collective of the communicator only if all have a watcher.
+        // Ranks go on to the first collective of the communicator only if all ranks have a watcher.
         world.all_ok(op.name(), watcher.start()).in_op(op)?;
         Ok(link)
     }
@@ -289,8 +290,9 @@ impl Link {
         told
     }
 
-    /// Aborts the communicator, which ends the steps in progress, and waits until its memory is
-    /// freed, but not long for graphs. If an abort is in progress, only waits for it.
+    /// Aborts the communicator, which ends the steps in progress. Waits until its memory is freed,
+    /// but at most 2 s, because graphs that captured steps delay this. If an abort is already in
+    /// progress, only waits for it.
     fn abort(&self) {
         const WAIT: Duration = Duration::from_secs(2);
         let mut aborting = lock(&self.aborting);
@@ -351,7 +353,8 @@ impl Fabric for Link {
     ) -> iris_heap::Result<()> {
         let (Some(heap), Some(records)) = (self.heap.upgrade(), records) else { return Ok(()) };
         let (own, all) = parts(&heap, records)?;
-        // A step begins with the exchange of its records, which waits for the other nodes.
+        // A step begins with the exchange of its records, which waits for the other nodes, so the
+        // event before that exchange is recorded here.
         let captured = stream.capture()?.is_some();
         let begin = if captured { None } else { Some(stream.record()?) };
         let view = heap.view();
@@ -420,11 +423,12 @@ impl Fabric for Link {
 impl NodeEngine for Link {
     fn attend(&self, failed: bool) {
         if failed {
-            // Streams need only the first call; a second one would wait for graphs again.
+            // The first abort is enough for the streams; a second one would wait for graphs again.
             if lock(&self.aborting).is_none() {
                 self.abort();
             }
-            // The events keep the heap's control block, which owns this link.
+            // The events keep the heap's control block alive, which owns this link, so they are
+            // dropped.
             lock(&self.running).clear();
             *lock(&self.begin) = None;
             return;

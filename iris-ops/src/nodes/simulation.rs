@@ -166,8 +166,8 @@ impl Simulation<'_> {
                     Sent::Block => bytes,
                     Sent::Slot => bytes / nodes as f64,
                 };
-                // The model takes the rows of a plan as equally many on each node, so that it does
-                // not matter which distances these are.
+                // In the model all nodes own equally many rows, so it does not matter which
+                // distances these are.
                 for distance in 1..=shifts {
                     for node in 0..nodes {
                         let sent = self.message(port(node), part / rate, hop, vec![begun[node]]);

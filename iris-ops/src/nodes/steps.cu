@@ -38,8 +38,8 @@ IRIS_KERNEL iris_step_compare(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own,
                               u32 nodes) {
     const Channel none = no_channel(heap);
     const Words m{heap, none};
-    // A host that has failed the heap also ends the gather of the records, which may then be those of
-    // an earlier step.
+    // If the host has failed the heap, the gather of the records was ended early, and the gathered
+    // records may be those of an earlier step.
     if (m.host_abort() != 0) return;
     for (u32 node = port::thread(); node < nodes; node += port::threads()) {
         u64 seen[FIELDS_OF_STEP + 1];

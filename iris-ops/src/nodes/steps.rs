@@ -38,8 +38,8 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
     // Copy of this rank's rows for the other nodes.
     let copy = |rows: usize| part(Role::Copy, rows);
-    // Exchanges of a gather, and the waits for them, each before the parts `role` of the nodes
-    // whose rows it brings.
+    // `exchanges` are the exchanges of a gather. `arrivals` are, for each exchange, the wait for
+    // it, and the node's operator `role` for the rows of each node that it brings.
     let exchanges = |bytes: u64| {
         shift_steps(composed.blocks, nodes, Sent::Block)
             .map(move |(exchange, _)| Exchange { kind: exchange.kind(), bytes })

@@ -31,7 +31,7 @@ impl Operator {
         let sizes = self.sizes(&call);
         self.complete(&mut args, &call, (&sizes, &issuing))?;
         // With one rank, no tile comes from a peer, and all tiles are complete when the call has
-        // ended. So any kind of arrival describes them.
+        // ended. So the choice of `arrival` does not matter.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
         let arrival = form.arrival.or(alone).filter(|_| self.plan.request().reserve_sms > 0);
         let arrival = arrival.ok_or_else(|| {

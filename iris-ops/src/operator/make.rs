@@ -82,8 +82,9 @@ impl Own {
             })?;
             executors.push((executor, groups));
         }
-        // The word with the number of calls is allocated before the operator's words, because it
-        // lives as long as the heap. So no gap remains before it when the operator is freed.
+        // The heap's word with the number of calls lives as long as the heap. It is allocated
+        // before the operator's words, so that freeing the operator's words leaves no gap before
+        // it.
         heap.sequence_word().in_op(op)?;
         Ok(Self { executors, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
     }
@@ -92,7 +93,7 @@ impl Own {
 fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
     // An unfused variant runs a GEMM and then the kernels of the collective. So it needs the
-    // kernels that the collective has without a product.
+    // kernels of the collective without a product.
     let unfused = choice.form.has_whole_gemm() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
@@ -171,8 +172,8 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // This code uses no closure, because a collective call reports the source location of its
-        // caller.
+        // A closure would hide the caller's location from `#[track_caller]`; collective calls
+        // report this location.
         match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),

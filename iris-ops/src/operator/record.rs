@@ -43,9 +43,9 @@ impl Operator {
         record
     }
 
-    /// Adds to the record the fields of a single call: M, N, the location of C, the root and which
-    /// optional matrices there are; and to the hash `pulled`, the offset and the leading dimension at
-    /// which peers read A.
+    /// Adds to the record the fields of a single call: M, N, the location of C, the root, and which
+    /// optional matrices the call has. Folds `pulled`, the offset and the leading dimension at
+    /// which peers read A, into the record's hash.
     pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;

@@ -28,8 +28,8 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    // In small messages a tile has one vector for every second of 256 threads; in messages above 64
-    // KiB, one for every thread.
+    // In small messages a tile has one vector for every other thread of a workgroup of 256 threads;
+    // in messages above 64 KiB, one for every thread.
     assert_eq!(tiles(OneShot, 1, 4096), (4, 4));
     assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
     assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
@@ -74,7 +74,7 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     assert_eq!(taken(Ll, (1, 4096), false), (17, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (44, Some(256)));
     assert_eq!(taken(Ll, (24, 4096), false), (56, Some(512)));
-    // Each thread has one pack.
+    // In larger messages, each thread has one pack (a unit of 48 bytes).
     assert_eq!(taken(Ll, (32, 4096), false), (26, Some(288)));
     assert_eq!(taken(Ll, (256, 4096), false), (99, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (4, Some(512)));
@@ -216,7 +216,7 @@ fn no_type_is_predicted_faster_than_its_lower_bound() {
                 let mut request = Request::new(row(op), (8192, n, k));
                 (request.dtype, request.variant) = (dtype, Some(row(op).forms[at / 8].variant));
                 (request.output, request.wire) = (Some(output), Some(wire));
-                // An operator may have no option for one of the types, and a variant no such call.
+                // Skips combinations of types that the operator or the variant does not support.
                 let Ok(plan) = request.plan(ranks) else { continue };
                 for m in (4..14).map(|power| 1 << power) {
                     let (bound, Some(us)) = (plan.lower_bound_us(m), plan.predicted_us(m)) else {
@@ -231,7 +231,8 @@ fn no_type_is_predicted_faster_than_its_lower_bound() {
     assert!(seen > 1000, "{seen} predictions");
 }
 
-/// Tests that a GEMM whose time is that of memory writes C in the type of C.
+/// Tests that predictions count the written bytes of C in the type of C, for a GEMM whose time is
+/// the time of its memory traffic.
 #[test]
 fn a_product_is_written_in_its_own_type() {
     let ranks = Topology::new(0, 2).on_device(Device::named("h200").unwrap());
@@ -245,7 +246,8 @@ fn a_product_is_written_in_its_own_type() {
     assert!(wide[0] > 1.5 * narrow[0] && wide[1] > 1.5 * narrow[1], "{wide:?} {narrow:?}");
 }
 
-/// Tests the baseline over several nodes: A is sent in its own type, partials in the wire type.
+/// Tests that the predicted baseline over several nodes sends A in A's type and partials in the
+/// wire type.
 #[test]
 fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
     let ranks = Topology::new(0, 16).on_nodes(2).on_device(Device::named("h200").unwrap());
@@ -294,7 +296,8 @@ fn bytes_are_counted_in_the_type_that_is_sent() {
 #[test]
 fn programs_that_no_call_can_take_are_not_priced() {
     let h200 = Device::named("h200").unwrap();
-    // There is no GEMM that stores to peers for more than eight ranks. The vendor's library has none.
+    // For more than eight ranks, no built-in GEMM stores to peers. GEMMs of the vendor's library
+    // never store to peers.
     let predicted = |library, ranks: usize| {
         let mut request = Request::new(row(Op::MatmulAllReduce), (8192, 8192, 3584));
         (request.dtype, request.variant) = (DType::BF16, Some(Variant::Epilogue));
@@ -308,8 +311,9 @@ fn programs_that_no_call_can_take_are_not_priced() {
     }
 }
 
-/// Tests that a step between nodes forbids GEMMs that wait for peers: over all products of the tuning
-/// table and more, no call of another variant that `auto` may take is predicted to be faster.
+/// Tests that plans with a step between nodes do not count on GEMMs that wait for peers, which such
+/// a step forbids: over all products of the tuning table and more, no call of another variant that
+/// `auto` may choose is predicted to be faster.
 #[test]
 fn auto_prices_over_nodes_what_calls_can_take() {
     let h200 = Device::named("h200").unwrap();
@@ -330,7 +334,8 @@ fn auto_prices_over_nodes_what_calls_can_take() {
             let auto = request(None);
             let others = [Variant::Unfused, Variant::CopyEngine].map(|it| request(Some(it)));
             for m in (8..14).map(|power| 1 << power) {
-                // The tile of another variant is that of its largest call.
+                // A plan for a requested variant has the tile of its largest call, so `copy_engine`
+                // is compared only for that call.
                 let others =
                     others.iter().filter(|it| m == 8192 || it.variant() == Variant::Unfused);
                 let least =
@@ -346,8 +351,8 @@ fn auto_prices_over_nodes_what_calls_can_take() {
     assert!(off.is_empty(), "{} of {all} are off: {off:?}", off.len());
 }
 
-/// Tests that a GEMM that waits for parts is priced where the parts suit it: if each rank has whole
-/// tiles of rows, or whole slabs of columns.
+/// Tests that the time of a GEMM that waits for parts is predicted only if the parts suit it: if
+/// each rank has whole tiles of rows, or whole slabs of columns.
 #[test]
 fn parts_that_do_not_suit_are_not_priced_as_gated() {
     let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
@@ -412,7 +417,7 @@ fn large_messages_of_a_root_are_passed_on() {
     };
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Ll, Ll]);
-    // With three ranks both ways are predicted to take the same time.
+    // With three ranks, `Ll` and `TwoShotLl` are predicted to take the same time.
     let [two, _, four] = choices(512 << 10);
     assert_eq!([two, four], [Ll, TwoShotLl]);
     assert_eq!(choices(1 << 20), [Ll, Push, TwoShotLl]);
@@ -425,7 +430,7 @@ fn large_messages_of_a_root_are_passed_on() {
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, TwoShotLl, TwoShotLl]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
-    // The workgroups are a multiple of the relays: 3, 5 and 7.
+    // The number of workgroups is a multiple of the number of relays, which is 3, 5 and 7.
     let groups = [4, 6, 8].map(|size| {
         let (plan, elements) = (plan(Cuda, size, 128 << 20), 64 << 20);
         plan.work(plan.at(elements), (1, elements), 0)
@@ -497,8 +502,8 @@ fn sums_that_are_sent_as_items_have_the_type_of_c() {
     assert!(options.plan(ranks).is_ok());
     let alike = all_reduce::Options::new(4096).dtype(DType::BF16);
     let plan = alike.variant(all_reduce::Variant::TwoShotLl).plan(ranks).unwrap();
-    // Two pairs for each item of a part (one for a contribution and one for a sum), where `ll` has
-    // one for each item of the message.
+    // `TwoShotLl` needs two pairs for each item of a part, one for a contribution and one for a
+    // sum. `Ll` needs one pair for each item of the message.
     let of_ll = all_reduce::Options::new(4096).dtype(DType::BF16).variant(all_reduce::Variant::Ll);
     assert!(2 * plan.signal_bytes() < 3 * of_ll.plan(ranks).unwrap().signal_bytes() / 2);
 }
@@ -633,8 +638,9 @@ fn larger_messages_consist_of_packs() {
     assert!(packs(Op::MatmulAllReduce, UnfusedTwoShotLl, 4, 128, false));
 }
 
-/// Tests the tiles for a GEMM that exchanges the message itself: the signals are those of its
-/// calls' tiles, and products of few rows get the tiles of such a GEMM.
+/// Tests the tiles of plans for GEMMs that also communicate. A GEMM that stores to peers raises
+/// signals for the tiles of the call, and products of few rows get the tiles of a GEMM that does
+/// the all-reduce itself.
 #[test]
 fn products_signal_the_tiles_of_their_calls() {
     let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));

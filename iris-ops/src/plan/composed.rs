@@ -85,9 +85,10 @@ pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
     /// Size of each area in bytes.
     pub(crate) areas: BTreeMap<Area, u64>,
-    /// Number of blocks into which the rows of a call are split; each has a step between nodes. The
-    /// rows of an all-reduce are split evenly. With columns of A, a block has as many rows as in the
-    /// largest call. Otherwise a block has the rows of some of the nodes.
+    /// Number of blocks into which the rows of a call are split, with one step between nodes for
+    /// each. An all-reduce splits its rows evenly. If A is split by columns, a block has as many
+    /// rows as in the largest call. In other operators a block has the rows that some of the nodes
+    /// own.
     pub(crate) blocks: usize,
 }
 
@@ -109,10 +110,10 @@ static COPY: Row = Row {
 /// Maximum number of blocks into which the rows of a call are split.
 const MOST_BLOCKS: usize = 16;
 
-/// Number of blocks with the shortest predicted time, at most `most`. `step(b)` is the time of one
-/// of `b` steps between nodes, and `work(b)` that of the node's work on one of `b` blocks. Work that
-/// has no prediction is assumed to take as long as a single step for all rows. The steps and the
-/// work overlap, except for one of each.
+/// Number of blocks, at most `most`, with the shortest predicted time. `step(b)` is the time of one
+/// of `b` steps between nodes, and `work(b)` the time of the node's work on one of `b` blocks. If
+/// the work has no prediction, the work on all blocks is assumed to take as long as a single step
+/// for all rows. Steps and work overlap, except for one step and the work on one block.
 fn blocks_of(
     most: usize,
     step: impl Fn(usize) -> f64,
@@ -154,13 +155,13 @@ impl Composed {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
     }
 
-    /// Number of rows of a block, if each has as many as in a call of `most` rows.
+    /// Number of rows of each block in a call of `most` rows; the last block may have fewer.
     pub(crate) fn rows_of_block(&self, most: usize) -> usize {
         most.div_ceil(self.blocks).max(1)
     }
 
-    /// Rows of each block of a call of `m` rows, if each block has as many as in a call of `most`
-    /// rows, except for the last one. A call without rows has one block.
+    /// Rows of each block of a call of `m` rows. Each block except the last one has as many rows as
+    /// a block in a call of `most` rows. A call without rows has one block.
     pub(crate) fn row_blocks(&self, most: usize, m: usize) -> impl Iterator<Item = Range<usize>> {
         let rows = self.rows_of_block(most);
         (0..m.max(1)).step_by(rows).map(move |start| start..(start + rows).min(m))
@@ -259,7 +260,8 @@ impl Maker<'_> {
         if let Some(asked) = variant
             && row.form(asked).is_none()
         {
-            // The node's operator may be another one, whose variants the caller cannot name.
+            // The node's operator may have variants that the caller's operator lacks, so the error
+            // lists only the variants that both have.
             let outer = self.request.row;
             let known = row.names(|form| outer.form(form.variant).is_some());
             return Err(self.refused("variant", &asked, &format!("auto, {known}")));
@@ -287,14 +289,14 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// Sets the number of blocks of a call in which a node exchanges the rows of some nodes while it
-    /// works on those of others. The input of each step has `bytes` bytes, and the node's main
-    /// operator works on `rows` rows for each node. Over the sockets of the host each step would
-    /// send its input to all nodes, so there is one block, unless the caller asks for more.
+    /// Sets the number of blocks of a call in which a node exchanges the rows of some nodes while
+    /// it works on the rows of others. The input of each step has `bytes` bytes, and the node's
+    /// main operator works on `rows` rows for each node. Over the sockets of the host each step
+    /// would send its input to all nodes, so there is one block, unless the caller asks for more.
     fn shift_blocks(&mut self, sent: Sent, bytes: u64, rows: usize) {
         let nodes = self.ranks.nodes();
         let others = (nodes - 1).max(1);
-        // The first step has the most distances.
+        // The first step exchanges with the most nodes, so it takes longest.
         let step = |blocks: usize| {
             let first = shift_steps(blocks, nodes, sent).next();
             first.map_or(0.0, |(exchange, _)| self.step_us(exchange.kind(), bytes as f64))
@@ -323,11 +325,12 @@ impl Maker<'_> {
         let (output, wire) = (request.output_dtype(), request.wire_dtype());
         let (nodes, local, size) = (self.ranks.nodes(), self.ranks.local().size, self.ranks.size);
         let all_gather = crate::ops::row(Op::AllGather);
-        // Number of rows of the largest part of any rank, and of the largest part of any node.
+        // Largest number of rows (or parts of a message of elements) that a rank owns, and that a
+        // node owns.
         let own = if elements { 1 } else { m.div_ceil(size) };
         let of_node = if elements { local } else { local * own };
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
-        // Sums of the node go to other nodes in the wire type.
+        // Sums over the ranks of a node go to other nodes in the wire type.
         let to_wire = |r: &mut Request| (r.output, r.wire) = (Some(wire), Some(wire));
         match request.row.composed {
             Composition::Alone => unreachable!("planned for a rank by itself"),
@@ -421,8 +424,9 @@ impl Maker<'_> {
                 let parts = &self.composed.parts;
                 let work = |blocks: usize| {
                     let product = parts[&Role::Product].predicted_us(m.div_ceil(blocks))?;
-                    // Fewer rows of A are fewer columns of its transpose. A gather of fewer rows of
-                    // the transpose moves as many bytes.
+                    // A block has fewer rows of A, which are columns of A's transpose. Predictions
+                    // take a number of rows, so this one is for a gather of fewer rows of the
+                    // transpose, which moves as many bytes.
                     let gather = parts[&Role::Main].predicted_us((local * own).div_ceil(blocks))?;
                     Some(product + nodes as f64 * gather)
                 };
@@ -433,7 +437,7 @@ impl Maker<'_> {
                     .unwrap_or_else(|| blocks_of(MOST_BLOCKS.min(m.max(1)), step, work));
                 self.composed.blocks = chosen.clamp(1, m.max(1));
                 let rows = self.composed.rows_of_block(m);
-                // Fewer blocks of this size may be enough for all rows.
+                // `rows` is rounded up, so fewer blocks may be enough for all rows.
                 self.composed.blocks = m.div_ceil(rows).max(1);
                 let blocks = self.composed.blocks as u64;
                 if rows != m {
@@ -486,7 +490,8 @@ impl Maker<'_> {
         }
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
-        // The area has a part for each block.
+        // If the call is split by rows, the area has a part for each block, and a step sends one
+        // part.
         let by_rows = match self.request.row.composed {
             Composition::AllReduce { .. } => true,
             Composition::GatherA => self.request.shard == Shard::Columns,
@@ -624,14 +629,14 @@ mod tests {
 
     #[test]
     fn more_bytes_are_cut_into_more_blocks() {
-        // Steps with a latency of 20 us, which take 20 us more for each 250 kB of all blocks.
+        // A step takes 20 us, and 20 us more for each 250 kB that it sends.
         let step = |bytes: f64| move |blocks: usize| 20.0 + bytes / blocks as f64 / 12.5e3;
         let unknown = |_| None;
         assert_eq!(blocks_of(MOST_BLOCKS, step(0.0), unknown), 1);
         assert_eq!(blocks_of(MOST_BLOCKS, step(4e6), unknown), 4);
         assert_eq!(blocks_of(3, step(4e6), unknown), 3);
         assert_eq!(blocks_of(100, step(1e12), unknown), MOST_BLOCKS);
-        // Hardly any work to overlap with.
+        // With hardly any work to overlap with the steps, one block must be fastest.
         assert_eq!(blocks_of(MOST_BLOCKS, step(4e6), |blocks| Some(10.0 / blocks as f64)), 1);
     }
 
@@ -645,7 +650,7 @@ mod tests {
             plan.composed().unwrap().blocks
         };
         assert!(blocks(Op::MatmulAllReduce, 400) > blocks(Op::MatmulAllReduce, 100_000));
-        // Three other nodes, each in a step of its own.
+        // The rows of each of the three other nodes are exchanged in a separate step.
         assert_eq!(blocks(Op::AllGatherMatmul, 400), 3);
     }
 

@@ -31,8 +31,8 @@ impl Plan {
         if row.common.k || request.uniform_shape {
             items.push(("k", k.to_string()));
         }
-        // Ranks need not multiply in the same way where nothing is sent: then each chooses for its
-        // own N and K.
+        // Ranks of an operator that sends nothing need not multiply in the same way: each chooses
+        // for its own N and K.
         let choices = if self.op() == Op::Matmul { &[] } else { &self.choices[..] };
         items.extend(choices.iter().map(|choice| match choices.len() {
             1 => ("variant", choice.variant.to_string()),

@@ -97,20 +97,21 @@ impl Plan {
         }
     }
 
-    /// Whether the message of a call by the LL protocol consists of packs.
+    /// Whether the message of a call by the LL protocol consists of packs (units of 48 bytes).
     pub(crate) fn has_packs(&self, choice: &Choice, shape: (usize, usize)) -> bool {
         let Memory::Pairs(collective) = choice.form.memory else { return false };
         let from = ll_items::packs_from(self.ranks, &self.request, collective);
         from.is_some_and(|from| self.items(collective, shape).most() >= from)
     }
 
-    /// Whether the kernels of `choice` are loaded for packs, too: whether it, or another choice of its
-    /// variant, which may share the kernels, has calls in packs.
+    /// Whether the kernels of `choice` are loaded for packs, too. True if calls of `choice` send
+    /// packs, or calls of another choice of the same variant, which may share the kernels.
     pub(crate) fn loads_packs(&self, choice: &Choice) -> bool {
         self.choices.iter().any(|it| it.variant == choice.variant && it.needs.packs > 0)
     }
 
-    /// Whether the message of a call of `m` rows consists of packs, for tests of the bytes sent.
+    /// Whether the message of a call of `m` rows consists of packs (units of 48 bytes of the LL
+    /// protocol), for tests of the number of bytes sent.
     #[doc(hidden)]
     pub fn has_packs_at(&self, m: usize) -> bool {
         self.has_packs(self.at(m), (m, self.request.n))

@@ -32,17 +32,17 @@ impl Plan {
         self.problem(size).predict(machine, &self.program(choice), [m, n])
     }
 
-    /// Expected lower limit in microseconds for the time of a call by any program, from fitted rates:
-    /// the longer of the time of the product alone and that of sending the bytes that a rank must
-    /// send. Single calls were measured up to 8 % below it.
+    /// Expected lower limit in microseconds for the time of a call by any program, from fitted
+    /// rates: the longer of the time of the product alone and that of sending the bytes that a rank
+    /// must send. Single calls were measured up to 8 % below this limit.
     pub fn lower_bound_us(&self, size: usize) -> f64 {
         self.problem(size).limit(&self.ranks.tuning().machine)
     }
 
     /// Whether the variant for calls of this size has passed the test suite and the stress test on
-    /// this architecture with this number of ranks. `auto` chooses only such variants. Where none
-    /// has, it chooses among those in which nothing depends on the architecture or on the number of
-    /// ranks.
+    /// this architecture with this number of ranks. `auto` chooses only such variants. If no
+    /// variant has passed, `auto` chooses among the variants in which nothing depends on the
+    /// architecture or on the number of ranks.
     pub fn has_run(&self, size: usize) -> bool {
         let (device, world, tuning) = (self.ranks.device, self.ranks.size, self.ranks.tuning());
         let here = tuning.has_run_any(device, world);

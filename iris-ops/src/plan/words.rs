@@ -78,8 +78,9 @@ impl Plan {
     }
 
     /// Number of workgroups that have work in a call by the LL protocol: enough for one item or
-    /// pack per thread, at most [`tune::LL_GROUPS`]; on GPUs also one that announces the rank's entry.
-    /// With an RMSNorm, each row needs a separate workgroup. Workgroups without a row then only push.
+    /// pack per thread, at most [`tune::LL_GROUPS`]; on GPUs one more, which announces the rank's
+    /// entry. With an RMSNorm, each row needs a separate workgroup. Workgroups without a row then
+    /// only push.
     pub(super) fn work_on_pairs(
         &self,
         choice: &Choice,

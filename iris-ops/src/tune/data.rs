@@ -57,7 +57,8 @@ pub(crate) struct Launches {
     /// at most one workgroup per multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2
     /// x H200: 241 us with 131 workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
-    /// Maximum number of workgroups of a broadcast by relays; `None` for as many as of any message.
+    /// Maximum number of workgroups of a broadcast by relays (ranks that forward tiles of the
+    /// root); `None` for as many as in other messages.
     pub(super) relay_groups: Option<u32>,
     /// Maximum number of elements of a sum whose tiles are so small that only every other thread
     /// has a vector.
@@ -65,8 +66,8 @@ pub(crate) struct Launches {
     /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
     /// threads, ascending. Larger messages use the number for which the kernel is built.
     pub(super) threads_of_words: Vec<(usize, u32)>,
-    /// Number of items that a rank sends to another from which a message by the LL protocol
-    /// consists of packs; `None` for never.
+    /// Smallest number of items per peer with which a message by the LL protocol consists of packs
+    /// (units of 48 bytes); `None` for never.
     pub(super) packs_from: Option<u32>,
     /// Threads of a workgroup of a message that consists of packs: pairs of maximum number of packs
     /// and threads, as in `threads_of_words`.
@@ -227,8 +228,9 @@ impl Tuning {
         self.ran(device, world).any(|ran| ran.gemms.contains(&kind))
     }
 
-    /// Number of items from which messages by the LL protocol consist of packs; `None` if they
-    /// never do, because such messages have not run with this number of ranks on such a device.
+    /// Smallest number of items per peer with which messages by the LL protocol consist of packs.
+    /// `None` if they never do, because such messages have not run with this number of ranks on
+    /// such a device.
     pub(crate) fn packs_from(&self, device: Device, world: usize) -> Option<u32> {
         let ran = self.ran(device, world).any(|ran| ran.packs);
         self.launches.packs_from.filter(|_| ran)

@@ -28,7 +28,8 @@ fn find(ranks: Topology, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// Sizes of calls at which a table row for such calls begins or ends.
+/// Sizes of calls at which a table row for the operator, type and shape of `request` begins or
+/// ends.
 pub(super) fn ends(ranks: Topology, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }

@@ -95,10 +95,11 @@ fn device_message_tile(ranks: Topology, request: &Request, form: &Form) -> TileS
     const VECTOR: usize = 8;
     const MOST: usize = 64 << 10;
     const TILES: usize = 32;
-    /// Number of elements of a tile above which a message is cut into four times as many tiles; or,
-    /// if it is summed, into `SUMMED` tiles over all ranks (4 x H100, `SUMMED` and twice as many:
-    /// all_reduce of 8 MiB 50.6 and 58.8 us, of 16 MiB 89.2 and 95.3, of 32 MiB 168 and 163;
-    /// reduce_scatter of 16 MiB 62.5 and 64.0, of 32 MiB 104 and 108; 2026-11-27).
+    /// If tiles would have more than `ENOUGH` elements, the message is cut into more tiles: into
+    /// `SUMMED` tiles over all ranks if it is summed, otherwise into four times as many. 4 x H100,
+    /// `SUMMED` and twice as many tiles: all_reduce of 8 MiB 50.6 and 58.8 us, of 16 MiB 89.2 and
+    /// 95.3, of 32 MiB 168 and 163; reduce_scatter of 16 MiB 62.5 and 64.0, of 32 MiB 104 and 108
+    /// (2026-11-27).
     const ENOUGH: usize = 8 << 10;
     const SUMMED: usize = 256;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);

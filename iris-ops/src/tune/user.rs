@@ -71,7 +71,8 @@ impl TuningFile {
         }
     }
 
-    /// Reads the file at `path`, for whatever device and number of ranks; `None` if there is none.
+    /// Reads the file at `path`, for any device and number of ranks; `None` if there is no such
+    /// file.
     ///
     /// # Errors
     /// [`Error::Tuning`] if the file cannot be read.
@@ -218,7 +219,8 @@ fn path(ranks: Topology) -> Option<PathBuf> {
         None => {
             let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
             let device: String = device(ranks.device).chars().map(plain).collect();
-            // A file of another version of iris is not found, so it prevents nothing.
+            // The name contains the version of the file format, so a file of another version of
+            // iris is not found and causes no error.
             let driver = ranks.device.driver;
             let name = format!("tuning{VERSION}-{device}-{driver}-{}.toml", ranks.size);
             Some(Cache::user_folder().join(name))
@@ -259,8 +261,9 @@ fn write(
     Ok(path)
 }
 
-/// Whether there is no file at `path`, by the error of reading it. A folder by default that this user
-/// may not enter, such as one in the HOME of another user, or whose name is too long, counts as empty.
+/// Whether `error`, from reading `path`, means that there is no file. At a default path this
+/// includes errors from a folder that this user may not enter, such as a folder in another user's
+/// HOME, and from a name that is too long.
 fn has_no_file(path: &Path, error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{InvalidFilename, NotADirectory, NotFound, PermissionDenied};
     match error.kind() {

@@ -8,10 +8,10 @@ use iris_kernels::vendor::{self, Communicator};
 
 use super::super::fabric::{StepError, fail};
 
-/// Error to report for an error of the library, which names no rank of the steps with `others`. If a
-/// rank is lost, the world learns the rank's number, but perhaps later than the library sees the
-/// rank's connection close. So this function waits a while for an error of the heap, which
-/// `outcome` returns.
+/// Error to report in place of an error of the library, which does not say which of the ranks
+/// `others` of this rank's steps has failed. If a rank is lost, the world learns the rank's number,
+/// but perhaps later than the library sees the rank's connection close. So this function waits a
+/// while for an error of the heap, which `outcome` returns.
 pub(super) fn named(
     outcome: impl Fn() -> iris_heap::Result<()>,
     others: String,
@@ -28,8 +28,9 @@ pub(super) fn named(
     iris_heap::Error::other(StepError::Engine { others, error })
 }
 
-/// Thread that fails the heap if the library reports an error, because the program may wait in the
-/// driver. It keeps neither the heap nor the communicator, and ends soon after the communicator.
+/// Thread that fails the heap if the library reports an error. The program's own thread may be
+/// waiting in the driver and see no error. The watcher keeps neither the heap nor the communicator
+/// alive, and ends soon after the communicator.
 pub(super) struct Watcher {
     pub(super) heap: Weak<SymmetricHeap>,
     pub(super) communicator: Weak<Communicator>,
