@@ -2,7 +2,7 @@
 //!
 //! A plain copy that races with a write is undefined behaviour. These copies use relaxed atomic
 //! accesses: aligned 32-bit words, and single bytes before the first and after the last aligned
-//! word. A race yields old or new words, and orders nothing.
+//! word. A race yields old or new words; the copies order no other accesses.
 //!
 //! The words have 32 bits because signals, device words and most elements have that size, and Rust
 //! defines a race of two atomic accesses only if both have the same size. If the sizes differ (a
@@ -72,8 +72,8 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     const PART: usize = 4096;
     let mut buffer = [0; PART];
     let parts = len.div_ceil(PART);
-    // Copy backwards if the target begins inside the source; otherwise the end of the source would
-    // be overwritten before it is read.
+    // Copy backwards if the target begins inside the source; a forward copy would overwrite the end
+    // of the source before reading it.
     let backwards = (1..len).contains(&(to as usize).wrapping_sub(from as usize));
     for part in 0..parts {
         let part = if backwards { parts - 1 - part } else { part };

@@ -1,4 +1,4 @@
-//! Type [`Bytes`]: a size in bytes, which is written and read with its unit.
+//! Type [`Bytes`]: a size in bytes, printed and parsed with a unit such as MiB.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,7 +9,8 @@ use crate::dtype::Element;
 use crate::error::Error;
 use crate::layout::{ALIGNMENT, rounded};
 
-/// Size in bytes. Arithmetic saturates, so that a size that is too large stays too large.
+/// Size in bytes. Arithmetic saturates, so an overflow gives the largest size instead of wrapping
+/// to a small one.
 ///
 /// ```
 /// use iris_heap::Bytes;
@@ -22,7 +23,7 @@ use crate::layout::{ALIGNMENT, rounded};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Bytes(u64);
 
-/// Units with their names, the largest first.
+/// Names of the units and their sizes in bytes, the largest unit first.
 const UNITS: [(&str, u64); 4] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
@@ -112,7 +113,8 @@ impl fmt::Display for Bytes {
 impl FromStr for Bytes {
     type Err = Error;
 
-    /// Reads a number with a unit: `64MiB`, `1.5 GiB`, `4096 bytes`; a number alone is refused.
+    /// Reads a number with a unit: `64MiB`, `1.5 GiB`, `4096 bytes`; a number without a unit is an
+    /// error.
     fn from_str(text: &str) -> Result<Bytes, Error> {
         let wrong =
             || Error::invalid("size", text, "a number with a unit: bytes, KiB, MiB, GiB or TiB");

@@ -1,7 +1,7 @@
 //! Control block of a heap, as the host accesses it: abort word and fault record
 //! ([`ControlBlock`](crate::abi::ControlBlock)).
 //!
-//! This file is long because each state of the block has its words, its codes and its error.
+//! This file is long because each state of the control block has words, abort codes and an error.
 
 mod progress;
 #[cfg(test)]
@@ -49,25 +49,25 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// Error of another node, or of a step between nodes, that ended this node's calls.
     elsewhere: OnceLock<Error>,
-    /// Error by which this rank lost the connection to its world, if no single peer was lost.
+    /// Error because of which this rank lost the connection to its world, if no single peer is the
+    /// lost one.
     cut_off: OnceLock<Error>,
     /// Names of the nodes for errors, and the index of this rank's node; set if the heap's world has
     /// several.
     nodes: OnceLock<(Vec<String>, usize)>,
     /// Process of each rank of this node; `None` for a thread of this process.
     processes: OnceLock<Vec<Option<ProcessId>>>,
-    /// Name of the node that the blamed rank waited for when this rank's fault record was first
-    /// read; `None` if the blamed rank was in no step between nodes.
+    /// Name of the node for which the rank in this rank's fault record waited when the record was
+    /// first read; `None` if that rank was in no step between nodes.
     awaited_node: OnceLock<Option<String>>,
     /// Start times of the waits for enqueued work that host threads are in now.
     waits: Mutex<Vec<Instant>>,
     /// Engine of the steps between nodes, if they run on streams of a GPU.
     engine: OnceLock<Arc<dyn NodeEngine>>,
-    /// Locked while the program launches a graph, which may use the engine, and while the engine
-    /// is ended.
+    /// Locked while the program launches a graph, which may use the engine, and while the engine's
+    /// steps are being ended.
     launching: Mutex<()>,
-    /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX` if none shall
-    /// fail.
+    /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX`: none fails.
     launches_left: AtomicU32,
 }
 
@@ -83,13 +83,13 @@ enum Words {
     Pinned(PinnedLine),
 }
 
-/// Cache line of pinned host memory that holds a control block.
+/// Pinned host memory, aligned like [`Line`], that holds a control block.
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
-    /// Address of the line in the device's address space, for kernels.
+    /// Address of `line` in the device's address space, for kernels.
     pub(crate) address: u64,
-    /// Returns the line to its pool on drop.
+    /// Guard that returns the line to the pool of pinned memory on drop.
     _lease: Box<dyn Any + Send + Sync>,
 }
 
@@ -168,8 +168,9 @@ impl Control {
     }
 
     /// Tells every waiting kernel of this rank to stop because another node failed. From then on
-    /// [`Control::check`] returns `error`; later calls do not replace the first error. Ranks of this
-    /// node to which this rank gives up return an error with the same text, unless it is a loss.
+    /// [`Control::check`] returns `error`; later calls do not replace the first error. Peers on
+    /// this node that stop because this rank gave up return an error with the same text, unless
+    /// `error` is the loss of a rank.
     pub fn fail_elsewhere(&self, error: Error) {
         let is_loss = error.kind() == ErrorKind::PeerLost;
         let text = error.to_string();
@@ -182,19 +183,19 @@ impl Control {
         self.set_host_abort(if is_loss { abort::WORLD_LOST } else { abort::ELSEWHERE });
     }
 
-    /// Tells every waiting kernel of this rank to stop because of the world's error `error`, by
-    /// which the rank `lost` of this node was lost, if it names one. [`Control::check`] returns that
-    /// error, unless the kernels were told to stop before, or one has left a fault that the error
-    /// does not explain. Kernels tell peers the code of a loss, so that all ranks, however they
-    /// learn of it, have errors of one kind.
+    /// Tells every waiting kernel of this rank to stop because of the world's error `error`. `lost`
+    /// is the lost rank of this node; `None` if the error names no rank of this node.
+    /// [`Control::check`] returns `error`, unless the kernels were told to stop before, or a kernel
+    /// has left a fault that `error` does not explain. Kernels pass the code of a loss on to peers,
+    /// so that all ranks return errors of one kind, however they learn of the loss.
     pub(crate) fn lose(&self, lost: Option<usize>, error: Error) {
         let code = match lost {
             Some(rank) => loss_code(rank),
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
-        // A lost peer needs no error here: the abort code has its number, from which the error is
-        // made, with the number in the whole world, when a call returns it.
+        // `PeerLost` is not stored, because the abort code holds the rank. The error is made from
+        // the code when a call returns it, with the rank's number in the whole world.
         if !matches!(error, Error::PeerLost { .. }) {
             let _ = self.cut_off.set(error);
         }
@@ -202,13 +203,13 @@ impl Control {
     }
 
     /// Tells every waiting kernel of this rank to stop because this rank leaves its world. The
-    /// kernels tell peers that this rank is lost, as its world does.
+    /// kernels tell peers that this rank is lost, and so does the world of this rank.
     pub(crate) fn leave(&self) {
         self.set_host_abort(self.own_rank().map_or(abort::USER, loss_code));
     }
 
-    /// Abort reason of this rank's kernels: [`Control::host_abort`], except that the own code of
-    /// [`Control::leave`] is the program's abort.
+    /// Abort reason of this rank's kernels: [`Control::host_abort`], but [`abort::USER`] if
+    /// [`Control::leave`] has stored the code, which names this rank itself as lost.
     fn reason(&self) -> i32 {
         match self.host_abort() {
             code if lost_rank(code).is_some() && lost_rank(code) == self.own_rank() => abort::USER,
@@ -230,8 +231,9 @@ impl Control {
         }
     }
 
-    /// Error that tells peers the abort word `word` of this rank; `number` converts numbers of ranks of
-    /// this node. `None` if the word names no rank of this node.
+    /// Converts the abort word `word` of this rank into an error for peers; `None` if the word
+    /// names no rank of this node. `number` converts a rank's number on this node into the number
+    /// that the error shows.
     pub(crate) fn error_of_word(
         &self,
         word: i32,
@@ -247,7 +249,7 @@ impl Control {
         Some(Error::GaveUp { rank: number(named), host: None, reason })
     }
 
-    /// Error for the value `word` of this rank's abort word, which a peer has set.
+    /// Error for the value `word` that a peer has stored into this rank's abort word.
     pub(crate) fn told_by_peer(&self, word: i32) -> Error {
         match self.error_of_word(word, |rank| rank) {
             Some(Error::GaveUp { rank, .. }) => self.gave_up(rank),
@@ -301,14 +303,15 @@ impl Control {
         word(SEEN) == word(PASSED)
     }
 
-    /// Test hook for calls that fail in the middle: the CPU launch after `count` more launches
-    /// fails.
+    /// Test hook for calls that fail in the middle: `count` more CPU launches succeed, and the next
+    /// one fails.
     #[doc(hidden)]
     pub fn fail_launch_after(&self, count: u32) {
         self.launches_left.store(count, Ordering::Relaxed);
     }
 
-    /// Counts a launch on the CPU backend, for [`Control::fail_launch_after`].
+    /// Counts a launch on the CPU backend; fails if [`Control::fail_launch_after`] has chosen this
+    /// launch.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if a test has asked that this launch fail.
@@ -371,7 +374,7 @@ impl Control {
             None => "not issued yet, or long ago".into(),
         };
         let names = self.numbered(operators.iter().map(name));
-        // A rank whose operator is unknown is not to blame.
+        // A rank whose operator is unknown is not blamed.
         let known = names.iter().zip(&operators).filter(|(_, operator)| operator.is_some());
         let known: Vec<usize> = known.map(|((rank, _), _)| *rank).collect();
         let ranks = odd_ranks(&names).into_iter().filter(|rank| known.contains(rank)).collect();
@@ -379,15 +382,15 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// Ranks that this rank waits for, and, as text, the call that they have not issued; `None` if
-    /// this rank has issued no call.
+    /// Ranks that this rank waits for, and a text that names the call that they have not issued;
+    /// `None` if this rank has issued no call.
     pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
         let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
         let name = operator.map_or("an operator".into(), |operator| self.describe(operator));
         Some((ranks, format!("call {call} of the heap, {name}")))
     }
 
-    /// Records that the host has seen the end of the heap's first `calls` calls.
+    /// Records that this rank's host has seen the heap's first `calls` calls end.
     pub(crate) fn complete(&self, calls: u64) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.complete(calls)
@@ -396,7 +399,7 @@ impl Control {
         }
     }
 
-    /// Text that says, for each rank, the last call whose end its host has seen.
+    /// Text that names, for each rank, the last call that its host has seen end.
     pub(crate) fn completed(&self) -> String {
         let all = self.boards().and_then(|boards| boards.completed().ok()).unwrap_or_default();
         let text = |calls: &u64| match calls {
@@ -418,7 +421,7 @@ impl Control {
         self.check_without_engine()
     }
 
-    /// [`Control::check`] without a poll of the engine of the steps between nodes.
+    /// Does [`Control::check`] without a poll of the engine of the steps between nodes.
     pub(crate) fn check_without_engine(&self) -> Result<()> {
         self.outcome().inspect_err(|error| {
             self.fault_returned.store(true, Ordering::Relaxed);
@@ -426,9 +429,10 @@ impl Control {
         })
     }
 
-    /// Returns the error of [`Control::check`] if results may be undefined, without a poll of the
-    /// engine. They are defined if a peer was lost, or the heap closed, after the last call: a
-    /// kernel that is stopped in its call leaves a fault. An exchange of an engine leaves none.
+    /// Returns the error of [`Control::check`] if results of calls may be undefined; does not poll
+    /// the engine. The loss of a peer, or a close of the heap, leaves results defined if there is
+    /// no fault, because a kernel that is stopped within a call leaves a fault. With an engine the
+    /// error is always returned, because an exchange of the engine that is stopped leaves no fault.
     pub(crate) fn check_results(&self) -> Result<()> {
         let code = self.reason();
         let ended = [0, abort::CLOSED, abort::HUB_LOST, abort::WORLD_LOST].contains(&code)
@@ -464,7 +468,8 @@ impl Control {
             FaultKind::PeerLost if fault.seen == abort::WORLD_LOST => {
                 return Some(self.world_loss());
             }
-            // This rank has left its world, and is not lost to itself.
+            // The lost rank is this rank: it has left its world, so the error is an abort by the
+            // program, not a loss.
             FaultKind::PeerLost if usize::try_from(fault.rank).ok() == self.own_rank() => {
                 iris_sync::Fault { kind: FaultKind::HostAbort, seen: abort::USER, ..fault }
             }
@@ -482,7 +487,8 @@ impl Control {
             return Some(error);
         }
         let op = self.op_name(fault.op).to_string();
-        // The kernel counts the ranks of its node.
+        // The kernel's fault record has the rank's number on this node, except `StepDiffers`, which
+        // names a node.
         let (rank, host) = match usize::try_from(fault.rank) {
             Ok(rank) if fault.kind != FaultKind::StepDiffers => self.in_whole_world(rank),
             _ => (0, None),
@@ -490,7 +496,8 @@ impl Control {
         let awaited = self.awaited_node.get_or_init(|| {
             let is_silent = matches!(fault.kind, FaultKind::NotEntered | FaultKind::NoProgress);
             let rank = usize::try_from(fault.rank).ok().filter(|_| is_silent)?;
-            // A rank that stands still in a step awaits nobody.
+            // If the process of the rank is stopped, blame the rank itself and not the node that it
+            // waits for.
             self.node_awaited_by(rank).filter(|_| self.stopped_process(rank).is_none())
         });
         let standing = self.standing(&fault);
@@ -508,8 +515,8 @@ impl Control {
         Some(self.disorder().unwrap_or(error))
     }
 
-    /// Returns the fault or abort of this heap like [`Control::check`], but does not count it as
-    /// returned to the program; used for enqueued work.
+    /// Returns the fault or abort of this heap like [`Control::check`], but does not count the
+    /// error as returned to the program; used by enqueued work.
     ///
     /// # Errors
     /// Errors of [`Control::check`].

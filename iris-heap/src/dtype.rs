@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Type of one element of a matrix or message.
 ///
 /// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend supports yet;
-/// the enum is non-exhaustive because of them.
+/// the enum is non-exhaustive so that these types can be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -72,8 +72,8 @@ impl<'a> Reader<'a> {
 }
 
 /// FNV-1a hash of 128 bits over parts and their lengths, so that two different sequences of parts
-/// do not collide by concatenation. The hash names files, heaps and compiled kernels. It gives no
-/// protection against deliberate collisions, so the folders are private.
+/// do not collide by concatenation. The hash names files, heaps and compiled kernels. It does not
+/// protect against deliberate collisions, so folders with names of this hash must be private.
 pub fn hash(parts: &[&[u8]]) -> u128 {
     let mut h: u128 = 0x6c62272e07bb014262b821756295c58d;
     for part in parts {

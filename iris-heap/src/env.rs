@@ -106,19 +106,20 @@ pub struct Settings {
     /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6; opening a world fails
     /// with any other value.
     pub deadline: f64,
-    /// Longest wait of a kernel for a peer to enter the same call, 600 s by default: ranks that wait
-    /// for work in a call wait so long, and a rank that stands still between calls is found then.
+    /// Longest wait of a kernel for a peer to enter the same call, 600 s by default. Set it above
+    /// the longest time that a rank may spend between calls; a rank that hangs between calls is
+    /// reported after this time.
     pub work: Duration,
-    /// Longest of the later waits in a call, 30 s by default: a rank that stands still within a call
-    /// is found then.
+    /// Longest wait of a kernel after all peers have entered the call, 30 s by default; a rank that
+    /// hangs within a call is reported after this time.
     pub step: Duration,
     /// Longest wait for all ranks to meet, 720 s by default.
     pub meeting: Duration,
     /// Number of workgroup threads per rank (`IRIS_THREADS`); `None` derives it from the number of
     /// cores.
     pub threads: Option<usize>,
-    /// Line rate in Gbit/s of the network port that each rank has (`IRIS_NETWORK_GBIT`). Plans over
-    /// several nodes choose their number of blocks by it.
+    /// Line rate in Gbit/s of each rank's network port (`IRIS_NETWORK_GBIT`). Plans over several
+    /// nodes choose from it the number of blocks into which a call is split.
     pub network_gbit: u32,
 }
 
@@ -158,7 +159,8 @@ impl Settings {
                 _ => return Err(wrong("IRIS_NETWORK_GBIT", &text, "a number from 1 to 100000")),
             };
         }
-        // Kernels read this variable themselves, where a wrong value could not be reported.
+        // CPU kernels read this variable themselves but cannot report an invalid value, so it is
+        // checked here.
         if let Some(text) = read("IRIS_DELAY")?
             && !text.parse().is_ok_and(|us: u64| us <= MOST_DELAY)
         {
@@ -196,14 +198,14 @@ impl Settings {
         self
     }
 
-    /// Sets the longest wait for a peer to enter a call. A server whose ranks wait for requests
-    /// elsewhere sets seconds; one whose ranks wait in a call sets hours.
+    /// Sets the longest wait for a peer to enter a call. In a server whose ranks wait for requests
+    /// outside of calls, seconds suffice; if ranks wait for requests within a call, set hours.
     pub fn work(mut self, wait: Duration) -> Settings {
         self.work = wait;
         self
     }
 
-    /// Sets the longest of the later waits in a call.
+    /// Sets the longest wait of a kernel after all peers have entered the call.
     pub fn step(mut self, wait: Duration) -> Settings {
         self.step = wait;
         self
@@ -232,9 +234,9 @@ impl Settings {
     }
 
     /// Deadline of a host collective's wait for the other ranks, 720 s by default. This deadline is
-    /// longer than a kernel's wait for entry plus one for progress. So if a rank skips a call, the
-    /// other ranks' kernels give up first and name that rank, before the host reports the waiting
-    /// ranks as absent.
+    /// longer than [`Settings::entry_deadline`] plus [`Settings::progress_deadline`]. So if a rank
+    /// skips a call, the other ranks' kernels give up first and name that rank, before the host
+    /// reports the waiting ranks as absent.
     pub fn host_deadline(&self) -> Duration {
         self.scaled((self.work + self.step) * 8 / 7)
     }
@@ -244,8 +246,8 @@ impl Settings {
         self.scaled(self.meeting)
     }
 
-    /// Scales a wait by the deadline factor, which is clamped to 0..=[`MOST`]. The result is at most
-    /// the default meeting's, 23 years; NaN gives zero.
+    /// Scales a wait by the deadline factor, which is clamped to 0..=[`MOST`]. The clamp keeps the
+    /// result finite: at most 23 years for the default meeting deadline. NaN gives zero.
     fn scaled(&self, wait: Duration) -> Duration {
         let seconds = wait.as_secs_f64() * self.deadline.clamp(0.0, MOST);
         let most = Settings::default().meeting.mul_f64(MOST);
@@ -280,7 +282,8 @@ pub(crate) fn agreed() -> Vec<(&'static str, String)> {
 
 /// Value of the environment variable `name`; `None` if it is unset or empty.
 pub(crate) fn read(name: &str) -> Result<Option<String>> {
-    /// Length of the longest path that the system opens, in bytes; other values are shorter.
+    /// Maximum length of a value in bytes: the longest path that the system opens. Values that are
+    /// no paths are shorter.
     const LONGEST: usize = 4095;
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),
@@ -326,7 +329,7 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
-    /// Tests that each kind of wait has a deadline of its own.
+    /// Tests that each kind of wait has its own deadline.
     #[test]
     fn deadlines_are_set_by_kind() {
         let [work, step, meeting] = [7, 5, 3].map(Duration::from_secs);

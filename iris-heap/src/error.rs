@@ -1,6 +1,6 @@
 //! Error type of the crate.
 //!
-//! This file is long because each variant has its text with what to do, and each field its meaning.
+//! This file is long because each variant has a text with advice, and each field a description.
 
 #[cfg(test)]
 mod texts;
@@ -65,7 +65,7 @@ pub enum Error {
         /// Number of each rank, and its call: kind, sequence number and call site.
         calls: Vec<(usize, String)>,
     },
-    /// The ranks issue the calls of a heap in different orders. The heap takes no further calls.
+    /// The ranks issue the calls of a heap in different orders. The heap accepts no further calls.
     #[error(
         "ranks issue the operators of a heap in different orders: call {call} of the heap is {}; all ranks must \
          issue the calls of a heap in the same order, and leave none out", list_values(.operators)
@@ -73,13 +73,12 @@ pub enum Error {
     Order {
         /// Number of the first call that differs, counted from 1 over all calls of the heap.
         call: u64,
-        /// Ranks whose operator is known and is not the most common one, or ranks that left the
-        /// call out.
+        /// Ranks that issued another operator than most ranks, or ranks that left the call out.
         ranks: Vec<usize>,
-        /// Number of each rank in the whole world, and its operator of that call: its name and its
-        /// id (its number in the order of creation, from 0); `left out` and the step in which the
-        /// rank closes the heap or frees the operator; or `not issued yet, or long ago` if the
-        /// rank's board does not hold the call.
+        /// For each rank, its number in the whole world and a text about the call: the operator's
+        /// name and id (its number in the order of creation, from 0); `left out` and the step in
+        /// which the rank closes the heap or frees the operator; or `not issued yet, or long ago`
+        /// if the rank's log of calls does not hold the call.
         operators: Vec<(usize, String)>,
     },
     /// Some ranks did not arrive at a collective call before its deadline.
@@ -90,7 +89,7 @@ pub enum Error {
     Absent {
         /// Ranks that did not arrive.
         ranks: Vec<usize>,
-        /// Collective call, with its call site, of the rank that gave up first.
+        /// Collective call, and its call site, of the rank that gave up first.
         what: String,
         /// Time that this rank waited.
         waited: Duration,
@@ -128,8 +127,9 @@ pub enum Error {
         /// Text of the error on the failed rank.
         message: String,
     },
-    /// A rank ended its part in the world because its own program failed
-    /// ([`World::abort_with`](crate::World::abort_with)), or unclosed after an error about another rank.
+    /// A rank left the world because its own program failed
+    /// ([`World::abort_with`](crate::World::abort_with)), or dropped the world unclosed after an
+    /// error about another rank.
     #[error(
         "rank {rank}{} gave up: {reason}; mend that, then start all ranks anew", place(.host)
     )]
@@ -141,7 +141,8 @@ pub enum Error {
         /// Reason that the rank gave, or the error that it got.
         reason: String,
     },
-    /// A rank of the launched world, whose process carries messages of this split world, has ended.
+    /// The process of a rank has ended that carries the messages of this split world. The rank may
+    /// belong to the launched world only.
     #[error(
         "rank {rank} of the launched world is lost, which carries this world's messages and must outlive it: see what \
          it printed, then start all ranks anew"
@@ -150,7 +151,7 @@ pub enum Error {
         /// Number of the rank in the launched world.
         rank: usize,
     },
-    /// The launcher of a rank was ended and left it running.
+    /// The launcher of a rank has ended while the rank still runs.
     #[error(
         "rank {rank} is lost to its job: its launcher, {launcher}, has ended and left it running, expected to end after \
          its ranks; see what ended the launcher, then start all ranks anew"
@@ -164,7 +165,8 @@ pub enum Error {
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
     Rendezvous {
-        /// Path of the socket, and the job identity that its name was made from.
+        /// Path of the socket, and the identity of the job from which the socket's name was
+        /// derived.
         place: String,
         /// Description of the problem.
         problem: String,
@@ -178,9 +180,9 @@ pub enum Error {
     OutOfHeap {
         /// Collective step, with its call site.
         what: String,
-        /// Name of the part of the request that did not fit.
+        /// Name of the part of the request for which there was no room.
         name: String,
-        /// Name of the segment in which the part did not fit.
+        /// Name of the segment that had no room for the part.
         segment: String,
         /// Rank whose segment is full.
         rank: usize,
@@ -195,13 +197,14 @@ pub enum Error {
         /// Bytes of all parts of the request in this segment, each rounded up to the alignment.
         total: u64,
     },
-    /// The world or heap has been closed.
+    /// The world, heap or other object has been closed.
     #[error("{what} is closed: expected an open one; open another, or close it later")]
     Closed {
         /// Name of the closed object.
         what: &'static str,
     },
-    /// A world cannot close while some rank still has a heap or a split-off world of it open.
+    /// A world cannot close while any rank still has a heap of the world, or a world split off it,
+    /// open.
     #[error(
         "rank {rank} still has {heaps} heaps and {worlds} split worlds open: expected none; close them on all ranks, \
          then the world"
@@ -214,7 +217,7 @@ pub enum Error {
         /// Number of open worlds that were split off this one.
         worlds: usize,
     },
-    /// A slice was used with another heap than its own.
+    /// A slice was used with another heap than the heap that allocated it.
     #[error(
         "the slice belongs to heap {slice:#x}, expected one of heap {heap:#x}: use it with the heap that allocated it"
     )]
@@ -269,7 +272,7 @@ pub enum Error {
         len: u64,
     },
     /// A CPU launch has more workgroups than the heap has threads, so a workgroup could wait
-    /// forever for one that has not begun.
+    /// forever for a workgroup that cannot start.
     #[error(
         "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run: \
          expected at most {threads}; launch fewer, or open the heap with more (HeapOptions::threads, IRIS_THREADS)"
@@ -317,12 +320,12 @@ pub enum Error {
         fault: iris_sync::Fault,
         /// Name of the awaited rank's host; `None` if the world has one node.
         host: Option<String>,
-        /// Number of each rank of this node in the whole world, and the operator and call that the
-        /// rank is in, as far as known, or the place of its A if the places differ; empty if neither
-        /// can explain the fault.
+        /// For each rank of this node, its number in the whole world, and a text: the operator and
+        /// call that the rank is in, as far as known, or the place of its matrix A if the ranks'
+        /// places differ. Empty if neither can explain the fault.
         standing: Vec<(usize, String)>,
     },
-    /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
+    /// A kernel gave up waiting for a rank of its node, because that rank waits for another node.
     #[error(
         "{op}, call {}: this rank gave up because rank {} on host {host} waits for {node} in a step between nodes; expected \
          every node to make the same calls: see what the ranks of that node printed, and open the heap and its world anew",
@@ -332,8 +335,8 @@ pub enum Error {
     NodeSilent {
         /// Label of the operator: its name, shape and place in the program.
         op: String,
-        /// Fault of the kernel; its rank is the number, in the whole world, of the rank that waits
-        /// for the other node.
+        /// Fault of the kernel; its `rank` field is the number, in the whole world, of the rank
+        /// that waits for the other node.
         fault: iris_sync::Fault,
         /// Name of that rank's host.
         host: String,
@@ -341,23 +344,23 @@ pub enum Error {
         /// is unknown.
         node: String,
     },
-    /// Another rank gave up; if the reason is not known, the error on that rank has it.
+    /// Another rank gave up. If the reason is not known here, look for the error on that rank.
     #[error(
         "rank {rank}{} gave up{}; close the heap and its world, and open them anew",
         place(.host),
         why(*rank, .reason)
     )]
     GaveUp {
-        /// Number of the rank that gave up, or for which the rank that gave up had waited in vain,
-        /// in the whole world.
+        /// Number in the whole world of the rank that gave up, or of the rank for which that rank
+        /// had waited in vain.
         rank: usize,
         /// Name of that rank's host; `None` if the world has one node.
         host: Option<String>,
-        /// Error on that rank, if it is known: that of a step between nodes, or the one before which the
-        /// rank took no part in such a step.
+        /// Error on that rank, if it is known: the error of a step between nodes, or the error
+        /// because of which the rank took no part in a step between nodes.
         reason: Option<String>,
     },
-    /// A step of the host failed after a kernel of this rank had left a fault.
+    /// A collective step of the host failed after a kernel of this rank had left a fault.
     #[error("{then}; before that a kernel of this rank failed: {fault}")]
     AfterFault {
         /// Fault that the kernel left.
@@ -426,7 +429,7 @@ pub enum Error {
         /// Name that the driver gives the code.
         name: String,
     },
-    /// Error of a layer above this crate: of enqueued work or of a hook.
+    /// Error of a layer above this crate: of a function that was enqueued, or of a callback.
     #[error("{0}")]
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
@@ -438,11 +441,11 @@ pub enum Error {
 pub enum ErrorKind {
     /// The environment or an argument is wrong: correct it.
     Usage,
-    /// The ranks called different functions or passed different values, as the hosts or the kernels
-    /// found: correct the program.
+    /// The ranks called different functions or passed different values, as found by the hosts or by
+    /// kernels: correct the program.
     Disagreement,
-    /// A rank did not arrive in time: at a collective call of the hosts, or where a kernel waits for
-    /// it.
+    /// A rank did not arrive before the deadline, at a collective call of the hosts or in a call
+    /// for which a kernel waited.
     Timeout,
     /// A rank is gone: close the world and open a new one with the remaining ranks.
     PeerLost,
@@ -477,7 +480,7 @@ fn set(value: &str) -> &'static str {
     if value == "(not set)" { "set it" } else { "correct it, or unset it" }
 }
 
-/// Advice about an error of the device driver, by its code.
+/// Advice for an error code of the device driver; empty if there is none.
 fn driver_advice(code: u32) -> &'static str {
     match code {
         2 => ": open a smaller heap, or free memory of the device",
@@ -485,8 +488,9 @@ fn driver_advice(code: u32) -> &'static str {
     }
 }
 
-/// Lists what the ranks are in, each place once, `; rank 0 and 2 in X, call 3 of the heap; rank 1 ..`,
-/// or where their A is, and the rule that this may break; empty for an empty list.
+/// Lists the operator and call of the ranks, each text once with all of its ranks, such as `; rank
+/// 0 and 2 in X, call 3 of the heap; rank 1 ..`, or the places of their matrices A, and then the
+/// rule that may have been broken. Empty for an empty list.
 fn list_standing(fault: &iris_sync::Fault, standing: &[(usize, String)]) -> String {
     if standing.is_empty() {
         return String::new();
@@ -561,8 +565,8 @@ impl Error {
             | Error::PeerAborted { .. }
             | Error::LauncherLost { .. }
             | Error::HubLost { .. } => ErrorKind::PeerLost,
-            // A fault has the kind of the host's error with the same cause, because either the host
-            // or a kernel may be the first to notice it.
+            // A fault has the same kind as the host's error for the same cause, because either the
+            // host or a kernel may be the first to notice the cause.
             Error::Fault { fault, .. } => match fault.kind {
                 FaultKind::NotEntered | FaultKind::NoProgress => ErrorKind::Timeout,
                 FaultKind::Mismatch | FaultKind::StepDiffers => ErrorKind::Disagreement,
@@ -589,7 +593,8 @@ impl Error {
         }
     }
 
-    /// Whether the exchanges of a world have ended because a rank closed a heap that had failed.
+    /// Whether the error says that exchanges of a world have ended because a rank gave up a heap
+    /// that had failed.
     pub(crate) fn is_surrender(&self) -> bool {
         match self {
             Error::AfterFault { then, .. } => then.is_surrender(),
@@ -602,8 +607,8 @@ impl Error {
         Error::Other(Arc::new(error))
     }
 
-    /// Names `rank`, whose process failed, in an error that has no field for it: the output of several ranks
-    /// may end in one log.
+    /// Adds the number of the rank whose process failed, `rank`, to an error that has no field for
+    /// it, because the output of several ranks may go to one log.
     pub(crate) fn on_rank(mut self, rank: usize) -> Error {
         if let Error::System { call: at, .. } | Error::Rendezvous { place: at, .. } = &mut self {
             let named = format!(" on rank {rank}");
@@ -646,7 +651,7 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     }
 }
 
-/// Text that is shown of a value: the whole, or the start and the length of a long one.
+/// Text that errors show for a value: the whole value, or the start and the length of a long value.
 pub fn shortened(value: &str) -> Cow<'_, str> {
     const MOST: usize = 4096;
     if value.len() <= MOST {
@@ -656,7 +661,7 @@ pub fn shortened(value: &str) -> Cow<'_, str> {
     format!("{start}.. ({} bytes)", value.len()).into()
 }
 
-/// Lists values with their ranks as text, such as `4 on rank 0, 2; 5 on rank 1`: each value once.
+/// Lists values with their ranks as text, each value once, such as `4 on rank 0, 2; 5 on rank 1`.
 pub(crate) fn list_values(values: &[(usize, String)]) -> String {
     let text = |(value, ranks): (&String, Vec<usize>)| {
         format!("{} on rank {}", shortened(value), list_ranks(&ranks))
@@ -676,8 +681,8 @@ fn by_value(values: &[(usize, String)]) -> Vec<(&String, Vec<usize>)> {
     seen
 }
 
-/// Ranks whose value is not the most common one; if several are equally common, the first one
-/// counts as common.
+/// Ranks whose value is not the most common one; if several values are equally common, the first
+/// counts as most common.
 pub(crate) fn odd_ranks(values: &[(usize, String)]) -> Vec<usize> {
     let count = |v: &String| values.iter().filter(|(_, w)| w == v).count();
     let mut common = None;

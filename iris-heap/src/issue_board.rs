@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Last call of each rank, by rank: the call's number (0 if there is none), and the id of its
-/// operator if known.
+/// Last issued call of each rank, by rank: the call's number from 1 (0 if there is none), and the
+/// id of its operator if known.
 type Standing = Vec<(u64, Option<u32>)>;
 
 use crate::error::Result;
@@ -22,18 +22,20 @@ use crate::segment::SharedMemory;
 /// fewer than this number of calls ahead of the other.
 const CALLS: u64 = 1024;
 
-/// Number of 64-bit words before the calls; they fill two cache lines of their own. Word 0: number
-/// of calls. Word 1: whether a call was captured. Word 2: number of calls whose end the host has
-/// seen. Word 3: node that the rank waits for in a step between nodes ([`AwaitedNode`]). Word 4:
-/// number of the host's collective step, 0 outside a step. Word 5: number of such steps so far.
-/// Word 6: what the rank has ended ([`Ended`]). Word 7: whether the rank has told a reason for giving up.
+/// Number of 64-bit words of a board before its calls, which fill two cache lines. Word 0: number
+/// of issued calls. Word 1: whether a call was captured. Word 2: number of calls whose end the host
+/// has seen. Word 3: node that the rank waits for in a step between nodes ([`AwaitedNode`]). Word
+/// 4: number of the host's present collective step, 0 outside a step. Word 5: number of collective
+/// steps so far. Word 6: object that the rank has closed or freed ([`Ended`]). Word 7: whether the
+/// rank has stored a reason for giving up.
 const HEADER: u64 = 16;
 
-/// Number of 64-bit words of a call. Word 0: the call's number and the id of its operator, 32 bits
-/// each. Words 1 and 2: [`Pulled`].
+/// Number of 64-bit words of a call's entry on a board. Word 0: the call's number and the id of its
+/// operator, 32 bits each. Words 1 and 2: [`Pulled`].
 const CALL: u64 = 3;
 
-/// Words of a board, after the calls, that hold the text of the host's collective step.
+/// Words of a board, after the calls, that hold the text (kind and call site) of the host's
+/// collective step.
 const STEP: Range<u64> = HEADER + CALL * CALLS..HEADER + CALL * CALLS + 32;
 
 /// Words of a board that hold the reason for giving up.
@@ -53,13 +55,13 @@ pub(crate) struct Boards {
 /// Node that a rank waits for in a step between nodes, as far as this is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AwaitedNode {
-    /// Some other node; it is not known yet which one the rank waits for.
+    /// Another node, which the rank does not know yet.
     Unknown,
     /// Node with this index.
     Node(usize),
 }
 
-/// Place of the matrix that the peers of a rank read in a call; zero if they read none.
+/// Place of the matrix that peers read from a rank in a call; all zero if they read none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// Offset of the matrix from the start of the data segment, in bytes.
@@ -71,9 +73,9 @@ pub struct Pulled {
 /// Object that a rank has closed or freed. The rank issues no further call that uses the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The heap with all of its operators, by its close.
+    /// The heap and all of its operators, because the rank closed the heap.
     Heap,
-    /// The heap with all of its operators, by a drop without close.
+    /// The heap and all of its operators, because the rank dropped the heap without close.
     Dropped,
     /// Operator with this id.
     Operator(u32),
@@ -91,15 +93,15 @@ pub(crate) struct Difference {
 /// Call that one rank has issued and another rank can no longer issue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// Number of the call in the heap, and its operators.
+    /// Number of the call in the heap, and each rank's operator of that call.
     pub(crate) found: Difference,
     /// Ranks that can no longer issue the call.
     pub(crate) ranks: Vec<usize>,
-    /// Whether one of these ranks has dropped its heap without close, as a rank does that fails.
+    /// Whether one of these ranks has dropped its heap without close, which a failing rank does.
     pub(crate) dropped: bool,
 }
 
-/// Call that this rank waits for, according to the boards.
+/// Call for which this rank waits because other ranks have not issued it, according to the boards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Behind {
     /// Number of the call, from 1: the first call that this rank has issued and another rank has
@@ -112,7 +114,8 @@ pub(crate) struct Behind {
 }
 
 impl Boards {
-    /// Makes the boards as mapped by `rank`; `all` holds one board of [`BYTES`] bytes per rank.
+    /// Makes the boards as mapped by rank number `rank`; `all` has the board of each rank,
+    /// [`BYTES`] bytes each.
     pub(crate) fn new(rank: usize, all: Arc<Vec<SharedMemory>>) -> Boards {
         Boards { rank, all }
     }
@@ -124,7 +127,8 @@ impl Boards {
         let number = calls.load(Ordering::Relaxed);
         let word = |index| self.call_word(self.rank, number, index);
         word(0)?.store(number << 32 | u64::from(operator), Ordering::Relaxed);
-        // The fence makes a reader that sees a new place see the new number, too.
+        // The fence ensures that a reader that sees a word of the new place also sees the new call
+        // number.
         fence(Ordering::Release);
         word(1)?.store(pulled.offset, Ordering::Relaxed);
         word(2)?.store(pulled.ld, Ordering::Relaxed);
@@ -133,15 +137,15 @@ impl Boards {
         Ok(())
     }
 
-    /// Removes the last recorded call, because no part of it was enqueued.
+    /// Removes the last recorded call; called if no part of that call was enqueued.
     pub(crate) fn retract(&self) -> Result<()> {
         let calls = self.calls(self.rank)?;
         calls.store(calls.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
         Ok(())
     }
 
-    /// Records that this rank captures calls into graphs. Boards do not count the replays of a
-    /// graph, so the ranks of this heap are not compared from now on.
+    /// Records that this rank captures calls into graphs. From now on the ranks of this heap are
+    /// not compared, because boards do not count the replays of a graph.
     pub(crate) fn set_captured(&self) -> Result<()> {
         self.word(self.rank, 1)?.store(1, Ordering::Relaxed);
         Ok(())
@@ -196,8 +200,8 @@ impl Boards {
         let number = self.word(self.rank, 4)?;
         number.store(0, Ordering::Relaxed);
         let Some(step) = step else { return Ok(()) };
-        // The fence stands between the number and the text: a reader that sees any new word of the
-        // text also sees that the number has changed.
+        // The fence orders the number before the text: a reader that sees any new word of the text
+        // also sees that the number has changed.
         fence(Ordering::Release);
         self.set_text(STEP, step)?;
         let steps = self.word(self.rank, 5)?.fetch_add(1, Ordering::Relaxed);
@@ -226,13 +230,14 @@ impl Boards {
         Ok(())
     }
 
-    /// Reason for which `rank` has given up; `None` if it has told none.
+    /// Reason for which `rank` has given up; `None` if the rank has recorded none.
     pub(crate) fn reason(&self, rank: usize) -> Result<Option<String>> {
         let is_told = self.word(rank, 7)?.load(Ordering::Acquire) != 0;
         is_told.then(|| self.text(rank, REASON)).transpose()
     }
 
-    /// Stores `text` in `words` of this rank's board, cut to their size and filled with zeros.
+    /// Stores `text` in the words `words` of this rank's board: cut to their size, or padded with
+    /// zeros.
     fn set_text(&self, words: Range<u64>, text: &str) -> Result<()> {
         let mut parts = text.as_bytes().chunks(8);
         for index in words {
@@ -363,9 +368,9 @@ impl Boards {
         Ok(None)
     }
 
-    /// Places of the matrices that ranks read of each other, by rank, in the first call of `operator`
-    /// for which the boards hold different places; `None` if there is no such call or calls were
-    /// captured.
+    /// For the first call of `operator` for which the boards hold different places: each rank's
+    /// place of the matrix that its peers read, by rank. `None` if there is no such call or calls
+    /// were captured.
     pub(crate) fn different_places(&self, operator: u32) -> Result<Option<Vec<Option<Pulled>>>> {
         if self.is_captured()? {
             return Ok(None);
@@ -425,7 +430,8 @@ impl Boards {
     ) -> Result<Option<Pulled>> {
         let word = |index| Ok(self.call_word(rank, number, index)?.load(Ordering::Relaxed));
         let pulled = Pulled { offset: word(1)?, ld: word(2)? };
-        // The operator is read last: the entry that is then found unchanged held this place.
+        // The operator is read last: if the entry still holds this call, no later call had
+        // overwritten the place when it was read.
         fence(Ordering::Acquire);
         let found = self.operator(rank, number, issued)?;
         Ok((found == Some(operator)).then_some(pulled))

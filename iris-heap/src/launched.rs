@@ -14,9 +14,9 @@ pub fn launched() -> Result<Option<String>> {
     Launch::from_env().map(|launch| launch.description())
 }
 
-/// Names of the environment variables by which launchers describe ranks. A program that starts ranks
-/// itself removes them from the ranks' environment before it sets its own, because it may run in a
-/// rank of another launcher.
+/// Names of the environment variables by which launchers describe ranks. A program that starts
+/// ranks removes these variables from the ranks' environment before it sets its own variables,
+/// because the program itself may run in a rank of another launcher.
 pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
     variables().chain(["MASTER_ADDR", "IRIS_NODE"])
 }

@@ -2,8 +2,8 @@
 //! memory.
 //!
 //! Every rank keeps one [`Layout`] per segment and applies the same requests to it, so all ranks
-//! compute the same offsets. A layout takes the first free block that fits, by address: the result
-//! then depends only on the sequence of requests, and large blocks at the end stay whole.
+//! compute the same offsets. A layout takes the first free block, by address, that is large enough.
+//! So the result depends only on the sequence of requests, and large blocks at the end stay whole.
 
 use std::collections::BTreeMap;
 
@@ -52,8 +52,8 @@ pub(crate) fn rounded(bytes: u64, alignment: u64) -> u64 {
 }
 
 impl Layout {
-    /// Makes an allocator of the bytes `reserved..capacity`, in multiples of `alignment`. Both ends
-    /// are moved inwards to such multiples.
+    /// Makes an allocator of the bytes `reserved..capacity`. Both ends are rounded inwards to
+    /// multiples of `alignment`.
     ///
     /// # Panics
     /// If `alignment` is zero.
@@ -75,7 +75,7 @@ impl Layout {
     }
 
     /// Allocates a block of at least `bytes` bytes. A request of 0 bytes gets a block of one
-    /// alignment unit, so that every block has its own offset.
+    /// alignment unit, so that no two blocks have the same offset.
     ///
     /// # Errors
     /// [`Full`]; the state is then unchanged.

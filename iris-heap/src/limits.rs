@@ -49,8 +49,8 @@ mod tests {
         assert!(text(Errno::ACCESS).contains("its permissions"));
     }
 
-    /// Tests that each limit is the one that its shell command sets. The test runs itself under four
-    /// different limits, because limits that are not set are all alike.
+    /// Tests that each limit is the one that its shell command sets. The test runs itself with four
+    /// different limits set, because limits that are not set all have the same value.
     #[test]
     fn limits_are_those_that_the_shell_sets() {
         const SHOW: &str = "HEAP_TEST_LIMITS";

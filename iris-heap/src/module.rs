@@ -11,8 +11,8 @@ use crate::control::Control;
 use crate::error::Result;
 use crate::stream::Stream;
 
-/// Image of compiled kernels that a heap's device has loaded; it stays loaded until the process
-/// ends. Its kernels can be launched only on streams of this heap.
+/// Image of compiled kernels that is loaded on a heap's device until the process ends. The kernels
+/// can be launched only on streams of this heap.
 #[derive(Clone)]
 pub struct Module {
     inner: GpuModule,
@@ -62,7 +62,7 @@ impl Function {
     }
 
     /// Number of registers, and of bytes of local memory, per thread; local memory above zero means
-    /// spills or arrays.
+    /// spilled registers or arrays in local memory.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -90,9 +90,10 @@ impl Function {
         self.inner.resident_clusters(shape, cluster)
     }
 
-    /// Enqueues a launch on `stream` after the heap's last op, whichever stream that op is on; the
-    /// next op waits for this launch. The stream must belong to the heap for which the module was
-    /// loaded, because another heap would neither order the launch with its ops nor wait for it.
+    /// Enqueues a launch on `stream`. The launch waits for the heap's last op, on whichever stream
+    /// that op is; the next op waits for this launch. The stream must belong to the heap for which
+    /// the module was loaded, because another heap would neither order the launch with its ops nor
+    /// wait for it.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Invalid`](crate::Error::Invalid) for a
@@ -108,8 +109,8 @@ impl Function {
         unsafe { self.launch_in(LaunchOrder::Op, stream, shape, args) }
     }
 
-    /// Enqueues a launch after the heap's last op; the next op does not wait for it, so the two run
-    /// at the same time. The stream must not be that of the last op.
+    /// Enqueues a launch after the heap's last op; the next op does not wait for it, so the launch
+    /// and the next op run at the same time. `stream` must not be the stream of the last op.
     ///
     /// # Errors
     /// Errors of [`Function::launch`]; [`Error::Invalid`](crate::Error::Invalid) for the stream of
@@ -128,8 +129,8 @@ impl Function {
         unsafe { self.launch_in(LaunchOrder::Beside, stream, shape, args) }
     }
 
-    /// Enqueues a launch that is ordered by its stream alone: it does not wait for the heap's ops,
-    /// and no op waits for it.
+    /// Enqueues a launch that is ordered by its stream alone: it does not wait for the heap's ops
+    /// on other streams, and these ops do not wait for it.
     ///
     /// # Errors
     /// Errors of [`Function::launch`].

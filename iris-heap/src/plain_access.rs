@@ -9,9 +9,10 @@
 //! program that syncs its stream before it touches operands never waits here.
 //!
 //! Launches and copies take turns, so that neither can keep the other out by following one another.
-//! A copy also waits for launches that have waited since before the copy came. An access that ends
-//! begins those that wait for it, so no later access can overtake them. A launch does not wait for
-//! copies that wait: these may wait for a launch on another rank, which may wait for this launch.
+//! A copy also waits for launches that were already waiting when the copy arrived. When an access
+//! ends, it marks the accesses that waited for it as begun, so no later access can overtake them. A
+//! launch does not wait for waiting copies, because such a copy may wait for another rank's launch,
+//! whose kernels may wait for this launch.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -34,8 +35,8 @@ impl Span {
     }
 }
 
-/// Parties that exclude each other. Accesses of one party may overlap: copies are atomic, and the
-/// protocols order kernels.
+/// Parties that exclude each other. Accesses of one party may overlap, because copies are atomic
+/// and kernels are ordered by their protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Party {
     Kernel,
@@ -49,7 +50,7 @@ struct Active {
     spans: Vec<Entry>,
 }
 
-/// Span of an access.
+/// One span of an access, in the list of all spans.
 struct Entry {
     /// Number of the access.
     access: u64,
@@ -60,7 +61,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether this span, which waits, must go on waiting for `other`.
+    /// Whether the access of this span, which has not begun, must wait for the access of `other`.
     fn waits_for(&self, other: &Entry) -> bool {
         let turn = match self.party {
             Party::Kernel => other.begun,
@@ -89,7 +90,8 @@ impl Active {
 static ACTIVE: Mutex<Active> = Mutex::new(Active { next: 0, spans: Vec::new() });
 static BEGUN: Condvar = Condvar::new();
 
-/// Access in progress; dropping this ends it.
+/// Guard of an access in progress, by the access's number; the access ends when the guard is
+/// dropped.
 #[derive(Debug)]
 pub struct Access(u64);
 
@@ -152,7 +154,8 @@ mod tests {
         drop(Access::of_kernel(&span(BASE..BASE + 16, true)));
     }
 
-    /// Waits until `count` accesses to bytes of `span` wait or have begun, or one is in `order`.
+    /// Waits until `count` accesses to bytes of `span` are waiting or in progress, or `order` has
+    /// an entry.
     fn until_come(span: &Span, count: usize, order: &Mutex<Vec<&str>>) {
         let is_there = |entry: &&Entry| entry.span.bytes == span.bytes;
         while lock(&ACTIVE).spans.iter().filter(is_there).count() < count && lock(order).is_empty()
@@ -161,8 +164,8 @@ mod tests {
         }
     }
 
-    /// Tests that a copy which comes while a launch waits for another copy begins after the launch, and
-    /// the next launch after that copy.
+    /// Tests the turns: if a copy arrives while a launch waits for another copy, the new copy
+    /// begins after that launch, and the next launch begins after the new copy.
     #[test]
     fn launches_and_copies_take_turns() {
         let own = &span(BASE + 200..BASE + 208, true);
@@ -206,7 +209,7 @@ mod tests {
                     let _second = begin(!copy_first);
                     say_second.send("second").unwrap();
                 });
-                // The second party may start late, but it must never send before the first access
+                // The second thread may start late, but it must never send before the first access
                 // has ended.
                 for _ in 0..100 {
                     std::thread::yield_now();

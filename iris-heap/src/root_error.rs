@@ -1,5 +1,5 @@
 //! Selection of the root error among several ranks' errors. A failure on one rank makes other ranks
-//! fail, and some of them return first.
+//! fail, and their errors may be returned first.
 
 use std::sync::Mutex;
 
@@ -46,11 +46,11 @@ impl Distance {
     }
 }
 
-/// Error that the other ranks get if `rank` fails with `error` in `what`.
+/// Error that the other ranks get if `rank` fails with `error` in the step `what`.
 pub(crate) fn told(rank: usize, what: &str, error: &Error) -> Error {
     match Distance::of(error) {
         Distance::Root => Error::PeerFailed { rank, what: what.into(), message: error.to_string() },
-        // The error names another rank, and means the same to all.
+        // The error is about another rank than `rank`, so all ranks can return it unchanged.
         _ => error.clone(),
     }
 }
@@ -59,8 +59,8 @@ pub(crate) fn told(rank: usize, what: &str, error: &Error) -> Error {
 ///
 /// The loss of a peer explains a fault if the kernel waited for that peer, or if the fault is that
 /// another rank gave up. A difference between ranks, or the silence of a third rank, has another
-/// cause. If the fault is that the host told the kernel to leave for an error of a step between nodes, of
-/// another node or of the connection to the world, that error explains it.
+/// cause. If the host told the kernel to leave because of an error of a step between nodes, of
+/// another node or of the connection to the world, any error of the host explains the fault.
 pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     match (lost, fault, Distance::of(fault)) {
         (_, Error::Fault { fault, .. }, _)
@@ -88,8 +88,8 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     }
 }
 
-/// Nearest to the root cause, and first of its distance, among the errors that the library has
-/// returned to the program of one rank.
+/// Record of the errors that the library has returned to the program of one rank. Keeps the error
+/// that is nearest to the root cause; of several equally near errors, the first.
 #[derive(Debug, Default)]
 pub(crate) struct ReturnedErrors(Mutex<Option<Error>>);
 
@@ -107,13 +107,13 @@ impl ReturnedErrors {
         lock(&self.0).is_some()
     }
 
-    /// Smallest distance recorded. If the library has returned no error, a failure of the rank is
-    /// the program's own, so the distance is [`Distance::Root`].
+    /// Smallest distance among the recorded errors. If there is none, a failure of the rank is the
+    /// program's own failure, so the distance is [`Distance::Root`].
     pub(crate) fn distance(&self) -> Distance {
         lock(&self.0).as_ref().map_or(Distance::Root, Distance::of)
     }
 
-    /// Nearest error recorded, if other ranks are its cause.
+    /// Recorded error, if other ranks are its cause.
     pub(crate) fn about_others(&self) -> Option<Error> {
         lock(&self.0).clone().filter(|error| Distance::of(error) > Distance::Root)
     }

@@ -17,17 +17,17 @@ use crate::util::{check_file_size, lock};
 
 /// Mapping of a memfd, unmapped on drop; or memory of the caller, which stays mapped.
 ///
-/// Other ranks write these bytes at any time, so no reference to them is made except to atomics.
-/// Copies are atomic ([`atomic_copy`]) and exclude kernels that access the bytes plainly
+/// Other ranks write these bytes at any time, so the only references made to them are references to
+/// atomics. Copies are atomic ([`atomic_copy`]) and exclude kernels that access the bytes plainly
 /// ([`plain_access`](crate::plain_access)), so a race yields old or new words, never undefined
-/// behaviour. Code that takes an address of this memory is itself responsible for its accesses.
+/// behaviour. Code that takes an address of this memory is itself responsible for data races.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
     owned: bool,
-    /// Name of the memory if it was created here and has never been shared. Such memory is still
-    /// unused, so it may be replaced by a part of one joint file.
+    /// Name of the memory if this process created it and has never shared it. Such memory is unused
+    /// so far, so it may be replaced by a part of a file that all ranks share ([`JointMemory`]).
     fresh: Option<&'static str>,
     /// Descriptor, kept until it has been passed to the peers; the mapping does not need it.
     descriptor: Mutex<Option<OwnedFd>>,
@@ -90,7 +90,7 @@ impl SharedMemory {
         self.bytes as u64
     }
 
-    /// Whether this memory was created here and has never been shared.
+    /// Whether this process created the memory and has never shared it.
     pub(crate) fn is_fresh(&self) -> bool {
         self.fresh.is_some()
     }
@@ -113,7 +113,7 @@ impl SharedMemory {
         lock(&self.descriptor).take();
     }
 
-    /// Returns the 32-bit word at byte `offset`, a multiple of 4.
+    /// Returns the 32-bit word at byte offset `offset`, which must be a multiple of 4.
     pub(crate) fn word(&self, offset: u64) -> Result<&AtomicI32> {
         let start = self.range(offset, 4)?;
         if !start.is_multiple_of(4) {
@@ -126,8 +126,8 @@ impl SharedMemory {
         Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
     }
 
-    /// Returns the 64-bit word at byte `offset`, a multiple of 8; the memory must be accessed only
-    /// as such words.
+    /// Returns the 64-bit word at byte offset `offset`, which must be a multiple of 8. The memory
+    /// must be accessed only as 64-bit words.
     pub(crate) fn long(&self, offset: u64) -> Result<&AtomicU64> {
         let start = self.range(offset, 8)?;
         if !start.is_multiple_of(8) {
@@ -176,7 +176,7 @@ impl SharedMemory {
     }
 
     /// Copies `bytes` bytes at byte `at` of `from` into this memory at byte `offset`, atomically
-    /// word by word; both may be the same mapping.
+    /// word by word; `from` may be this mapping.
     pub(crate) fn copy(&self, offset: u64, from: &SharedMemory, at: u64, bytes: u64) -> Result<()> {
         let start = self.range(offset, bytes)?;
         let source = from.range(at, bytes)?;
@@ -250,8 +250,8 @@ impl JointMemory {
     fn parts(sizes: &[u64]) -> Result<(Vec<usize>, usize)> {
         let parts = sizes.iter().map(|&bytes| whole_pages(bytes)).collect::<Result<Vec<_>>>()?;
         let whole = parts.iter().try_fold(0u64, |sum, &part| sum.checked_add(part as u64));
-        // The size of the file must not exceed what can be mapped, which `whole_pages` checks; the
-        // parts are already multiples of a page.
+        // `whole_pages` checks that the file is not too large to be mapped. It rounds nothing up
+        // here, because each part is a multiple of the page size.
         let whole = whole_pages(whole.unwrap_or(u64::MAX))?;
         Ok((parts, whole))
     }

@@ -7,15 +7,15 @@ use std::ops::{Bound, RangeBounds};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// Segment of symmetric memory, which determines its use and caching.
+/// Segment of symmetric memory; determines what the memory is for and how a GPU caches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Segment {
     /// Memory for matrices and messages.
     Data,
-    /// Words that peers poll, in a segment of their own because a GPU caches it differently.
+    /// Words that peers poll; a separate segment, because a GPU caches it differently.
     Signal,
-    /// Memory of the caller that was imported, with the number of the import.
+    /// Imported memory of the caller, with the number of its import.
     Registered(u16),
 }
 

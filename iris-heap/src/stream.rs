@@ -19,7 +19,8 @@ use crate::util::check_may_wait;
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
-    /// Number, in the heap, of the last operator call that was issued on the stream; 0 for none.
+    /// Number of the last operator call that was issued on the stream, counted over all calls of
+    /// the heap; 0 if there is none.
     issued: Arc<AtomicU64>,
 }
 
@@ -29,7 +30,8 @@ pub struct Event {
     inner: Arc<dyn EventBackend>,
     /// Control block of the stream's heap.
     control: Arc<Control>,
-    /// Number, in the heap, of the last operator call that was issued before the event; 0 for none.
+    /// Number of the last operator call that was issued on the stream before the event, counted
+    /// over all calls of the heap; 0 if there is none.
     issued: u64,
 }
 
@@ -51,7 +53,7 @@ impl Stream {
         Stream { inner, issued: Arc::default() }
     }
 
-    /// Records that call `call` of the heap is issued on the stream.
+    /// Records that call number `call` of the heap is issued on the stream.
     pub(crate) fn note_issued(&self, call: u64) {
         self.issued.fetch_max(call, Ordering::Relaxed);
     }
@@ -60,13 +62,13 @@ impl Stream {
     /// a line to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// The first error of enqueued work since the last `sync`, which returns each error once. After a
-    /// fault of a call on this heap, or an abort other than the loss of a peer, every `sync` returns
-    /// an error, because results may be undefined. The loss of a peer is an error if a call has
-    /// waited for it; [`SymmetricHeap::check`](crate::SymmetricHeap::check) returns any loss. Work
-    /// enqueued after failed work still runs. [`Error::Closed`] if the heap was closed, and also then
-    /// only after all work that was accepted before. [`Error::WaitFromWork`] if called from enqueued
-    /// work.
+    /// The first error of enqueued work since the last `sync`, which returns each error once. After
+    /// a fault of a call on this heap, or an abort other than the loss of a peer, every `sync`
+    /// returns an error, because results may be undefined. The loss of a peer is an error if a call
+    /// has waited for it; [`SymmetricHeap::check`](crate::SymmetricHeap::check) returns any loss.
+    /// Work enqueued after failed work still runs. [`Error::Closed`] if the heap was closed;
+    /// returned only after all work that was accepted before the close has ended.
+    /// [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         let control = self.inner.control();
         control.check_process("waiting for a stream")?;
@@ -157,7 +159,8 @@ impl Stream {
         self.inner.capture()
     }
 
-    /// The device's handle of the stream: a `CUstream` or `hipStream_t`; a number on the CPU.
+    /// Handle of the stream as a number: a `CUstream` or `hipStream_t`; on the CPU a number that
+    /// has no other use.
     pub fn raw_handle(&self) -> u64 {
         self.inner.raw_handle()
     }
@@ -191,8 +194,8 @@ impl Event {
 }
 
 /// Result of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on): elements that an enqueued
-/// copy brings to the host. Owns the target memory; if it is dropped before the copy is complete,
-/// the memory stays allocated for the copy.
+/// copy brings to the host. Owns the copy's target memory, which stays allocated until the copy is
+/// complete even if this object is dropped before.
 #[must_use]
 pub struct PendingRead<T> {
     copy: Box<dyn HostCopy>,
@@ -224,9 +227,9 @@ impl<T: Element> PendingRead<T> {
     ///
     /// # Errors
     /// Errors of the device; [`Error::WaitFromWork`] if called from enqueued work;
-    /// [`Error::Invalid`] if the copy failed, whose own error [`Stream::sync`] returns; the fault of
-    /// a call on this heap, or an abort other than the loss of a peer, because the elements may be
-    /// undefined.
+    /// [`Error::Invalid`] if the copy failed, while the copy's own error is returned by
+    /// [`Stream::sync`]; the fault of a call on this heap, or an abort other than the loss of a
+    /// peer, because the elements may be undefined.
     pub fn wait(self) -> Result<Vec<T>> {
         self.control.check_process("waiting for a copy")?;
         check_may_wait("waiting for a copy")?;

@@ -1,5 +1,5 @@
-//! System calls for which rustix has no result that fits: the process at the other end of a socket
-//! may be in another PID namespace, and a sandbox may deny reading a limit.
+//! System calls whose rustix wrappers cannot represent all results: the process at the other end of
+//! a socket may be in another PID namespace, and a sandbox may forbid reading a limit.
 
 #![allow(unsafe_code, reason = "libc's functions take pointers")]
 
@@ -17,7 +17,8 @@ pub(crate) struct PeerProcess {
     pub(crate) user: u32,
 }
 
-/// Returns the process that connected `socket`, or that listened where it is connected.
+/// Returns the peer process of `socket`: the process that connected it, or the listener that it is
+/// connected to.
 pub(crate) fn peer_of(socket: impl AsFd) -> io::Result<PeerProcess> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;

@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use crate::error::{Error, Result};
 use crate::system::Limit;
 
-/// Locks a mutex even if it is poisoned, because the data under each lock of the crate is
-/// consistent between any two statements.
+/// Locks a mutex even if it is poisoned, because every lock of this crate protects data that a
+/// panic cannot leave inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,13 +49,13 @@ pub fn check_file_size(name: &str, bytes: u64) -> Result<()> {
     }
 }
 
-/// Opens a file that the user has named. A pipe or a device is refused, because its reader could wait
-/// or read forever.
+/// Opens a file that the user has named. Pipes and devices are refused, because reading them could
+/// block or never end.
 ///
 /// # Errors
 /// The system's error; `InvalidInput` for anything but a regular file.
 pub(crate) fn open_regular(path: &Path) -> std::io::Result<File> {
-    // Without this flag the system would wait for a writer of a pipe.
+    // Without this flag, opening a pipe would block until a writer opens it.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     match file.metadata()?.is_file() {
@@ -116,13 +116,13 @@ pub(crate) fn unsupported(what: &str, why: &str) -> Error {
     Error::Unsupported { what: what.into(), why: why.into() }
 }
 
-/// Process that made an object and is the rank. A forked child has a copy of the object's locks,
-/// sockets and mapped memory, but none of the threads.
+/// Id of the process that made an object. A forked child of that process has a copy of the object's
+/// locks, sockets and mapped memory, but none of the threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maker(u32);
 
 impl Maker {
-    /// This process.
+    /// Makes the record of an object that this process makes.
     pub(crate) fn this() -> Maker {
         Maker(std::process::id())
     }
@@ -152,9 +152,9 @@ pub(crate) fn mark_worker() {
     IS_WORKER.set(true);
 }
 
-/// Fails if called from enqueued work. Functions that wait for streams call this first, because they
-/// could otherwise wait for the end of the work that called them; and functions that take a lock which
-/// other threads hold while they wait for streams.
+/// Fails if called from enqueued work. Functions that wait for streams call this first, because
+/// they could otherwise wait for the end of the work that called them. Functions that take a lock
+/// call it too, if other threads hold that lock while they wait for streams.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),

@@ -54,8 +54,8 @@ impl Control {
         texts.into_iter().enumerate().map(number).collect()
     }
 
-    /// Error of the failed step between nodes for which the rank `rank` of this node has given up;
-    /// `None` if it had another reason.
+    /// Text of the error because of which rank `rank` of this node gave up, if a step between nodes
+    /// failed; `None` for another reason.
     pub(super) fn reason_of(&self, rank: usize) -> Option<String> {
         let boards = self.boards().filter(|boards| rank < boards.ranks())?;
         boards.reason(rank).ok()?
@@ -70,8 +70,9 @@ impl Control {
 
     /// Error for the loss of the rank `rank` of this node. In a world of several nodes, the
     /// connection of all ranks tells which rank was lost first, with its number in the whole world.
-    /// The node's own connection may learn of a loss a little earlier, even of a rank that ended
-    /// because of the first loss, so this function waits for the other connection.
+    /// The connection of this node's ranks may report a loss a little earlier, perhaps of a rank
+    /// that ended because of the first loss, so this function waits for the connection of all
+    /// ranks.
     pub(super) fn loss(&self, rank: usize) -> Error {
         let (number, Some(host)) = self.in_whole_world(rank) else {
             self.await_own_world();
@@ -81,14 +82,14 @@ impl Control {
         self.elsewhere.get_or_init(|| Error::RankLost { rank: number, host }).clone()
     }
 
-    /// Waits until this rank's own world has told of the loss that a peer's kernel has told of: it may
-    /// know why that rank has left.
+    /// Waits until this rank's own world reports the loss that a peer's kernel has reported,
+    /// because the world may know why the lost rank has left.
     pub(super) fn await_own_world(&self) {
         await_reason(|| self.host_abort() != 0);
     }
 
-    /// Error for the loss of a rank that is not of this node. A peer's kernel may tell of it a little
-    /// earlier than this rank's own connection, so this function waits for that.
+    /// Error for the loss of a rank that is not of this node. A peer's kernel may report the loss a
+    /// little earlier than this rank's own connection, so this function waits for the connection.
     pub(super) fn world_loss(&self) -> Error {
         let known = || self.elsewhere.get().or(self.cut_off.get()).cloned();
         await_reason(|| known().is_some());
@@ -96,8 +97,8 @@ impl Control {
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
-    /// node. Kernels that wait for this rank then blame that node, not this rank. `None` ends the
-    /// step.
+    /// node. Kernels that wait for this rank then blame that node, not this rank. `None`: the step
+    /// has ended.
     pub fn publish_step(&self, step: Option<AwaitedNode>) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.set_step(step)
@@ -107,7 +108,8 @@ impl Control {
     }
 
     /// Tells the ranks of this node which collective step this rank's host is in, by kind and call
-    /// site; `None` ends the step. The last step of a heap that this rank has ended stays published.
+    /// site; `None` ends the step. If this rank has closed or dropped the heap, the heap's last
+    /// step stays published.
     pub(crate) fn publish_host_step(&self, step: Option<&str>) {
         if let Some(boards) = self.boards()
             && (step.is_some() || !boards.has_ended())
@@ -119,8 +121,7 @@ impl Control {
 
     /// Tells the ranks of this node that this rank issues no further call of `ended`; `None`
     /// withdraws that message and ends the host's step. Does nothing if a call of this heap has
-    /// failed: the error to report is then that failure, not the calls that are missing because of
-    /// it.
+    /// failed: the failure is then the error to report, not a missing call that follows from it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || !self.has_failed())
@@ -138,8 +139,8 @@ impl Control {
         self.boards().filter(|boards| rank < boards.ranks())?.host_step(rank).ok()?
     }
 
-    /// Text that lists which of `ranks` are in a collective step of the hosts, to be appended to
-    /// another text; empty if there are none.
+    /// Text, to be appended to another text, that lists which of `ranks` are in a collective step
+    /// of the hosts, and in which; empty if there are none.
     pub(crate) fn host_steps(&self, ranks: &[usize]) -> String {
         let steps = ranks.iter().filter_map(|&rank| Some((rank, self.host_step(rank)?)));
         let number = |rank| self.in_whole_world(rank).0;
@@ -150,8 +151,8 @@ impl Control {
     /// Error about the first call that some rank has issued and that another rank can no longer
     /// issue, because it closes the heap or frees the call's operator. `None` if there is no such
     /// call. Also `None` if a call of this rank has failed, because a program may then close the
-    /// heap early, or if the world tells soon why a rank has dropped its heap: a rank that fails
-    /// drops its heap before its world.
+    /// heap early. If a rank has dropped its heap without close, first waits up to 2 s for the
+    /// world to report why: a rank that fails drops its heap before its world.
     pub(crate) fn left_out(&self) -> Option<Error> {
         if self.boards()?.left_out().ok()??.dropped {
             await_reason(|| self.has_failed());
@@ -159,19 +160,19 @@ impl Control {
         if self.has_failed() { None } else { self.find_left_out() }
     }
 
-    /// Whether the program has got an error.
+    /// Whether the library has returned an error to the program.
     pub(crate) fn has_told(&self) -> bool {
         self.errors.get().is_some_and(|errors| errors.any())
     }
 
-    /// Error about the order of calls, for a step in which a rank has given up or that all ranks have
-    /// reached: a rank that left out a call, or issued one that other ranks left out, may have no
-    /// fault of its own.
+    /// Error about a difference in the order of calls, if there is one. For a step in which a rank
+    /// has given up, or that all ranks have reached: even then a rank that left out a call, or
+    /// issued a call that other ranks left out, may have no fault of its own.
     pub(crate) fn broken_order(&self) -> Option<Error> {
         self.disorder().or_else(|| self.find_left_out())
     }
 
-    /// [`Control::left_out`] even if a call of this rank has failed.
+    /// Does [`Control::left_out`] without waiting, even if a call of this rank has failed.
     fn find_left_out(&self) -> Option<Error> {
         let LeftOut { found: Difference { call, operators }, ranks, .. } =
             self.boards()?.left_out().ok()??;
@@ -189,14 +190,14 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// Name of the node, and of its rank, that `rank` waits for in a step between nodes; `None` if `rank` is in no
-    /// such step.
+    /// Text that names the node for which `rank` waits in a step between nodes, and the rank of
+    /// that node; `None` if `rank` is in no step between nodes.
     pub(super) fn node_awaited_by(&self, rank: usize) -> Option<String> {
         let boards = self.boards().filter(|boards| rank < boards.ranks())?;
         Some(match boards.step(rank).ok()?? {
             AwaitedNode::Unknown => "another node".into(),
             AwaitedNode::Node(node) => {
-                // A step is made with the rank of the same local rank.
+                // Steps between nodes connect ranks of equal local rank.
                 let number = node * boards.ranks() + rank;
                 let name = self.nodes.get().and_then(|(names, _)| names.get(node));
                 let host = name.map_or(String::new(), |name| format!(" on host {name}"));
@@ -205,8 +206,8 @@ impl Control {
         })
     }
 
-    /// Text that lists the ranks that wait in a step between nodes, to be appended to another text;
-    /// empty if there are none.
+    /// Text, to be appended to another text, that lists the ranks that wait in a step between
+    /// nodes; empty if there are none.
     pub(crate) fn steps(&self) -> String {
         let ranks = 0..self.boards().map_or(0, Boards::ranks);
         let steps = ranks.filter_map(|rank| Some((rank, self.node_awaited_by(rank)?)));
@@ -217,10 +218,11 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// For each rank of this node, its number in the whole world, and a text with the operator and
-    /// call that the rank is in, the collective step of its host, as far as the issue boards show
-    /// them, and its process, if that is stopped; or with the place of its A, if `fault` is about
-    /// that. `None` unless `fault` may come from a wrong order of calls or another place.
+    /// For each rank of this node, its number in the whole world and a text. The text has the
+    /// operator and call that the rank is in, the collective step of its host (both as far as the
+    /// issue boards show them), and its process if that is stopped. If `fault` is about different
+    /// places of A, the text is the place of the rank's A instead. `None` if `fault` cannot come
+    /// from a wrong order of calls or different places.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         use iris_sync::Field;
         if fault.is_about_place() {
@@ -272,7 +274,8 @@ impl Control {
     }
 }
 
-/// Waits at most 2 s until `is_told`: the world often tells a little later why a rank has ended.
+/// Waits at most 2 s until `is_told` returns true, because the world often reports a little later
+/// why a rank has ended.
 pub(crate) fn await_reason(is_told: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_told() && begun.elapsed() < Duration::from_secs(2) {
@@ -288,7 +291,7 @@ mod tests {
     use crate::bootstrap::process::tests::Sleeper;
     use crate::issue_board;
 
-    /// Control blocks of two ranks, of which rank 0 waits in its second call for rank 1.
+    /// Control blocks of two ranks; rank 0 waits in its second call for rank 1.
     fn waits_for_rank_1() -> [Control; 2] {
         let boards =
             |_| crate::segment::SharedMemory::create("iris-test", issue_board::BYTES).unwrap();
@@ -304,7 +307,7 @@ mod tests {
         [c, late]
     }
 
-    /// Records a fault about rank, or node, 1.
+    /// Records a fault about rank 1, or node 1 if the kind is about nodes.
     fn record(c: &Control, kind: FaultKind) {
         let mut words = [0; crate::abi::FAULT_WORDS];
         (words[0], words[4]) = (kind as i32, 1);
@@ -342,8 +345,8 @@ mod tests {
         assert!(expected.contains("is stopped") && text.contains(&expected), "{text}");
     }
 
-    /// Tests that a rank that stands still in a step between nodes is named, and not the node that it
-    /// waits for.
+    /// Tests that a fault names a rank whose process is stopped in a step between nodes, and not
+    /// the node that the rank waits for.
     #[test]
     fn a_rank_stopped_in_a_step_waits_for_no_node() {
         let [c, late] = waits_for_rank_1();
@@ -356,8 +359,8 @@ mod tests {
         assert!(matches!(&error, Error::Fault { fault, .. } if fault.rank == 1), "{error:?}");
     }
 
-    /// Tests that the error of a step between nodes reaches the ranks that wait for the rank that made
-    /// the step.
+    /// Tests that ranks that wait for a rank get the error of the step between nodes in which that
+    /// rank failed.
     #[test]
     fn a_rank_that_gives_up_for_a_failed_step_tells_why() {
         let step = || Error::other(std::io::Error::other("rank 0 on host a has no ink"));
@@ -376,8 +379,8 @@ mod tests {
         }
     }
 
-    /// Tests that the error is the reason that a rank gives a moment after it has dropped its heap,
-    /// and not a call that it has left out.
+    /// Tests the error if a rank drops its heap and tells a reason a moment later: it is the
+    /// reason, and not a call that the rank has left out.
     #[test]
     fn a_rank_that_drops_its_heap_may_tell_why() {
         let [c, late] = waits_for_rank_1();
@@ -393,8 +396,8 @@ mod tests {
         assert!(matches!(c.check(), Err(Error::PeerAborted { rank: 1, .. })), "{:?}", c.check());
     }
 
-    /// Tests that the error is the reason that a rank gives for leaving, although a peer's kernel has told
-    /// of its loss before.
+    /// Tests that the error is a rank's reason for leaving even if a peer's kernel has reported the
+    /// loss of that rank before.
     #[test]
     fn a_loss_that_a_kernel_tells_has_the_reason_that_the_world_tells() {
         let reason = || Error::PeerAborted { rank: 1, host: None, reason: "no rank 2".into() };
@@ -417,8 +420,8 @@ mod tests {
         }
     }
 
-    /// Texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in the
-    /// whole world.
+    /// Tests texts about ranks of the second of two nodes, whose ranks have the numbers 2 and 3 in
+    /// the whole world.
     #[test]
     fn ranks_of_several_nodes_have_their_numbers_in_the_whole_world() {
         let on_node_1 = || {
@@ -471,7 +474,7 @@ mod tests {
         assert!(matches!(&order, Error::Order { ranks, .. } if *ranks == [3]), "{order:?}");
         check(order.to_string(), &["on rank 2; left out", "on rank 3"]);
 
-        // The fault names a node, which has no other number.
+        // The fault names a node, whose number is not converted.
         let [c, _] = on_node_1();
         record(&c, FaultKind::StepDiffers);
         let text = c.fault_error().unwrap().to_string();

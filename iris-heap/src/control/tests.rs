@@ -1,4 +1,4 @@
-//! Tests of control blocks: which error an abort or a fault becomes.
+//! Tests of control blocks: the errors that aborts and faults are converted into.
 
 use super::*;
 use crate::abi::ControlBlock;
@@ -26,7 +26,7 @@ fn the_first_reason_and_the_first_fault_stay() {
     assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));
 }
 
-/// Tests that what was complete before a peer was lost or the heap closed stays usable.
+/// Tests that results that were complete before a peer was lost or the heap closed stay usable.
 #[test]
 fn only_what_may_leave_results_undefined_is_an_error_of_a_wait() {
     let outcome = |code: i32| {

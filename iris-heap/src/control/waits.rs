@@ -1,5 +1,5 @@
-//! Waits of host threads for enqueued work. While they wait, these threads also poll the engine of
-//! the steps between nodes.
+//! Waits of host threads for enqueued work. Waiting threads also poll the engine of the steps
+//! between nodes.
 
 use std::any::Any;
 use std::fmt;
@@ -16,12 +16,12 @@ use crate::util::lock;
 /// Engine of the steps between nodes on the streams of a GPU, such as NCCL.
 ///
 /// Host threads that wait for the device, check the heap or close the heap call
-/// [`NodeEngine::attend`] repeatedly. If a rank is lost, a thread of its own calls it too, because
-/// the program may wait in the driver.
+/// [`NodeEngine::attend`] repeatedly. If a rank is lost, a dedicated thread calls it too, because
+/// the program may be waiting in the driver.
 pub trait NodeEngine: fmt::Debug + Send + Sync {
     /// Checks the enqueued steps; a failed step becomes an error of the heap. If the heap has
-    /// failed, `failed` is true: the engine then ends all of its steps, so that work that is queued
-    /// after the steps continues.
+    /// failed, `failed` is true: the engine then aborts all of its steps, so that work that is
+    /// queued after them can run.
     fn attend(&self, failed: bool);
 
     /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an
@@ -29,13 +29,13 @@ pub trait NodeEngine: fmt::Debug + Send + Sync {
     fn explain(&self, fault: &Fault) -> Option<Error>;
 
     /// Releases the engine's resources: collective over the ranks with equal local ranks, after all
-    /// steps are over.
+    /// steps have ended.
     ///
     /// # Errors
     /// Errors of the engine.
     fn close(&self) -> Result<()>;
 
-    /// The engine as its own type, for the crate that made it.
+    /// Returns the engine as `Any`, so that the crate that made it can downcast it to its own type.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
@@ -50,8 +50,8 @@ impl Control {
         self.engine.get()
     }
 
-    /// Polls the engine of the steps between nodes, if there is one. A failed engine is left to a
-    /// later poll while the program launches a graph.
+    /// Polls the engine of the steps between nodes, if there is one. If the heap has failed while
+    /// the program launches a graph, leaves the engine to a later poll.
     pub(crate) fn attend(&self) {
         let Some(engine) = self.engine() else { return };
         if !self.has_failed() {
@@ -65,8 +65,9 @@ impl Control {
         engine.attend(true);
     }
 
-    /// Ends the steps between nodes of a failed heap, by a thread of its own. The program may wait
-    /// for a step in the driver, where it polls nothing, and only the end of the step ends the wait.
+    /// Starts a thread that aborts the steps between nodes of a failed heap. The program may wait
+    /// for a step inside the driver, where it does not poll the engine, and only the end of the
+    /// step ends that wait.
     pub(crate) fn end_steps(self: &Arc<Self>) {
         let Some(engine) = self.engine().cloned() else { return };
         let control = self.clone();
@@ -79,8 +80,7 @@ impl Control {
         }
     }
 
-    /// Locks out the end of the engine while the program launches a graph, and launches of graphs
-    /// while the engine is ended.
+    /// Locks so that launching a graph and ending the engine's steps exclude each other.
     pub(crate) fn launching(&self) -> MutexGuard<'_, ()> {
         lock(&self.launching)
     }
@@ -102,7 +102,8 @@ impl Control {
         while !done() {
             self.attend();
             looks = looks.saturating_add(1);
-            // Most waits are short: yield the processor first, and sleep only then.
+            // Most waits are short, so yield the processor for the first polls, and sleep only
+            // after them.
             if looks < SPINS { thread::yield_now() } else { thread::sleep(PAUSE) }
         }
     }
@@ -202,7 +203,7 @@ mod tests {
         let (heap, engine) = heap_with_engine()?;
         let launched = heap.launch_graph(|| {
             heap.control().set_host_abort(abort::USER);
-            // The thread that learns of the failure must not wait for the launch either.
+            // The thread that notices the failure must not wait for the launch either.
             thread::scope(|scope| scope.spawn(|| heap.check()).join()).expect("no panic").is_err()
         })?;
         assert!(launched && !engine.has_ended());
@@ -226,7 +227,8 @@ mod tests {
         Ok(())
     }
 
-    /// Tests that waits return a loss that has no fault, because it may have ended an exchange.
+    /// Tests that, with an engine, waits return a loss even if no kernel left a fault, because the
+    /// loss may have ended an exchange.
     #[test]
     fn waits_beside_an_engine_return_a_loss() -> Result<()> {
         let (heap, _engine) = heap_with_engine()?;

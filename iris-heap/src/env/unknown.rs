@@ -55,7 +55,8 @@ fn nearest(name: &str) -> Option<&'static str> {
     (3 * letters <= name.len() - "IRIS_".len()).then_some(found)
 }
 
-/// Levenshtein distance: least number of letters to change, add or remove between two names.
+/// Levenshtein distance: least number of letters to change, add or remove to turn one name into the
+/// other.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

@@ -15,13 +15,14 @@ use crate::stream::{PendingRead, Stream};
 use crate::util::lock;
 
 impl SymmetricHeap {
-    /// Returns the address of a slice's memory on `rank`, a rank of this node by its number in the
-    /// whole world, in this rank's address space.
+    /// Returns the address, valid in this process, of the slice's memory on `rank`: a rank of this
+    /// node, numbered in the whole world.
     ///
     /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
-    /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same bytes:
-    /// order the accesses by signals, and make no reference. On the CPU use [`crate::atomic_copy`]
-    /// for unordered accesses, as [`SymmetricHeap::read`] and [`SymmetricHeap::write`] do.
+    /// one of its streams or a [`SymmetricHeap::memory`] is held. Other ranks access the same
+    /// bytes, so order the accesses by signals, and make no Rust reference to the memory. On the
+    /// CPU use [`crate::atomic_copy`] for unordered accesses, as [`SymmetricHeap::read`] and
+    /// [`SymmetricHeap::write`] do.
     ///
     /// # Errors
     /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and [`Error::Invalid`] for
@@ -46,9 +47,9 @@ impl SymmetricHeap {
 
     /// Copies `data` into this rank's part of a slice; both must have the same length.
     ///
-    /// First sync the stream of any kernel that accesses these bytes; otherwise the kernel sees old
-    /// or new words. On the CPU the copy waits for a running operator launch that accesses these
-    /// bytes, but not for enqueued work that has not begun.
+    /// First sync the streams whose kernels access these bytes; otherwise such a kernel may see old
+    /// and new words mixed. On the CPU the copy waits for a running operator launch that accesses
+    /// these bytes, but not for enqueued work that has not begun.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
@@ -66,7 +67,7 @@ impl SymmetricHeap {
         self.read_from(slice, self.rank())
     }
 
-    /// Reads the part of a slice that lies on `rank`, a rank of this node by its number in the whole
+    /// Reads the part of a slice that lies on `rank`: a rank of this node, numbered in the whole
     /// world.
     ///
     /// First sync the streams of the kernels that write these bytes, on all ranks that write them;
@@ -100,8 +101,9 @@ impl SymmetricHeap {
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
-    /// Enqueues a copy of this rank's part of a slice to the host. The host waits only when it asks
-    /// for the elements; so a server can read the last tokens while the next ones are computed.
+    /// Enqueues a copy of this rank's part of a slice to the host. The host waits only in
+    /// [`PendingRead::wait`](crate::PendingRead::wait), so a server can read tokens while the
+    /// device computes the next ones.
     ///
     /// ```
     /// # use iris_heap::{HeapOptions, SymmetricHeap, World};
@@ -132,7 +134,7 @@ impl SymmetricHeap {
     }
 
     /// Enqueues a copy from one rank's part of a slice to another's; both slices must have the same
-    /// length. Both ranks are of this node, and are given by their numbers in the whole world.
+    /// length. Both ranks are ranks of this node, numbered in the whole world.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`], [`SymmetricHeap::write`] and
@@ -154,17 +156,17 @@ impl SymmetricHeap {
     }
 
     /// Enqueues copies of device-local words into `to`, ordered with the heap's ops. Each pair is
-    /// (target, source): an index in `to`, and an index from the heap's first device-local word. A
-    /// user's kernel that runs concurrently with an op gets the number of the op's call by such a
-    /// copy.
+    /// (target, source): an index in `to`, and an index from the heap's first device-local word.
+    /// For example, a user's kernel that runs concurrently with an op gets the number of the op's
+    /// call by such a copy.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check_stream`] and [`SymmetricHeap::write_device_words`];
     /// [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// `to` is not freed before the copies have ended, and every replay of a graph that captured them;
-    /// otherwise they could write words of an op.
+    /// `to` is not freed before the copies, and all replays of a graph that captured them, have
+    /// ended; otherwise a copy could overwrite words that an op has allocated since.
     pub unsafe fn copy_words(
         &self,
         stream: &Stream,
@@ -223,8 +225,8 @@ impl SymmetricHeap {
         live.free(words.offset, words.serial).map(drop).ok_or_else(|| no_words(&words))
     }
 
-    /// Locks the table of device-local words, in which `words` stay allocated until the lock is
-    /// released.
+    /// Checks that `words` are allocated, and locks the allocator of device-local words, so that
+    /// they stay allocated until the guard is dropped.
     fn live_words(&self, words: &DevWords) -> Result<MutexGuard<'_, Layout>> {
         self.check_heap(words.heap)?;
         let live = lock(&self.device_words);
@@ -234,8 +236,8 @@ impl SymmetricHeap {
         }
     }
 
-    /// Does [`SymmetricHeap::live_words`] for words that the caller changes or frees, and refuses the
-    /// word that counts the calls of all ops.
+    /// Does [`SymmetricHeap::live_words`] for words that the caller changes or frees. Refuses the
+    /// word of [`SymmetricHeap::sequence_word`], which only ops may change.
     fn own_words(&self, what: &str, words: &DevWords) -> Result<MutexGuard<'_, Layout>> {
         let live = self.live_words(words)?;
         if self.sequence.get() != Some(words) {
@@ -280,8 +282,8 @@ impl SymmetricHeap {
         Ok(data)
     }
 
-    /// Checks that `rank` is of this node, and returns its number within the node. `call` names the
-    /// function that was given `rank`.
+    /// Checks that `rank` is a rank of this node, and returns its number within the node. `call` is
+    /// the name of the calling function, for the error.
     fn on_this_node(&self, call: &str, rank: usize) -> Result<usize> {
         let own = self.node_ranks();
         if own.contains(&rank) {
@@ -300,8 +302,8 @@ impl SymmetricHeap {
         Err(Error::invalid(what, rank, expected))
     }
 
-    /// Returns the mapping that holds a slice on the rank `rank` of this node, and the slice's byte
-    /// offset in it.
+    /// Returns the mapping that holds `slice` on `rank`, numbered within this node, and the slice's
+    /// byte offset in the mapping.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
         self.located(&*self.open_state()?, slice, rank)
     }
@@ -381,7 +383,7 @@ mod tests {
         let options = HeapOptions::new().data_bytes(4096).device_words(1 << 14);
         let mut heap = SymmetricHeap::open(&world, options).unwrap();
         let open = Arc::get_mut(&mut heap).unwrap();
-        // Replaces the memory by a single page without telling the layout, so that clearing the
+        // A single page replaces the memory, but the layout still has the old size, so clearing the
         // allocated words fails.
         let page = open.backend.allocate(Purpose::DeviceWords, 1).unwrap();
         let whole = std::mem::replace(&mut open.memory.device_words, page);
@@ -392,8 +394,8 @@ mod tests {
         heap.close().unwrap();
     }
 
-    /// Tests that a program can change only device-local words that it has allocated: not the word that
-    /// counts the calls of all ops, freed words, or words of another heap.
+    /// Tests that a program can change only device-local words that it has allocated; the word that
+    /// counts the calls of all ops, freed words and words of another heap are refused.
     #[test]
     fn words_of_ops_are_not_changed() {
         World::run_threads(1, |world| {
@@ -424,7 +426,7 @@ mod tests {
             // SAFETY: the stream is synced before any word is freed.
             let outside = unsafe { heap.copy_words(&stream, own, &[(2, 0)]) };
             assert!(matches!(outside, Err(Error::OutOfBounds { start: 2, end: 3, len: 2, .. })));
-            // SAFETY: as above.
+            // SAFETY: the stream is synced before any word is freed.
             unsafe { heap.copy_words(&stream, own, &[(1, own.offset() as u32 / 4)]) }?;
             stream.sync()?;
             assert_eq!(heap.read_device_words(own)?, [7, 7]);

@@ -1,5 +1,5 @@
-//! Test that every exchange of a collective step carries the call site in the program, not a place
-//! in this crate.
+//! Test that every exchange of a collective step carries the call site in the user's program, not a
+//! call site in this crate.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};

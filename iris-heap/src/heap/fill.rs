@@ -95,7 +95,8 @@ impl SymmetricHeap {
 }
 
 /// Uniform random number in [-1, 1) for element `index` of `rank`, as [`SymmetricHeap::rand`] uses
-/// it: the high 53 bits of splitmix64 over seed, rank and index. The same on every machine.
+/// it: the high 53 bits of splitmix64 over seed, rank and index. The number is the same on every
+/// machine.
 pub fn random_unit(seed: u64, rank: usize, index: usize) -> f64 {
     let stream = mix(seed.wrapping_add(mix(rank as u64 + 1)));
     let bits = mix(stream.wrapping_add((index as u64).wrapping_mul(0x9e3779b97f4a7c15))) >> 11;

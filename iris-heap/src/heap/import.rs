@@ -17,9 +17,9 @@ use crate::util::unsupported;
 
 impl SymmetricHeap {
     /// Wraps the caller's stream, given as the device's handle (`CUstream` or `hipStream_t` as a
-    /// number), whichever library made it. It is ordered with the heap's work like the heap's own
-    /// streams. For cudarc's streams, `Gpu::stream_of` (feature `cudarc-0-19`) is safe and keeps
-    /// the stream alive.
+    /// number); any library may have made it. The wrapped stream is ordered with the heap's work
+    /// like the heap's own streams. For cudarc's streams, `Gpu::stream_of` (feature `cudarc-0-19`)
+    /// is safe and keeps the stream alive.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on the CPU; [`Error::Invalid`] for a stream of another device;
@@ -34,8 +34,8 @@ impl SymmetricHeap {
     }
 
     /// Enqueues a copy of `bytes` bytes between two addresses that the heap's device can access:
-    /// addresses from [`SymmetricHeap::resolve`], or in memory of the caller. Copies on one stream
-    /// run in order.
+    /// addresses from [`SymmetricHeap::resolve`], or addresses in the caller's own memory. Copies
+    /// on one stream run in order.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; errors of the device.
@@ -57,20 +57,21 @@ impl SymmetricHeap {
 
     /// Registers `len` elements of the caller's memory on each rank as a symmetric slice:
     /// collective. On a GPU the pointer is a device pointer (a `CUdeviceptr` or the like) of the
-    /// heap's device, whichever library allocated it. The ranks must be threads of one process; for
-    /// processes use [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends the import.
+    /// heap's device, and any library may have allocated it. The ranks must be threads of one
+    /// process; for processes use [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`]
+    /// ends the import.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for processes; [`Error::Disagreement`] if the lengths differ;
-    /// [`Error::Invalid`] for a pointer that is null or not aligned; [`Error::PeerFailed`]; those
+    /// [`Error::Invalid`] for a pointer that is null or not aligned; [`Error::PeerFailed`]; errors
     /// of [`World::barrier`](crate::World::barrier).
     ///
     /// # Safety
     /// Until the slice is freed, or the heap is closed and dropped on all ranks, the memory stays
     /// valid for reads and writes by any thread. [`SymmetricHeap::free`] waits for work that was
     /// enqueued before it, but not for other threads: if they still read, write or enqueue work on
-    /// the slice, the memory stays valid until they have ended. It is accessed through the heap
-    /// only, or by the caller at times that it orders with the other ranks.
+    /// the slice, the memory stays valid until they have ended. The memory is accessed only through
+    /// the heap, or by the caller at times that the caller orders with the accesses of other ranks.
     #[track_caller]
     pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
         let _step = self.step("import of memory")?;
@@ -98,10 +99,11 @@ impl SymmetricHeap {
     }
 
     /// Registers `len` elements of the memory behind a descriptor on each rank as a symmetric
-    /// slice: collective. On the CPU the descriptor must be a memfd of at least that size, rounded up
-    /// to whole pages, with the seal `F_SEAL_SHRINK`; on a GPU one that the driver exports for the
-    /// memory (`cuMemExportToShareableHandle`). Memory of `cuMemAlloc` and of pools, such as
-    /// cudarc's, has none. [`SymmetricHeap::free`] ends the import.
+    /// slice: collective. On the CPU the descriptor must be a memfd of at least that size, rounded
+    /// up to whole pages, with the seal `F_SEAL_SHRINK`; on a GPU it must be a descriptor that the
+    /// driver exports for the memory (`cuMemExportToShareableHandle`). The driver exports none for
+    /// memory of `cuMemAlloc` and of memory pools, such as cudarc's. [`SymmetricHeap::free`] ends
+    /// the import.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is

@@ -54,18 +54,18 @@ use order::Watch;
 ///
 /// Methods marked collective must be called by every rank of the world, in the same order, with the
 /// same arguments, from the same place in the program. A difference is an error on every rank and
-/// changes nothing on any. On a heap that has failed ([`SymmetricHeap::check`]) they return its error
-/// and wait for no other rank. All other methods are local.
+/// changes nothing on any rank. If the heap has failed ([`SymmetricHeap::check`]), collective
+/// methods return the heap's error and wait for no other rank. All other methods are local.
 pub struct SymmetricHeap {
     world: World,
     options: HeapOptions,
     id: u64,
-    // Backend of the heap. The field precedes `memory`, because fields drop in this order: streams
-    // must end, or have received the order to end, before their memory is unmapped.
+    // Backend of the heap. The field precedes `memory`, because fields drop in order: the backend's
+    // streams must end, or be told to end, before the memory that they use is unmapped.
     backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
-    /// Held during a collective step, so that steps of two threads do not interleave.
+    /// Lock held during a collective step, so that steps of two threads do not interleave.
     step: Mutex<()>,
     device_words: Mutex<Layout>,
     /// Device word that counts the calls of all ops; allocated at first use.
@@ -84,15 +84,15 @@ pub struct SymmetricHeap {
 /// Outcome of opening the heap of one node.
 enum Opening {
     Heap(Arc<SymmetricHeap>),
-    /// Devices of the node cannot access each other's memory: the world with smaller nodes, and
-    /// the options for a heap in it.
+    /// No heap was opened, because devices of the node cannot access each other's memory. Contains
+    /// the world with smaller nodes, and the options for a heap in that world.
     Grouped(World, HeapOptions),
 }
 
 /// Device and memory of a rank that opens a heap, before any exchange with other ranks.
 struct Made {
     backend: Arc<dyn Backend>,
-    /// Memory of the data segment, of the signal segment and of the device words.
+    /// Memory of the data segment, the signal segment and the device words.
     memory: [Arc<dyn Mapping>; 3],
     boards: Option<JointMemory>,
     access: PeerAccess,
@@ -102,9 +102,11 @@ struct State {
     closed: bool,
     data: Layout,
     signal: Layout,
-    /// Number of the next import, used as serial number because segment numbers are reused.
+    /// Serial number of the next import. It identifies the import, because segment numbers are
+    /// reused.
     imports: u64,
-    /// Blocks that a step is freeing now, by segment and serial number: no further work may use them.
+    /// Blocks that a collective free is freeing now, as (segment, serial number); new work that
+    /// uses them is refused.
     ending: Vec<(Segment, u64)>,
 }
 
@@ -137,12 +139,12 @@ impl SymmetricHeap {
     ///
     /// If GPUs of one node cannot access each other's memory, the heap divides every node of the
     /// world into nodes of equal size: the largest groups of consecutive ranks whose GPUs all have
-    /// access to each other, in the worst case groups of one rank. The heap is then a heap over
-    /// several nodes, whose operators move data between nodes over NCCL or RCCL.
-    /// [`SymmetricHeap::whole_world`] has the nodes of the heap; `world` keeps its own. So make
-    /// plans from the heap, or from the world that [`World::for_heap`] returns. Rank 0 logs a
-    /// warning that names the GPUs. A GPU that a process does not see (`CUDA_VISIBLE_DEVICES`)
-    /// counts as accessible, because the driver says nothing about it.
+    /// access to each other, in the worst case groups of one rank. The heap then has several nodes,
+    /// and its operators move data between nodes over NCCL or RCCL. [`SymmetricHeap::whole_world`]
+    /// has the nodes of the heap; `world` keeps the nodes that it had. So make plans from the heap,
+    /// or from the world that [`World::for_heap`] returns. Rank 0 logs a warning that names the
+    /// GPUs. A GPU that a process does not see (`CUDA_VISIBLE_DEVICES`) counts as accessible,
+    /// because the driver says nothing about it.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
@@ -186,14 +188,14 @@ impl SymmetricHeap {
         let (made, access) = world.all_ok_with("open", made, |made| made.access.encode())?;
         world.agree("open", &[("device", device)])?;
         if let Some(grouped) = world.grouped_by_access(&access)? {
-            // The device stays the one whose access was compared.
+            // All ranks compared the access of this device, so the heap must use this device.
             let options = HeapOptions { device: Some(made.access.index), ..options };
             return Ok(Opening::Grouped(grouped, options));
         }
         let Made { backend, memory: [data, signal, device_words], boards, .. } = made;
 
-        // This rank takes part in each exchange even if its part of the previous exchange failed,
-        // because its peers wait for this rank.
+        // This rank takes part in each exchange even if it failed in the previous exchange, because
+        // its peers wait for it.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
         let boards = order::share_boards(world, boards);
@@ -315,7 +317,8 @@ impl SymmetricHeap {
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
         let mut items = vec![("what", what.to_string())];
-        // An error of this rank alone is sent to its peers, which then change nothing.
+        // If this rank alone has an error, the error is sent to the peers, which then change
+        // nothing.
         let mut possible = self.backend.check_no_capture("allocation");
         for request in requests {
             let Request { segment, bytes, name } = request;
@@ -401,8 +404,9 @@ impl SymmetricHeap {
     /// that rank returns without waiting, and all ranks keep the block. While a rank waits, calls and
     /// copies of the block that other threads enqueue are refused with [`Error::NotAllocated`].
     ///
-    /// If the heap has failed, by the end of this rank's streams, free returns its error and waits for
-    /// no other rank, which may be stuck. The memory then stays allocated until the heap is closed.
+    /// If the heap has failed before this rank's streams have finished, free returns the heap's
+    /// error and does not wait for other ranks, which may be stuck. The memory then stays allocated
+    /// until the heap is closed.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check`];
@@ -432,13 +436,13 @@ impl SymmetricHeap {
         }
         let capture = self.backend.check_no_capture("giving memory back");
         let planned = capture.and_then(|()| self.plan_free(slices));
-        // A rank that refuses does not wait for its streams.
+        // A rank that refuses the request does not wait for its streams.
         let _ending = planned.is_ok().then(|| {
             let ending = self.refuse_work_on(slices);
             self.finish_streams();
             ending
         });
-        // The work that this rank has waited for may have failed.
+        // The enqueued work for which this rank has just waited may have failed.
         self.check_before_step()?;
         // If no rank refuses, the streams of all ranks have finished when `agree_with` returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
@@ -464,10 +468,11 @@ impl SymmetricHeap {
         self.world.note(self.settle(unmapped))
     }
 
-    /// Refuses further work on `slices` until the returned guard is dropped. When this returns, all
-    /// work on them that was not refused has been enqueued.
+    /// Refuses further work on `slices` until the returned guard is dropped. When this function
+    /// returns, all earlier work on `slices` has been enqueued.
     fn refuse_work_on(&self, slices: &[RawSlice]) -> Ending<'_> {
-        // Copies are enqueued while the state is locked for reading, and calls under the issue lock.
+        // Copies are enqueued while the state is locked for reading, and calls under the issue
+        // lock, so taking both locks waits for both.
         self.state_mut().ending.extend(slices.iter().map(|s| (s.segment(), s.serial())));
         drop(lock(&self.issuing));
         Ending(self)
@@ -493,7 +498,7 @@ impl SymmetricHeap {
         let mut ended = Vec::new();
         for s in slices {
             self.check_heap(s.heap())?;
-            // Finds the block that contains the slice, and its requested length.
+            // Start and requested length of the block that contains the slice.
             let found = |layout: &Layout| {
                 let block = layout.find(s.offset(), s.bytes())?;
                 (block.serial == s.serial()).then_some((block.offset, block.asked))
@@ -524,8 +529,8 @@ impl SymmetricHeap {
     }
 
     /// Closes the heap: collective. Waits until the streams of all ranks have finished, and ends
-    /// them. CPU memory is unmapped when the last `Arc` of heap or stream is dropped. GPU memory is
-    /// unmapped here; its addresses are invalid afterwards.
+    /// these streams. CPU memory is unmapped when the last `Arc` of heap or stream is dropped. GPU
+    /// memory is unmapped here; its addresses are invalid afterwards.
     ///
     /// If the heap has failed ([`SymmetricHeap::check`]), close waits for no other rank, which may be
     /// stuck. It tells the waiting kernels of all ranks to leave, waits for this rank's streams, and
@@ -556,8 +561,8 @@ impl SymmetricHeap {
         }
         let items = [("heap", format!("{:#x}", self.id))];
         if capture.is_ok() {
-            // An error about a call that this rank has left out names the place of the close, which
-            // stays published.
+            // The step stays published after the close: if this rank has left out a call, the
+            // peers' error then names the call site of this close.
             let step = format!("close heap at {}", Location::caller());
             self.memory.control.publish_host_step(Some(&step));
             self.memory.control.publish_end(Some(Ended::Heap));
@@ -567,13 +572,14 @@ impl SymmetricHeap {
         if let Ok(outcomes) = &outcome
             && let Err(error) = check_refusals("close heap", outcomes)
         {
-            // The heap stays open on all ranks, so the announcement of its end is withdrawn.
+            // The heap stays open on all ranks, so this rank withdraws the announcement that it
+            // closes the heap.
             self.memory.control.publish_end(None);
             return self.world.note_returned(Err(error));
         }
         if self.nodes.get().is_some() {
-            // Steps between nodes that are enqueued access the heap, so they must end before the
-            // heap is closed.
+            // Enqueued steps between nodes access the heap, so they must end before the heap is
+            // closed.
             self.finish_streams();
         }
         self.state_mut().closed = true;
@@ -587,7 +593,8 @@ impl SymmetricHeap {
         };
         lock(&self.watch).take();
         self.backend.shutdown();
-        // Before this barrier every process has closed the memory of others that it had opened.
+        // Every process closes its mappings of peers' memory before this barrier, so that the
+        // owners can unmap that memory after the barrier.
         let finished = match finished {
             Ok(()) if self.backend.waits_for_device() && !self.world.same_process() => {
                 self.world.exchange("barrier", &[], None).map(drop)
@@ -603,8 +610,8 @@ impl SymmetricHeap {
         let settled = settled.and(self.leave_nodes());
         let unreported = match settled {
             Err(error) if error.is_surrender() => {
-                // A heap that another rank's failure has ended is not closed well, unless the
-                // program knows of that failure.
+                // If another rank's failure has ended the heap, close must return that failure,
+                // unless the program has got it already.
                 self.take_unreported().or_else(|| match failure {
                     Some(Error::Aborted { .. }) => None,
                     Some(failure) => (!self.memory.control.has_told()).then_some(failure),
@@ -619,12 +626,13 @@ impl SymmetricHeap {
         self.world.note_returned(unreported.map_or(Ok(()), Err))
     }
 
-    /// Error that [`SymmetricHeap::check`] returns, if any; does not count as returning it.
+    /// Error that [`SymmetricHeap::check`] would return, if any; the error does not count as
+    /// returned to the program.
     fn failure(&self) -> Option<Error> {
         self.memory.control.outcome().and_then(|()| self.check_peers()).err()
     }
 
-    /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds, for all
+    /// Tells the kernels of all ranks to leave, and ends the exchanges of the heap's worlds on all
     /// ranks.
     fn give_up(&self) {
         if let Err(error) = self.poison(abort::CLOSED) {
@@ -633,9 +641,10 @@ impl SymmetricHeap {
         self.end_exchanges();
     }
 
-    /// Ends the exchanges of the heap's worlds, for all ranks.
+    /// Ends the exchanges of the heap's worlds on all ranks.
     fn end_exchanges(&self) {
-        // Peers learn the same from this rank's word and from their world, whichever is first.
+        // Peers get the same error from this rank's abort word and from their world, whichever
+        // reaches them first.
         let (control, word) = (&self.memory.control, self.word_for_peers().unwrap_or(0));
         if self.local_size() > 1 {
             self.world.give_up(control.error_of_word(word, |rank| rank));
@@ -648,11 +657,12 @@ impl SymmetricHeap {
     }
 
     /// First error of enqueued work that has not been returned to the program. If the program has
-    /// got any error, it may close the heap early for that reason, and calls that it left out are
-    /// none.
+    /// got any error, calls that it left out are not an error, because the program may close the
+    /// heap early for that reason.
     fn take_unreported(&self) -> Option<Error> {
         let control = &self.memory.control;
-        // A fault that a stream also keeps is returned only if no other call has returned it.
+        // A stream may keep a fault that another call has returned already; such a fault is not
+        // returned again.
         let is_told = |error: &Error| {
             control.is_fault_returned()
                 && matches!(
@@ -725,9 +735,10 @@ impl SymmetricHeap {
         &self.memory.control
     }
 
-    /// Checks that no failure has happened so far, on this rank or on a peer that reported it. Waits
-    /// for no call, but on a GPU for the copy of a word from the device. Over several nodes, after a
-    /// rank was lost, it waits up to 2 s to learn which rank was lost first.
+    /// Checks that no failure has happened so far, on this rank or on a peer that reported its
+    /// failure. Does not wait for enqueued calls; on a GPU it waits for the copy of one word from
+    /// the device. Over several nodes, after a rank was lost, it waits up to 2 s to learn which
+    /// rank was lost first.
     ///
     /// # Errors
     /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Order`], [`Error::GaveUp`],
@@ -736,7 +747,8 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         let own = self.memory.control.check();
         match (own, self.world.note_returned(self.check_peers())) {
-            // The rank that gave up may have left since, and then counts as lost.
+            // A rank that gave up may have left its world since, so this rank counts it as lost;
+            // the surrender is the root error.
             (
                 Err(Error::PeerLost { .. } | Error::RankLost { .. }),
                 Err(told @ Error::GaveUp { .. }),
@@ -765,8 +777,8 @@ impl SymmetricHeap {
         Ok(i32::from_ne_bytes(word))
     }
 
-    /// Abort word by which this rank tells peers that it takes part in no further call: what it was told, or
-    /// else its own reason.
+    /// Abort word by which this rank tells peers that it takes part in no further call: the word by
+    /// which a peer told this rank to leave, or else the word of this rank's own reason.
     fn word_for_peers(&self) -> Result<i32> {
         Ok(match self.abort_word(&*self.memory.signal[self.local_rank()])? {
             0 => self.memory.control.word_for_peers(self.local_rank()),
@@ -776,8 +788,9 @@ impl SymmetricHeap {
 
     /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
     /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
-    /// everywhere. Later calls replace neither the first reason nor the first rank that gave up; what
-    /// this rank was told before, the loss of a rank for example, it tells the others.
+    /// everywhere. Later calls replace neither the first reason nor the first rank that gave up. If
+    /// a peer has told this rank a reason before, such as the loss of a rank, this rank passes on
+    /// that reason instead.
     ///
     /// # Errors
     /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
@@ -804,8 +817,8 @@ impl SymmetricHeap {
     }
 
     /// World of the ranks of this rank's node, which share the heap's memory; if there is one node,
-    /// the world in which the heap was opened. Ranks have other numbers in it than in
-    /// [`SymmetricHeap::whole_world`] if there are several nodes.
+    /// the world in which the heap was opened. If there are several nodes, a rank's number in this
+    /// world differs from its number in [`SymmetricHeap::whole_world`].
     pub fn local_world(&self) -> &World {
         &self.world
     }
@@ -820,7 +833,7 @@ impl SymmetricHeap {
         self.whole_world().size()
     }
 
-    /// Number of this rank within its node, from 0. Kernels count ranks so
+    /// Number of this rank within its node, from 0. Kernels use this number
     /// ([`HeapView::rank`](crate::abi::HeapView)).
     pub fn local_rank(&self) -> usize {
         self.world.rank()
@@ -907,11 +920,12 @@ impl SymmetricHeap {
         Ok(lock(&self.step))
     }
 
-    /// Adds to an error of a host step the fault that a kernel of this rank left before, if there
-    /// is a fault that the error does not explain.
+    /// Adds to an error of a collective step on the host the fault that a kernel of this rank left
+    /// before, unless there is none or the error is its cause.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
-        // A difference in the order of calls is the error to return, because it made the peers leave.
+        // If the ranks issued calls in different orders, return that error, because the difference
+        // made the peers leave.
         if (then.is_surrender() || control.host_abort() == abort::DISORDER)
             && let Some(order) = control.broken_order()
         {
@@ -946,7 +960,7 @@ impl SymmetricHeap {
         self.state_unless_closed()
     }
 
-    /// State of the heap, for a caller that has checked the process.
+    /// State of the open heap; the caller has checked that this process is not a forked child.
     fn state_unless_closed(&self) -> Result<RwLockReadGuard<'_, State>> {
         let state = self.state();
         if state.closed {
@@ -975,10 +989,11 @@ impl Drop for SymmetricHeap {
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            // The message has debug level, because a peer that waits for a further call of this rank
+            // Debug level suffices: if a peer waits for a further call of this rank, the peer
             // returns an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
-            // Each operator keeps its heap, so none is left that could issue a further call.
+            // Each operator holds an `Arc` of its heap, so no operator is left that could issue a
+            // further call.
             self.memory.control.publish_end(Some(Ended::Dropped));
         }
     }
@@ -1015,7 +1030,7 @@ fn share(
         return backend.join(&*own, all);
     }
     // This rank takes part in both exchanges even if it has nothing to pass, because its peers wait
-    // for this rank.
+    // for it.
     let described = backend.describe(&*own);
     let messages = world.allgather(described.as_deref().unwrap_or_default())?;
     let described = described.and_then(|_| match messages.iter().position(Vec::is_empty) {
@@ -1036,14 +1051,13 @@ fn share(
     backend.import(world.rank(), own, all)
 }
 
-/// Message to the peers about this rank's part of a step: empty if it succeeded, else the error's
-/// text.
+/// Message to the peers about this rank's outcome of a step: empty for `Ok`, else the error's text.
 fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
     mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
 }
 
-/// Checks that no rank has refused a step; `told` has the messages of all ranks, which [`refusal`]
-/// makes, by rank.
+/// Checks that no rank has refused a step; `told` has the [`refusal`] message of each rank, by
+/// rank.
 fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
     match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
         None => Ok(()),

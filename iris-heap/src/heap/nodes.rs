@@ -34,10 +34,11 @@ pub struct NodeStream {
 }
 
 impl World {
-    /// Returns this world with the nodes that a heap with `options` has in it: collective. These
-    /// nodes have fewer ranks than those of this world if GPUs cannot access each other's memory
-    /// (see [`SymmetricHeap::open`]). A program that makes plans before it opens a heap makes them
-    /// from the returned world. Only the backend and the device of `options` matter.
+    /// Returns this world, divided into the nodes that a heap with `options` would have:
+    /// collective. These nodes have fewer ranks than the nodes of this world if GPUs cannot access
+    /// each other's memory (see [`SymmetricHeap::open`]). A program that makes plans before it
+    /// opens a heap makes them from the returned world. Only the backend and the device of
+    /// `options` matter.
     ///
     /// The result is another handle of the same ranks, like a clone: closing one closes both.
     ///
@@ -122,10 +123,10 @@ impl SymmetricHeap {
     /// Launches a graph with calls of this heap's operators by `launch`, unless the heap has failed
     /// or is closed.
     ///
-    /// A failed heap of several GPU nodes aborts the communicator of its steps between nodes, and a
-    /// graph that contains such steps must not run afterwards: it would use freed memory. This
-    /// function refuses to launch it, and no thread aborts the communicator while `launch` runs.
-    /// The library cannot refuse a graph that is launched by other means.
+    /// If a heap of several GPU nodes fails, it aborts the communicator of its steps between nodes.
+    /// A graph that contains such steps must not run afterwards, because it would use freed memory.
+    /// This function refuses to launch the graph then, and no thread aborts the communicator while
+    /// `launch` runs. The library cannot refuse a graph that is launched by other means.
     ///
     /// `launch` must only enqueue the graph: it must not wait for the heap's streams, close the
     /// heap or call this function.
@@ -141,7 +142,8 @@ impl SymmetricHeap {
     /// ```
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::check`], without a look at the device. `launch` is not called then.
+    /// Errors of [`SymmetricHeap::check`], but the abort word on the device is not read. If there
+    /// is an error, `launch` is not called.
     pub fn launch_graph<T>(&self, launch: impl FnOnce() -> T) -> Result<T> {
         drop(self.open_state()?);
         let control = &self.memory.control;
@@ -162,12 +164,14 @@ impl SymmetricHeap {
                 let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
                 drop(launching);
                 let across = match nodes.across.close() {
-                    // A call that this rank gave up has ended the world, and has returned the error.
+                    // This rank gave up a call, which closed the world and returned the error to
+                    // the program.
                     Err(Error::Closed { .. }) => Ok(()),
                     closed => closed,
                 };
                 let local = self.world.close();
-                // After a call that differs a world stays open, and peers would go on waiting in it.
+                // If the close failed because ranks were in different collective calls, the world
+                // is still open, and peers would go on waiting in it.
                 for (world, closed) in [(&nodes.across, &across), (&self.world, &local)] {
                     if closed.is_err() {
                         world.abort();
@@ -180,8 +184,8 @@ impl SymmetricHeap {
 }
 
 /// Chooses the GPU of each rank by the rank's number on its machine. The rank's number on its node
-/// would not do: if one machine has several nodes, ranks of different nodes would get one GPU. Also
-/// returns the encoded [`PeerAccess`] of each rank's device.
+/// cannot be used, because if one machine has several nodes, ranks of different nodes would get the
+/// same GPU. Also returns the encoded [`PeerAccess`] of each rank's device.
 #[track_caller]
 fn choose_device(world: &World, mut options: HeapOptions) -> Result<(HeapOptions, Vec<Vec<u8>>)> {
     if options.backend.traits().host_threads {

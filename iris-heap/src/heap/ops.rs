@@ -41,16 +41,18 @@ impl SymmetricHeap {
         Ok(kept)
     }
 
-    /// Checks, before a collective step of the heap, that it has not failed. If it has, this rank must
-    /// not take part in the step, because another rank may be stuck: ranks that wait in it get
-    /// [`Error::GaveUp`](crate::Error::GaveUp), as after a close of the failed heap.
+    /// Checks, before a collective step, that the heap has not failed. If the heap has failed, this
+    /// rank must not take part in the step, because another rank may be stuck. Ranks that wait in
+    /// the step then get [`Error::GaveUp`](crate::Error::GaveUp), as after a close of the failed
+    /// heap.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check`].
     pub fn check_before_step(&self) -> Result<()> {
         drop(self.open_state()?);
-        // A world that has lost a rank ends the step at once, with the first reason. If the rank is of
-        // another node, the ranks of this node complete the step, and each learns of the loss itself.
+        // If a world has lost a rank of this node, its exchanges fail at once with the first
+        // reason. If the lost rank is on another node, the ranks of this node can complete the
+        // step, and each rank learns of the loss itself.
         if self.world.has_lost() || self.whole_world().has_lost() || self.failure().is_none() {
             return Ok(());
         }
@@ -101,8 +103,8 @@ impl IssueGuard<'_> {
 
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
     /// called before the call's first launch. The hosts compare the order in which their ranks
-    /// issue calls. If kernels find that `pulled`, the place at which peers read a matrix of this
-    /// rank, differs between ranks, the error shows it for each rank.
+    /// issue calls. `pulled` is the place at which peers read a matrix of this rank. If kernels
+    /// find that this place differs between ranks, the error shows the place of each rank.
     ///
     /// # Errors
     /// Errors of the device.
@@ -119,12 +121,13 @@ impl IssueGuard<'_> {
     }
 
     /// Announces to the hosts of all ranks that this rank issues no further call of the op with id
-    /// `op`, because it frees the op. A rank that waits for such a call then fails at once.
+    /// `op`, because it frees the op. A rank that waits for this rank to issue a call of the op
+    /// then fails at once.
     pub fn announce_end(&self, op: u32) {
         self.heap.memory.control.publish_end(Some(Ended::Operator(op)));
     }
 
-    /// Removes the last announcement, because no part of its call was enqueued.
+    /// Removes the last announcement; called if no part of the announced call was enqueued.
     ///
     /// # Errors
     /// Errors of [`IssueGuard::announce`].

@@ -15,8 +15,8 @@ pub struct HeapOptions {
     /// their first touch, so a large size by itself costs nothing.
     pub data_bytes: u64,
     /// Size of each rank's signal segment in bytes, of which the first 4096 are reserved; default
-    /// 256 MiB, at most 16 GiB. Small messages travel in it. On the CPU pages are taken at their
-    /// first touch.
+    /// 256 MiB, at most 16 GiB. Small messages are written into this segment. On the CPU pages are
+    /// taken at their first touch.
     pub signal_bytes: u64,
     /// Number of device-local words of each rank; default 262,144, at most 2^32.
     pub device_words: u64,
@@ -69,8 +69,8 @@ impl HeapOptions {
         self
     }
 
-    /// Sets the size of each rank's signal segment in bytes: 4096 reserved bytes and the memory
-    /// through which small messages travel. Default: 256 MiB; at most 16 GiB.
+    /// Sets the size of each rank's signal segment in bytes: 4096 reserved bytes, and the memory
+    /// into which small messages are written. Default: 256 MiB; at most 16 GiB.
     pub fn signal_bytes(mut self, bytes: u64) -> HeapOptions {
         self.signal_bytes = bytes;
         self
@@ -110,8 +110,9 @@ impl HeapOptions {
         self
     }
 
-    /// Adds names and values that must be equal on all ranks. Sizes may be derived from these
-    /// values; the values are compared first, so that an error names the setting and not the size.
+    /// Adds names and values that must be equal on all ranks. The ranks compare these values before
+    /// sizes, so that if a size is derived from a value that differs, the error names the value and
+    /// not the size.
     pub fn agreed(mut self, items: impl IntoIterator<Item = (String, String)>) -> HeapOptions {
         self.agreed.extend(items);
         self

@@ -1,5 +1,5 @@
-//! Check of the order in which the ranks issue the calls of a heap: sharing the issue boards, and
-//! comparing them while kernels wait.
+//! Check that all ranks issue the calls of a heap in the same order: shares the issue boards (logs
+//! of issued calls), and compares them while kernels wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +21,8 @@ use crate::world::World;
 /// Interval between two comparisons of the ranks' boards.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Creates the file of all ranks' boards on rank 0; returns `None` on other ranks, and in a world
-/// of one rank.
+/// Creates, on rank 0, the file of all ranks' issue boards; returns `None` on other ranks, and in a
+/// world of one rank.
 pub(super) fn make_boards(world: &World) -> Result<Option<JointMemory>> {
     let makes = world.rank() == 0 && world.size() > 1;
     makes.then(|| JointMemory::create("iris-issue", &sizes(world))).transpose()
@@ -68,8 +68,8 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
 }
 
 /// Watcher thread of a rank, which compares the boards of all ranks every second. If the ranks
-/// issue calls in different orders or leave one out, the thread aborts waiting kernels. It also
-/// logs which ranks the host waits for. Dropping this value ends the thread.
+/// issue calls in different orders or leave one out, the thread aborts waiting kernels. The thread
+/// also logs which ranks this rank's host waits for. Dropping this value ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,
@@ -94,8 +94,8 @@ impl Drop for Watch {
     }
 }
 
-/// Compares the boards until `stop` is set. `allowed` is the time limit of a kernel's wait for a peer
-/// to enter a call.
+/// Compares the boards until `stop` is set. `allowed` is the longest time that a kernel waits for a
+/// peer to enter a call.
 fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
     let number = |rank| control.in_whole_world(rank).0;
     let named = |rank| (number(rank), control.process(rank));
@@ -108,7 +108,7 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
             control.set_host_abort(abort::DISORDER);
             return;
         }
-        // The schedule of notices starts anew with each wait of the host.
+        // The intervals between notices start anew with each wait of the host.
         let since = control.waits_since();
         patience = patience.filter(|(began, _)| Some(*began) == since);
         let Some(since) = since else { continue };

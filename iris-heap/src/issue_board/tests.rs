@@ -90,8 +90,8 @@ fn a_call_is_left_out_if_its_rank_can_no_longer_issue_it() {
     assert_eq!(all[0].left_out().unwrap(), None);
 }
 
-/// Tests that a rank which has ended is found even if another one, which goes on, is further
-/// behind.
+/// Tests that a rank which has ended the heap is found even if another rank, which continues, has
+/// issued fewer calls.
 #[test]
 fn a_call_is_left_out_though_another_rank_is_late() {
     let all = boards::<3>();
@@ -119,7 +119,7 @@ fn calls_that_one_board_no_longer_holds_are_not_compared() {
 fn the_first_call_with_different_places_is_found_by_all() {
     let all = boards::<3>();
     let place = |offset, ld| Pulled { offset, ld };
-    // The first call is of another operator.
+    // Places in the first call, which is a call of operator 5, so a search for 7 must ignore it.
     let firsts = [place(0, 0), place(64, 0), place(128, 0)];
     let seconds = [place(0, 9), place(0, 9), place(0, 8)];
     let differing = || all[2].different_places(7).unwrap();

@@ -12,7 +12,8 @@ use crate::error::{Error, Result, odd_ranks};
 use crate::root_error::{self, Distance};
 use crate::util::lock;
 
-/// Close of the world of a rank whose function has returned. The program has no call site for it.
+/// Name of the step that closes a rank's world after the rank's function has returned; it stands
+/// for a call site, because the program makes no call.
 pub(super) const END_OF_RANK: &str =
     "the close of the world after the rank's function has returned";
 
@@ -37,9 +38,9 @@ impl World {
         self.collective("allgather", bytes)
     }
 
-    /// Exchanges bytes as [`World::allgather`]; `kind` names the exchange in errors and notices, and
-    /// must be the same on all ranks. After some seconds of waiting, calls `on_missing` now and then
-    /// with the ranks that have not arrived; `on_missing` must not wait.
+    /// Exchanges bytes as [`World::allgather`]; `kind` names the exchange in errors and notices,
+    /// and must be the same on all ranks. After some seconds, calls `on_missing` from time to time
+    /// with the ranks that have not arrived; `on_missing` must not block.
     ///
     /// # Errors
     /// Errors of [`World::barrier`].
@@ -130,8 +131,9 @@ impl World {
     }
 
     /// Collective exchange of success or failure: if any rank passes an error, all ranks fail. A
-    /// rank that failed gets its own error back, unless that is a consequence of another rank's error;
-    /// the others get [`Error::PeerFailed`]. `what` names the step in that error.
+    /// rank that failed gets its own error back, unless its error is a consequence of another
+    /// rank's error; all other ranks get [`Error::PeerFailed`]. `what` names the step in that
+    /// error.
     ///
     /// ```
     /// # use iris_heap::{Error, World};
@@ -217,8 +219,9 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
-    /// Combines an error of a host step with the fault that a kernel of this rank left before, unless
-    /// the error explains the fault. The fault may be the reason why a peer is absent.
+    /// Combines an error of a collective step on the host with the fault that a kernel of this rank
+    /// left before, because the fault may be the reason why a peer is absent. Returns the error
+    /// alone if it is the cause of the fault.
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
@@ -228,8 +231,9 @@ impl World {
         }
     }
 
-    /// Tells the ranks of all open heaps of this world which collective step this rank is in;
-    /// `None` ends the step. Ranks whose kernels wait for this rank name the step in their errors.
+    /// Publishes, on every open heap of this world, the collective step that this rank is in;
+    /// `None` ends the step. If kernels of peers wait for this rank, the peers' errors name the
+    /// step.
     fn publish_step(&self, step: Option<&str>) {
         let controls = lock(&self.inner.controls);
         let open = controls.iter().filter_map(std::sync::Weak::upgrade);
@@ -245,7 +249,7 @@ impl World {
         }
     }
 
-    /// Pairs values, by rank, with the numbers by which errors name the ranks.
+    /// Pairs the value of each rank with the number by which errors name that rank.
     pub(crate) fn numbered(
         &self,
         values: impl IntoIterator<Item = String>,
@@ -260,8 +264,8 @@ impl World {
         self.note(self.exchange(kind, bytes, None))
     }
 
-    /// Exchanges bytes once, and checks that all ranks sent the same tag. The caller records an error
-    /// that it returns, by [`World::note`]; a close may drop it.
+    /// Exchanges bytes once, and checks that all ranks sent the same tag. Does not record its
+    /// error: the caller must do so by [`World::note`] if it returns the error to the program.
     #[track_caller]
     pub(crate) fn exchange(
         &self,

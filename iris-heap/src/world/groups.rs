@@ -55,18 +55,18 @@ fn pairs_without_access(hosts: &Hosts, devices: &[PeerAccess]) -> Vec<(usize, us
 }
 
 /// Largest divisor of `per_node` for which no group of that many consecutive ranks contains a pair
-/// of `apart`. The same size holds for all nodes, because all nodes of a world have equally many
-/// ranks; 1 always satisfies the condition.
+/// of `apart`. All nodes get groups of this size, because all nodes of a world have equally many
+/// ranks. The result is at least 1, because a group of one rank contains no pair.
 fn ranks_per_group(per_node: usize, apart: &[(usize, usize)]) -> usize {
     let fits = |size: usize| apart.iter().all(|&(a, b)| a / size != b / size);
     (1..=per_node).rev().find(|&size| per_node.is_multiple_of(size) && fits(size)).unwrap_or(1)
 }
 
 impl World {
-    /// Returns this world with smaller nodes, so that the devices of each node can access each
-    /// other's memory; `None` if the devices of all nodes can already. `told` has the encoded
-    /// [`PeerAccess`] of each rank, and all ranks compute the same nodes from it. The nodes have
-    /// equal sizes. Rank 0 logs which devices lack access.
+    /// Returns this world with smaller nodes of equal size, so that the devices of each node can
+    /// access each other's memory; `None` if this holds for the present nodes. `told` has the
+    /// encoded [`PeerAccess`] of each rank, and all ranks compute the same nodes from it. Rank 0
+    /// logs which devices lack access.
     pub(crate) fn grouped_by_access(&self, told: &[Vec<u8>]) -> Result<Option<World>> {
         let devices = told.iter().map(|it| PeerAccess::decode(it)).collect::<Result<Vec<_>>>()?;
         let apart = pairs_without_access(self.hosts(), &devices);
@@ -88,7 +88,7 @@ impl World {
     }
 }
 
-/// Text that lists pairs of devices, each pair once, and only the first eight.
+/// Lists pairs of devices as text: each pair once, at most eight pairs.
 fn list_pairs(devices: &[PeerAccess], pairs: &[(usize, usize)]) -> String {
     const SHOWN: usize = 8;
     let device = |rank: usize| format!("GPU {} (rank {rank})", devices[rank].index);
@@ -113,7 +113,7 @@ fn list_pairs(devices: &[PeerAccess], pairs: &[(usize, usize)]) -> String {
 mod tests {
     use super::*;
 
-    /// Devices of ranks; `denied` has pairs (device, peer whose memory it cannot access).
+    /// Devices of ranks; `denied` has pairs (device, another device whose memory it cannot access).
     fn devices(of_ranks: &[usize], denied: &[(usize, usize)]) -> Vec<PeerAccess> {
         let name = |device: usize| format!("GPU-{device:02x}");
         let device = |&index: &usize| {
@@ -124,8 +124,8 @@ mod tests {
         of_ranks.iter().map(device).collect()
     }
 
-    /// Number of ranks per node after one node is divided, whose ranks have the devices `of_ranks`;
-    /// `None` if the node stays whole. `denied` is that of [`devices`].
+    /// Divides one node whose ranks have the devices `of_ranks`, and returns the number of ranks
+    /// per new node; `None` if the node is not divided. `denied` is passed to [`devices`].
     fn grouped(of_ranks: &[usize], denied: &[(usize, usize)]) -> Option<usize> {
         let apart = pairs_without_access(&Hosts::one(of_ranks.len()), &devices(of_ranks, denied));
         (!apart.is_empty()).then(|| ranks_per_group(of_ranks.len(), &apart))
@@ -136,17 +136,19 @@ mod tests {
         let across = [(0, 2), (0, 3), (1, 2), (1, 3)];
         assert_eq!(grouped(&[0, 1, 2, 3], &[]), None);
         assert_eq!(grouped(&[0, 1, 2, 3], &across), Some(2));
-        // One direction that is missing is enough.
+        // A group is divided even if access is denied in one direction only.
         assert_eq!(grouped(&[0, 1, 2, 3], &across.map(|(a, b)| (b, a))), Some(2));
         assert_eq!(grouped(&[0, 1, 2], &[(0, 2)]), Some(1));
         assert_eq!(grouped(&[0, 1], &[(1, 0)]), Some(1));
-        // Groups of unequal size (0 to 2, and 3), and groups that are not consecutive.
+        // The groups would have unequal sizes (ranks 0 to 2, and rank 3), or ranks that are not
+        // consecutive, so each rank becomes a node.
         assert_eq!(grouped(&[0, 1, 2, 3], &[(0, 3), (1, 3), (2, 3)]), Some(1));
         assert_eq!(grouped(&[0, 2, 1, 3], &across), Some(1));
-        // Ranks that share a device have access, whatever the driver says about it.
+        // Ranks that share a device have access to each other's memory, even if the driver denies a
+        // device access to itself.
         assert_eq!(grouped(&[0, 0, 1, 1], &[(0, 0), (0, 1)]), Some(2));
         assert_eq!(grouped(&[5, 5], &[(5, 5)]), None);
-        // The CPU.
+        // Ranks on the CPU.
         let cpu = vec![PeerAccess::default(); 3];
         assert_eq!(pairs_without_access(&Hosts::one(3), &cpu), []);
     }

@@ -9,13 +9,14 @@ use crate::util::unsupported;
 /// Name of the only host of a world that does not know its hosts' names.
 const THIS_HOST: &str = "this host";
 
-/// Node of each rank, and host name of each node. Nodes are numbered in the order of their first
+/// Node of each rank, and host name of each node. Nodes are numbered in the order of their lowest
 /// ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hosts {
     node_of: Vec<usize>,
     names: Vec<String>,
-    /// Number by which errors name each rank; `None` if it is the rank's own.
+    /// Number by which errors name each rank, by rank; `None` if errors use the ranks' numbers in
+    /// this world.
     numbers: Option<Arc<[usize]>>,
 }
 
@@ -46,7 +47,8 @@ impl Hosts {
         Hosts { numbers: Some(numbers.into()), ..self }
     }
 
-    /// Numbers by which errors name the ranks; `None` if they are the ranks' own.
+    /// Numbers by which errors name the ranks; `None` if errors use the ranks' numbers in this
+    /// world.
     pub(crate) fn numbers(&self) -> Option<Arc<[usize]>> {
         self.numbers.clone()
     }
@@ -63,8 +65,8 @@ impl Hosts {
     }
 
     /// Divides each node into nodes of `per_node` consecutive ranks; `per_node` must divide the
-    /// number of ranks of a node. The host's name of a divided node gets the node's number;
-    /// `this_host` is the name of a host that has none yet.
+    /// number of ranks of a node. Names of divided nodes get the new node's number appended;
+    /// `this_host` replaces [`THIS_HOST`] in names.
     pub(crate) fn divided(&self, per_node: usize, this_host: &str) -> Hosts {
         let node_of: Vec<usize> = (0..self.node_of.len()).map(|rank| rank / per_node).collect();
         let nodes = node_of.last().map_or(0, |last| last + 1);
@@ -114,11 +116,11 @@ impl Hosts {
         Place { node, local_rank, local_size: ranks.len() }
     }
 
-    /// Checks that ranks are numbered node by node: first all ranks of node 0, then those of node
-    /// 1, and so on.
+    /// Checks that ranks are numbered node by node: first all ranks of node 0, then all ranks of
+    /// node 1, and so on.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with two nodes whose ranks are interleaved.
+    /// [`Error::Unsupported`] that names two nodes whose ranks are interleaved.
     pub(crate) fn check_order(&self) -> Result<()> {
         let Some(rank) = (1..self.node_of.len()).find(|&r| self.node_of[r] < self.node_of[r - 1])
         else {
@@ -141,7 +143,8 @@ impl Hosts {
     /// Checks that ranks are numbered node by node and that all nodes have equal numbers of ranks.
     ///
     /// # Errors
-    /// The errors of [`Hosts::check_order`]; [`Error::Unsupported`] with two nodes of different sizes.
+    /// Errors of [`Hosts::check_order`]; [`Error::Unsupported`] that names two nodes of different
+    /// sizes.
     pub(crate) fn check_even(&self, what: &str) -> Result<()> {
         self.check_order()?;
         let size = |node: usize| self.ranks(node).len();
@@ -155,7 +158,8 @@ impl Hosts {
         ))
     }
 
-    /// Adds host names to an error about ranks, if there are several nodes or this is one of them.
+    /// Adds host names to an error about ranks, if this world, or the world that it is a part of,
+    /// has several nodes.
     pub(crate) fn describe(&self, error: Error) -> Error {
         if self.nodes() <= 1 && self.numbers.is_none() {
             return error;

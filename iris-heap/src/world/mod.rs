@@ -1,6 +1,7 @@
 //! Worlds of ranks, [`World`], and their collective calls on the host.
 //!
-//! This file is long because the ways to make a world have a public function each, with its errors.
+//! This file is long because each way to make a world has a public function with its own error
+//! documentation.
 
 mod collective;
 mod groups;
@@ -33,14 +34,14 @@ pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{Maker, lock};
 pub(crate) use groups::PeerAccess;
 
-/// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and refer to the
-/// same rank.
+/// Set of ranks (all ranks of a job or a part of them), as seen from one of the ranks. Clones are
+/// cheap and refer to the same rank.
 ///
 /// All methods that communicate with other ranks are collective: every rank calls them, in the same
 /// order, from the same place in the program. Each exchange carries its number, kind and call site;
 /// if the ranks differ, the error names both calls. Each exchange has a deadline, after which the
 /// error names the ranks that did not arrive. After an absence or a loss the world is broken, and
-/// every further call returns that error: close it and open a new one.
+/// every further call returns that error: close the world and open a new one.
 ///
 /// A world dropped without [`World::close`] counts as a lost rank on its peers. If this rank got an error
 /// about another rank before, its peers get the text of that error ([`Error::PeerAborted`]).
@@ -48,8 +49,9 @@ pub(crate) use groups::PeerAccess;
 /// After a fork the parent process stays the rank. In the child, which may exit or call `exec`,
 /// every function that waits, copies, issues a call or involves other ranks fails with
 /// [`Error::Unsupported`], and dropping a world or a heap does nothing. A child keeps no connection
-/// of the rank, so the others notice the rank's end even if a child outlives it; that does not hold
-/// for a child that was made without the handlers of `pthread_atfork`, as by `_Fork`.
+/// of the rank open, so the other ranks notice the rank's end even if a child outlives the rank.
+/// Exception: a child that was made without the handlers of `pthread_atfork`, for example by
+/// `_Fork`.
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
@@ -64,14 +66,15 @@ struct Grouping {
 }
 
 impl Grouping {
-    /// Makes a heap over these nodes fail by the loss `error` of a rank, possibly on another node.
+    /// Makes a heap over these nodes fail with `error`: the loss of a rank, possibly on another
+    /// node.
     fn fail(&self, control: &Arc<Control>, error: &Error) {
         control.fail_elsewhere(self.hosts.describe(error.clone()));
         control.end_steps();
     }
 }
 
-/// List that a world shares with its watcher.
+/// List that a world shares with the callback by which the bootstrap reports a lost rank.
 type Shared<T> = Arc<Mutex<Vec<T>>>;
 
 struct Inner {
@@ -82,7 +85,8 @@ struct Inner {
     closed: Mutex<bool>,
     /// Control blocks of the open heaps, through which waiting kernels learn that a peer is lost.
     controls: Shared<Weak<Control>>,
-    /// Control blocks of the open heaps over the nodes of this world, with these nodes.
+    /// Control blocks of the open heaps over several nodes of this world, each with the heap's
+    /// nodes.
     over_nodes: Shared<(Weak<Control>, Arc<Grouping>)>,
     heaps: AtomicUsize,
     children: AtomicUsize,
@@ -114,25 +118,26 @@ impl fmt::Debug for World {
 
 impl World {
     /// Makes the world that this process's launcher describes: by `RANK` and `WORLD_SIZE`
-    /// (torchrun, or set by hand), by the variables of Open MPI, MPICH and others that speak PMI,
-    /// or by Slurm's. Without any variable of a launcher, a world of one rank. If one launcher runs
-    /// inside another, the inner one counts: the nearest among the processes above this one.
+    /// (torchrun, or set by hand), by the variables of Open MPI, of MPICH and other PMI launchers,
+    /// or of Slurm. Without any of these variables, makes a world of one rank. If one launcher runs
+    /// inside another, the inner one counts: the launcher that is this process's nearest ancestor.
     ///
-    /// Ranks started by hand find each other by `MASTER_PORT`, which must differ between jobs with one
-    /// host of rank 0; without a port, all of them must be started by the same parent process, which
-    /// still runs (a wrapper such as `timeout` is a parent of its own). `MASTER_ADDR` may be another
-    /// name of that host on each rank. `IRIS_RENDEZVOUS`, a private folder of the job, replaces both.
+    /// Ranks started by hand find each other by `MASTER_PORT`, which must differ between jobs whose
+    /// rank 0 is on the same host. Without a port, the same parent process must start all ranks and
+    /// still run; a wrapper such as `timeout` counts as a parent of its own. `MASTER_ADDR`, the
+    /// host of rank 0, may be a different name of that host on each rank. `IRIS_RENDEZVOUS`, a
+    /// private folder of the job, replaces both variables.
     ///
     /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Each host
-    /// then has a heap of its own. Launchers say that there are several hosts; where variables are
-    /// set by hand, `LOCAL_WORLD_SIZE`, the number of ranks on this host, says so by being smaller
-    /// than `WORLD_SIZE`.
+    /// then has a heap of its own. Launchers say whether there are several hosts. If variables are
+    /// set by hand, set `LOCAL_WORLD_SIZE` to the number of ranks on this host: there are several
+    /// hosts if it is smaller than `WORLD_SIZE`.
     ///
     /// A process may make several worlds, one after another, if all ranks make them in the same
-    /// order: each process counts its worlds, those that could not be formed too, and the ranks meet
-    /// by that count. So a process that is started anew does not meet those that go on. Ranks that
-    /// replace a lost one pass a new [`UniqueId`](crate::UniqueId) to [`World::from_unique_id`], or
-    /// all processes start anew.
+    /// order: each process counts its worlds, including failed attempts, and ranks meet if their
+    /// counts are equal. So a restarted process does not meet processes that have kept running. To
+    /// replace a lost rank, all ranks pass a new [`UniqueId`](crate::UniqueId) to
+    /// [`World::from_unique_id`], or all processes start anew.
     ///
     /// After a hundredth of [`Settings::meeting`], by default 7.2 s, a warning names the ranks that have not
     /// arrived. It goes to `tracing`, or to stderr if the program has set up no subscriber.
@@ -156,7 +161,7 @@ impl World {
 
     fn launched(settings: Result<Settings>) -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        // A world that could not be formed counts on every rank, whatever its reason.
+        // A failed attempt counts too, on every rank, so that the counts of all ranks stay equal.
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let launch = Launch::from_env()?;
         World::of_launch(&launch, number, settings).map_err(|error| error.on_rank(launch.rank))
@@ -264,7 +269,7 @@ impl World {
         World::make(bootstrap, settings, (place, hosts), parent)
     }
 
-    /// Makes a world whose ranks share nodes as `hosts` says.
+    /// Makes a world with the nodes that `hosts` describes.
     pub(crate) fn on_nodes(
         bootstrap: Arc<dyn Bootstrap>,
         settings: Settings,
@@ -380,9 +385,9 @@ impl World {
         self.inner.bootstrap.same_process()
     }
 
-    /// Closes the world and all its clones: collective. Heaps and worlds split off it must be
-    /// closed or dropped before. If a heap of this world was closed after it had failed, this function
-    /// waits for no other rank and returns `Ok`.
+    /// Closes the world and all its clones: collective. Heaps of this world, and worlds split off
+    /// it, must be closed or dropped before. If a heap of this world was closed after it had
+    /// failed, this function waits for no other rank and returns `Ok`.
     ///
     /// # Errors
     /// [`Error::StillOpen`] on every rank if one has a heap or a split world open; the world then
@@ -430,8 +435,8 @@ impl World {
         self.inner.process.check(what)
     }
 
-    /// Tells the peers that this rank cannot continue; they treat it as lost, here and in worlds that
-    /// were split off this one. Not collective.
+    /// Tells the peers that this rank cannot continue; they treat this rank as lost, in this world
+    /// and in worlds that were split off it. Not collective.
     pub fn abort(&self) {
         self.inner.abort(None);
     }
@@ -448,10 +453,10 @@ impl World {
     }
 
     /// Rank whose loss ended this world: its process or thread ended, it called [`World::abort`] or
-    /// dropped the world unclosed, or it cannot be reached. `None` if no rank is lost, or none of this
-    /// world. Ranks that are lost later, because they end for that reason for example, are not told.
-    /// Waits for no rank; a kernel may return an error of the loss a moment earlier. A rank that gave
-    /// up ([`Error::GaveUp`]) or is late ([`Error::Absent`]) is not lost.
+    /// dropped the world unclosed, or it cannot be reached. `None` if no rank is lost, or none of
+    /// this world. Only the first loss is returned, not later losses, for example of ranks that end
+    /// because of the first. Waits for no rank; a kernel may return an error of the loss a moment
+    /// earlier. A rank that gave up ([`Error::GaveUp`]) or is late ([`Error::Absent`]) is not lost.
     ///
     /// Errors that follow from a loss have the kind
     /// [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) on every rank that is left.
@@ -459,15 +464,16 @@ impl World {
         self.inner.bootstrap.lost().as_ref().and_then(lost_rank)
     }
 
-    /// Ends the exchanges of this world, for all ranks, because a heap in it has failed on this rank,
-    /// for the reason `told`, or else one of this rank's own.
+    /// Ends the exchanges of this world on all ranks, because a heap in it has failed on this rank.
+    /// The peers get the error `told`; if it is `None`, they learn that this rank gave up.
     pub(crate) fn give_up(&self, told: Option<Error>) {
         let own = || Error::GaveUp { rank: self.rank(), host: None, reason: None };
         self.inner.bootstrap.give_up(told.unwrap_or_else(own));
     }
 
-    /// Adds names of hosts and of this rank to an error. The loss of a process that carries messages is
-    /// what the launched world knows of it.
+    /// Adds names of hosts and of this rank to an error. If the process that carries the messages
+    /// of this split world was lost, returns instead the error that the launched world has for that
+    /// loss.
     fn describe(&self, error: Error) -> Error {
         if let (Error::HubLost { .. }, Some(parent)) = (&error, &self.inner.parent)
             && let Some(known) = parent.inner.bootstrap.lost()
@@ -482,8 +488,8 @@ impl World {
         self.note(outcome.map_err(|error| self.describe(error)))
     }
 
-    /// Records the error of `outcome`, if there is one, as returned to the program. A call after the
-    /// close of the world says nothing about what ended the world.
+    /// Records the error of `outcome`, if there is one, as returned to the program.
+    /// [`Error::Closed`] is not recorded, because it says nothing about why the world ended.
     pub(crate) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| match error {
             Error::Closed { .. } => {}
@@ -491,7 +497,7 @@ impl World {
         })
     }
 
-    /// Counts a heap as open, and makes the loss of a peer abort its waiting kernels.
+    /// Counts a heap as open; from now on the loss of a peer aborts the heap's waiting kernels.
     pub(crate) fn register(&self, control: &Arc<Control>) -> Registration {
         self.inner.heaps.fetch_add(1, Ordering::Relaxed);
         control.note_errors(&self.inner.returned_errors);
@@ -515,16 +521,19 @@ impl Inner {
         split.iter().filter_map(Weak::upgrade).for_each(|world| world.abort(reason));
     }
 
-    /// Error because of which this rank leaves the world unclosed, to be told to peers, if it is about
-    /// another rank: peers must name that one. A loss is not told to the launched world, which learns of it by
-    /// itself. A world split off, or the connection of one node, may learn of it first, so this function
-    /// waits for that.
+    /// Error about another rank that made this rank leave the world unclosed. Peers are told the
+    /// error, so that they name the other rank and not this rank.
+    ///
+    /// In the launched world the result is `None` for a loss, because its ranks learn of a loss by
+    /// themselves. A split world, or the connection of one node, can learn of a loss earlier, so
+    /// this function first waits until the launched world knows of it.
     fn cause(&self) -> Option<Error> {
         let cause = self.returned_errors.about_others()?;
         if cause.kind() != ErrorKind::PeerLost || self.parent.is_some() {
             return Some(cause);
         }
-        // The loss of the process that carries messages is no news of a part.
+        // A split world that lost the process which carries its messages (`HubLost`) learns nothing
+        // that the launched world must still learn, so there is nothing to wait for.
         if !matches!(cause, Error::HubLost { .. }) {
             await_reason(|| self.bootstrap.lost().is_some());
         }
@@ -532,7 +541,7 @@ impl Inner {
     }
 
     /// Ends this rank's part in the world, unless it has ended; `clean` is true after a collective
-    /// close. Peers are told the `reason`, if there is one.
+    /// close. Tells the peers the `reason`, if there is one.
     fn leave(&self, clean: bool, reason: Option<&str>) {
         if self.process.check("leaving").is_err()
             || std::mem::replace(&mut *lock(&self.closed), true)
@@ -540,8 +549,9 @@ impl Inner {
             return;
         }
         if !clean {
-            // This precedes the announcement to the peers, of which this rank's own heaps may also
-            // be told: the first reason is kept, and this rank is not lost.
+            // Control blocks keep the first reason. The announcement to the peers may also reach
+            // this rank's own heaps, so this loop precedes it; otherwise they would count this rank
+            // as lost.
             for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
                 control.leave();
             }
@@ -574,9 +584,10 @@ impl Drop for Inner {
     }
 }
 
-/// Tells a heap's kernels of the world's `error`, which the bootstrap has returned.
+/// Tells a heap's kernels to leave because of `error`, which the world's bootstrap has returned.
 fn lose(control: &Control, hosts: &Hosts, error: &Error) {
-    // A control block converts the number of a lost rank itself.
+    // Host names are not added to `PeerLost`, because the control block makes that error anew from
+    // the number of the lost rank.
     let described = match error {
         Error::PeerLost { .. } => error.clone(),
         _ => hosts.describe(error.clone()),

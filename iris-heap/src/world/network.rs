@@ -30,16 +30,17 @@ pub struct Network {
     secret: Option<Secret>,
     trusted: bool,
     node: Option<String>,
-    /// Text of the variables by which a launcher says that ranks are on several hosts; `None` where
-    /// nothing says so, or nodes are named by hand.
+    /// Text of the variables by which a launcher says that ranks are on several hosts; `None` if no
+    /// variable says so, or if the user has named the nodes.
     several_hosts: Option<String>,
     /// Whether a launcher may have made the folder in which the ranks of a node meet.
     launched: bool,
 }
 
 impl Network {
-    /// Describes a network in which rank 0 listens at `address` (`host:port`, with an IP address or
-    /// host name): at all addresses of that name, and at no other. `id` names the job and is not secret.
+    /// Describes a network in which rank 0 listens at `address`: `host:port`, where `host` is an IP
+    /// address or a name. Rank 0 listens at all addresses of a name, and at no others. `id` names
+    /// the job and is not secret.
     pub fn new(address: impl Into<String>, id: &UniqueId) -> Network {
         let job = format!("unique id {id}");
         Network {
@@ -66,8 +67,8 @@ impl Network {
         Network { trusted: true, ..self }
     }
 
-    /// Sets the name of this rank's node, in place of its host's identity: ranks with the same name
-    /// share memory. For tests that simulate several nodes on one host.
+    /// Sets the name of this rank's node, which replaces the host's identity: ranks with the same
+    /// name share memory. Lets tests simulate several nodes on one host.
     #[must_use]
     pub fn node(self, name: impl Into<String>) -> Network {
         Network { node: Some(name.into()), ..self }
@@ -103,9 +104,10 @@ impl Network {
         }
     }
 
-    /// Place where the ranks of this rank's node, with that identity and name, meet. `other_host` is the
-    /// term for the host of rank 0 if that is another one. So two jobs with one port and different
-    /// hosts of rank 0 are two on a host that they share.
+    /// Place where the ranks of this rank's node, which has this identity and name, meet.
+    /// `other_host` describes the host of rank 0; `None` if that is this host. The place depends on
+    /// it, so that two jobs on this host do not meet if they use the same port but their ranks 0
+    /// are on different hosts.
     fn place(
         &self,
         (identity, name): &(String, String),
@@ -117,9 +119,10 @@ impl Network {
         rendezvous::Place::new(job, self.launched)
     }
 
-    /// Waits until the host of rank 0 is known, which `found` says at first. Rank 0 itself must know it.
-    /// For the others a resolver may learn the name later: they look until `timeout` is over, or rank 0
-    /// leaves a note at `place`.
+    /// Waits until the address of rank 0's host can be resolved, and returns its addresses; `found`
+    /// is the outcome of the first attempt. Rank 0 itself fails at once. The other ranks try again,
+    /// because a resolver may learn the name later, until `timeout` is over or a note at `place`
+    /// says that the meeting has failed.
     fn await_host(
         &self,
         (address, mut found): (&Address, std::io::Result<Vec<SocketAddr>>),
@@ -156,9 +159,10 @@ impl Network {
         }
     }
 
-    /// Checks that a job without a secret meets at loopback addresses, unless the network is trusted.
-    /// Returns the addresses at which `rank` listens or connects: those of rank 0's host, or all
-    /// interfaces, where rank 0 is given a loopback address and ranks of other hosts are to reach it.
+    /// Checks that a job without a secret meets at loopback addresses, unless the network is
+    /// trusted. Returns the addresses at which `rank` listens or connects: those of rank 0's host;
+    /// or, on rank 0, all interfaces if its own address is a loopback address but ranks of other
+    /// hosts must reach it.
     fn checked(&self, rank: usize, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
         let is_loopback = addresses.iter().all(|it| it.ip().to_canonical().is_loopback());
         let reached = self.several_hosts.as_ref().filter(|_| rank == 0 && is_loopback);
@@ -209,7 +213,7 @@ fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network
     let network =
         Network { address, job, secret: None, trusted: false, node, several_hosts, launched };
     network.completed(get, launch).map(Some).or_else(|error| {
-        // Rank 0 is on its own host, whatever its MASTER_ADDR is.
+        // For rank 0 the host of rank 0 is this host, whatever its MASTER_ADDR is.
         let other = launch.master().ok().filter(|_| launch.rank > 0);
         let place = network.place(&network.own_node(), other.and_then(|it| it.other_host()))?;
         place.prepared(launch.rank, Err(error))
@@ -221,8 +225,8 @@ impl World {
     /// be numbered node by node; which ranks share a node is detected.
     ///
     /// # Errors
-    /// The errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range;
-    /// [`Error::Env`] for a network without a secret that others may reach.
+    /// Errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range;
+    /// [`Error::Env`] if there is no secret and the address can be reached from other hosts.
     pub fn over_network(network: &Network, rank: usize, size: usize) -> Result<World> {
         World::meet_over(network, rank, size, Settings::from_env())
             .map_err(|error| error.on_rank(rank))
@@ -241,7 +245,8 @@ impl World {
         World::meet_over(network, rank, size, Ok(settings)).map_err(|error| error.on_rank(rank))
     }
 
-    /// Opens a world over several hosts; an error of the settings is told to ranks that wait.
+    /// Opens a world over several hosts. If the settings have an error, tells it to ranks that
+    /// already wait.
     pub(super) fn meet_over(
         network: &Network,
         rank: usize,
@@ -257,7 +262,7 @@ impl World {
         let address = Address::parse(&network.address);
         let address = network.place(&node, None)?.prepared(rank, address)?;
         let found = address.look_up();
-        // Rank 0 is on its own host, whatever its MASTER_ADDR is.
+        // For rank 0 the host of rank 0 is this host, whatever its MASTER_ADDR is.
         let other = |other: Option<String>| other.filter(|_| rank != 0);
         let place = network.place(&node, other(address.other_host_of(&found)))?;
         let prepared = settings.and_then(Settings::checked).and_then(|settings| {
@@ -290,7 +295,7 @@ impl World {
     }
 }
 
-/// Pause between two look-ups of a host that is not known yet.
+/// Pause between two attempts to resolve the host of rank 0.
 const LOOK_UP: Duration = Duration::from_millis(250);
 
 /// Identity of a machine since it was started: the system's boot id, or the host's name if there is
@@ -320,7 +325,8 @@ impl Settings {
     }
 }
 
-/// Minimum and maximum of [`Settings::silence`]; the system counts keepalive probes in seconds.
+/// Minimum and maximum of [`Settings::silence`]; the minimum exists because the system counts
+/// keepalive probes in whole seconds.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 
 #[cfg(test)]
@@ -349,8 +355,8 @@ mod tests {
         network.checked(rank, addresses).err().map(|e| e.to_string())
     }
 
-    /// Tests the error for a node name of Slurm's that nothing resolves. A name with two dots in a row
-    /// is no name for any resolver.
+    /// Tests the error for a Slurm node name that cannot be resolved. The name has two dots in a
+    /// row, which no resolver accepts.
     #[test]
     fn a_node_name_that_does_not_resolve_leads_to_master_addr() {
         let vars = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_JOB_ID=7 \
@@ -404,7 +410,7 @@ mod tests {
         let secret = network.clone().secret(Secret::new().unwrap());
         let all = listens(&secret).into_iter().map(|it| it.to_string()).collect::<Vec<_>>();
         assert_eq!(all, ["0.0.0.0:29501", "[::]:29501"]);
-        // Nodes that are named by hand are on one host, and only rank 0 listens.
+        // If the user names the nodes, they are on one host, so only loopback is used.
         assert_eq!(listens(&detected(Some("a"))), [loopback]);
         assert_eq!(secret.checked(1, vec![loopback]).unwrap(), [loopback]);
     }

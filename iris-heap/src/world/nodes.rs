@@ -1,5 +1,5 @@
-//! Worlds over several nodes: the worlds of one node and across nodes, and simulated nodes for
-//! tests, whose ranks are threads of one process.
+//! Worlds over several nodes: the world of one node's ranks, the world across nodes, and simulated
+//! nodes for tests (ranks are threads of one process).
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl World {
     }
 
     /// Name of the host on which `rank` runs; `this host` in a world of one node. If a host counts
-    /// as several nodes, the name ends with the node.
+    /// as several nodes, the node is appended to the name.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rank that does not exist.
@@ -68,20 +68,21 @@ impl World {
         part.ok_or_else(|| Error::invalid("part of the world", color, with_rank()))
     }
 
-    /// Checks that operators can run over the nodes of this world: even nodes, numbered one after
-    /// the other.
+    /// Checks that operators can run over the nodes of this world: all nodes have equally many
+    /// ranks, and ranks are numbered node by node.
     pub(crate) fn check_nodes(&self, what: &str) -> Result<()> {
         self.hosts().check_even(what)
     }
 
-    /// Aborts the kernels of a node's heap, and its steps between nodes, if a rank of this world,
-    /// possibly on another node, is lost.
+    /// Registers a node's heap so that its kernels and its steps between nodes are aborted if a
+    /// rank of this world is lost, possibly on another node.
     pub(crate) fn watch_for(&self, control: &Arc<Control>) {
         let mut heaps = lock(&self.inner.over_nodes);
         heaps.retain(|(control, _)| control.strong_count() > 0);
         heaps.push((Arc::downgrade(control), self.nodes.clone()));
         drop(heaps);
-        // The watcher did not see this heap if a rank was lost before.
+        // A rank that was lost before this point is reported here, because this heap was not
+        // registered then.
         if let Some(error) = self.inner.bootstrap.lost() {
             self.nodes.fail(control, &error);
         }

@@ -1,4 +1,4 @@
-//! Secret that the ranks of a job share where they meet over a network.
+//! Secret by which the ranks of a job authenticate each other when they meet over a network.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

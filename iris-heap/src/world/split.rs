@@ -11,8 +11,8 @@ use crate::util::lock;
 impl World {
     /// Splits the world: returns the world of all ranks that pass the same `color`, ordered by
     /// `key` and then by their rank in this world. Ranks that pass `None` get `None`. Close split
-    /// worlds before this world. Errors of the new world, and of heaps in it, name ranks by their
-    /// numbers there.
+    /// worlds before this world. Errors of the new world, and of heaps in it, use the ranks'
+    /// numbers in the new world.
     ///
     /// Two groups, of the even and of the odd ranks:
     ///

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::root_error::Distance;
 use crate::util::{panic_message, thread_error};
 
-/// Error of a rank, with its place among the errors of all ranks: the distance from the root cause,
-/// then the number of ranks that had failed before it.
+/// Error of a rank, with the key by which the root error is chosen: the error's distance from the
+/// root cause, then the number of ranks that had failed before.
 struct Placed<E>((Distance, usize), E);
 
 impl<E: Display> Display for Placed<E> {
@@ -105,7 +105,8 @@ impl World {
         first.map_or(Ok(values), |e| Err(e.1))
     }
 
-    /// Does [`World::run_threads`], but returns the result of every rank instead of the root error.
+    /// Does [`World::run_threads`], but returns the result of every rank instead of only the root
+    /// error.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD).
@@ -152,7 +153,8 @@ impl World {
                 let thread = builder.spawn_scoped(scope, move || rank_main(world));
                 thread.map_err(|e| {
                     let error = thread_error(&name, e);
-                    // The ranks that have started wait for this one, and must learn it at once.
+                    // Ranks that have started wait for the rank whose thread failed to start, so
+                    // this rank tells them the error at once.
                     spare.abort_with(&error);
                     error
                 })
