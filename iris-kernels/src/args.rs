@@ -195,7 +195,7 @@ impl OpArgs {
 
 /// Values of [`TileView::arrival`]: kinds of words that signal the arrival of a tile of C.
 pub mod arrival {
-    /// Result words: tile t is the result of its owner, rank t mod size.
+    /// Words that signal a reduced tile of a two-shot; the owner of tile t is rank t mod size.
     pub const RESULTS: u32 = 0;
     /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
     /// sends its part.

@@ -108,7 +108,7 @@ pub struct OpBuild {
     pub product: bool,
     /// Whether an RMSNorm of the result's rows follows the op.
     pub norm: bool,
-    /// Whether messages by the LL protocol may consist of packs.
+    /// Whether messages by the LL protocol may consist of packs (units of 48 bytes).
     pub packs: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,

@@ -173,7 +173,7 @@ impl TileConfig {
 /// Tiles and workgroups of a launch of the whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// Number of clusters in a column of C, or of a block of C.
+    /// Number of clusters that cover the rows of C, or of a block of C.
     pub(crate) row_units: u32,
     /// Number of tiles in a row of C.
     pub(crate) col_tiles: u32,

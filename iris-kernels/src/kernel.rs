@@ -140,8 +140,8 @@ struct Row {
     /// Whether the kernel multiplies tiles if the operator has a product.
     multiplies: bool,
     effects: Effects,
-    /// Name of the form for messages that consist of packs, and the collective of the message; `None`
-    /// for a kernel without the LL protocol.
+    /// Name of the kernel's form for messages that consist of packs (units of 48 bytes), and the
+    /// collective of the message; `None` for a kernel without the LL protocol.
     ll: Option<(&'static str, Collective)>,
 }
 

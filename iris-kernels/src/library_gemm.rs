@@ -77,8 +77,8 @@ impl LibraryGemm {
     }
 
     /// Enqueues the product of a call in the order of the heap's ops, by the preferred
-    /// implementation or, if that refuses it, by the other one; returns false if no
-    /// implementation can do the call. `workspace` is the address of a workspace of
+    /// implementation or, if that implementation refuses the call, by the other one. Returns false
+    /// if no implementation can do the call. `workspace` is the address of a workspace of
     /// [`GemmRequest::library_bytes`] bytes.
     ///
     /// # Errors
@@ -110,7 +110,8 @@ impl LibraryGemm {
         // SAFETY: the caller keeps this function's contract, which covers that of `enqueue_vendors`
         // without an addend.
         let done = unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }?;
-        // The library may refuse a product only when it is enqueued.
+        // The vendor's library may refuse a product as late as here. The built-in GEMM is then
+        // tried, unless it was tried first.
         Ok(done || !ours_first && ours()?)
     }
 

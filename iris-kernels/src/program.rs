@@ -137,9 +137,9 @@ pub enum Item {
 pub struct Step {
     /// Work that the step enqueues.
     pub work: Work,
-    /// Steps that replace the work if it cannot be done; empty if it always can. They use the same
-    /// synchronisation words and give the same results. The need for them may be known only when
-    /// the work is enqueued, for example if a library refuses an algorithm.
+    /// Steps that replace the work if it cannot be done; empty if it always can be done. They use
+    /// the same synchronisation words and give the same results. Whether they are needed may be
+    /// known only when the work is enqueued, for example if a library refuses an algorithm.
     pub or: &'static [Item],
 }
 
@@ -154,10 +154,10 @@ pub enum Work {
     /// Wait until all peers have entered the call. Later steps (copy engines, GEMMs) may then store
     /// to the peers.
     Open(Transfer),
-    /// Copies by copy engines on a side stream. They go to the peer that the loop visits, or to all
-    /// peers if there is no loop.
+    /// Copies by copy engines on a side stream. They go to the peer of the surrounding loop, or to
+    /// all peers if there is no loop over peers.
     Copies(Transfer),
-    /// Wait until rows have arrived from the peer that the loop visits.
+    /// Wait until rows have arrived from the peer of the surrounding loop.
     Gate(Transfer),
     /// Sum over ranks: adds up the partials of the rows that this rank owns, which all ranks have
     /// sent.
@@ -165,7 +165,7 @@ pub enum Work {
         /// Destination of the sums.
         to: Target,
     },
-    /// Copy, to their position in C, of the rows received from the peer that the loop visits.
+    /// Copy, to their position in C, of the rows received from the peer of the surrounding loop.
     CopyReceived(Transfer),
     /// End of the call. Before it, the call's stream waits for the copies on the side stream.
     Close(Transfer),
@@ -246,7 +246,7 @@ vocabulary! {
         /// Rows of all ranks after this one: the rows after [`Rows::Own`]. The GEMM is not enqueued
         /// if there are no such rows.
         AfterOwn = "rows after the own",
-        /// Rows of the part that the loop over parts visits. It is a part of the peer's rows inside
+        /// Rows of the current part of the loop over parts. It is a part of the peer's rows inside
         /// a loop over peers, otherwise of this rank's rows.
         Part = "the part's rows",
     }

@@ -405,7 +405,7 @@ impl Items {
         self.of_rows(self.rows_sent(from, to))
     }
 
-    /// Number of items in `rows` rows; it saturates.
+    /// Number of items in `rows` rows; saturates at `u32::MAX`.
     fn of_rows(&self, rows: u32) -> u32 {
         let elements = u64::from(rows) * u64::from(self.cols);
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
@@ -417,8 +417,8 @@ impl Items {
         Some(Parts { size: self.size, items: self.of_rows(self.rows), root })
     }
 
-    /// Number of items that the threads of a rank share: each thread has the same share of what its
-    /// rank sends to each peer, and in two hops the same share of each part.
+    /// Number of items that are divided among the threads of a rank. Each thread has the same share
+    /// of the items for each peer, and in two hops the same share of each part.
     pub fn shared(&self) -> u32 {
         self.parts().map_or_else(|| self.most(), |parts| parts.longest())
     }
@@ -437,7 +437,7 @@ impl Items {
         self.sent(root, 0)
     }
 
-    /// [`Items::shared`] and [`Items::most`] as numbers of packs, if the message consists of packs.
+    /// [`Items::shared`] as a number of packs, for a message that consists of packs.
     pub fn shared_packs(&self) -> u32 {
         match self.parts() {
             Some(parts) => packs(parts.items).div_ceil(self.size),
@@ -583,9 +583,9 @@ mod tests {
             let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
             assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
             for (position, &(rank, tile)) in all.iter().enumerate() {
-                // Before a tile that this rank owns, enough tiles of other ranks must have been
-                // stored. Before a tile of another rank, this rank must not have computed too few
-                // of its own tiles.
+                // Before an own tile, all tiles of other ranks must come, up to the round after the
+                // own tile's round. Before a tile of another rank, only own tiles may come whose
+                // index is smaller by `span` or more.
                 let before = &all[..position];
                 if rank == ranks - 1 {
                     let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);

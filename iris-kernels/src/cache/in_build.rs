@@ -43,8 +43,8 @@ fn folder_of(program: &Path) -> Option<PathBuf> {
     Some(profile.join("compiled"))
 }
 
-/// Removes the entries whose last use is longest ago, if all entries have more than `limit` bytes,
-/// until half of that is left.
+/// Removes the least recently used entries if all entries together have more than `limit` bytes,
+/// until half of `limit` is left.
 fn shrink(folder: &Path, limit: u64) {
     let mut entries: Vec<(SystemTime, u64, PathBuf)> = fs::read_dir(folder)
         .into_iter()

@@ -192,8 +192,8 @@ impl Memory for Words<'_> {
         }
     }
 
-    // No atomic access of 128 bits is portable. The order of two accesses of 64 bits stands in for
-    // it: a load that sees the second word of a store, which has the flag, sees the first one, too.
+    // Portable code has no atomic access of 128 bits. Two ordered accesses of 64 bits replace it: a
+    // load that sees the second word of a store, which has the flag, sees the first one, too.
     fn load_quad(&self, place: SymPair, access: Access) -> LlQuad {
         let [first, second] = self.pair(place);
         let LlWord { data, call } = LlWord::from_bits(second.load(Ordering::Acquire));

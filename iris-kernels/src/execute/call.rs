@@ -94,11 +94,10 @@ impl<'a> Call<'a> {
             // counted.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
-                // If the message has a single part, the GEMM does not add the sum. It would wait
-                // for the peer's part before it multiplies, which takes longer than a separate sum.
-                // With 1024 rows in one part, a call took 106 us with a separate sum and 130 us
-                // without; with 8192 rows in four parts, 806 us with separate sums and 791 us
-                // without (all_reduce, 2 x H200, 2026-11-22).
+                // If the message has a single part, a separate step adds the peer's rows, because
+                // the GEMM would wait for them before it multiplies. All-reduce, 2 x H200: 1024
+                // rows in one part 106 us with a separate step, 130 us if the GEMM adds; 8192 rows
+                // in four parts 806 and 791 us (2026-11-22).
                 let places = self.places();
                 let rows = places.own_rows(At::default()).unwrap_or_default();
                 let can = self.args.residual.address == 0

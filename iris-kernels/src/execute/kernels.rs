@@ -27,7 +27,8 @@ pub struct Workgroups {
     /// Largest number of threads per workgroup on a GPU. `None`: the number for which the kernel is
     /// built.
     pub threads: Option<u32>,
-    /// Whether an LL message consists of packs. It must be the same on all ranks of a call.
+    /// Whether an LL message consists of packs (units of 48 bytes). It must be the same on all
+    /// ranks of a call.
     pub packs: bool,
 }
 

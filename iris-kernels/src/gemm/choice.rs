@@ -157,8 +157,8 @@ impl Config {
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);
         let waves = all.div_ceil(u64::from(multiprocessors));
         if self.flipped {
-            // Without the time per column, so that tiles of C transposed are chosen wherever they
-            // take the shape: they are the fastest there.
+            // The time per column is left out, so that tiles of C transposed are chosen for every
+            // shape that they support: they are the fastest there.
             return waves * u64::from(self.width);
         }
         let known = WIDTHS.iter().find(|it| it.0 == self.width);
@@ -178,7 +178,7 @@ impl Config {
         self.is_preferred() && rows >= 1024 && self.filled(rows, cols, multiprocessors) >= 95
     }
 
-    /// Share of the area of all waves of tiles that is in C, in percent.
+    /// Percentage of the area of all waves of tiles that lies in C.
     fn filled(&self, rows: u32, cols: u32, multiprocessors: u32) -> u64 {
         let (units, tiles) = self.tiles(rows, cols);
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);

@@ -11,9 +11,9 @@
 //! so ranks that do the same call in two launches can take part.
 //!
 //! **Limits.** Those of [`Gemm`], and: at most 128 rows; at least three quarters as many tiles as
-//! the device has multiprocessors, and not more; partials of the type of A. Ranks that share
-//! the device divide its multiprocessors. A workgroup takes most of a multiprocessor's shared memory, so such
-//! calls of two heaps on the same devices must not overlap.
+//! the device has multiprocessors, and not more; partials of the type of A. Ranks that share the
+//! device divide its multiprocessors. A workgroup takes most of a multiprocessor's shared memory,
+//! so such calls of two heaps on the same devices must not overlap.
 
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
@@ -102,7 +102,7 @@ impl Exchanging {
         if message.normed.address != 0 && message.m > NORMED_ROWS && kernel == Kernel::OneShotLl {
             return None;
         }
-        // A message by tiles must have the tiles of the product.
+        // A message that is sent by tiles must have the same tiles as the product.
         let alike = kernel == Kernel::OneShotLl
             || message.tile_m >= product.m && message.tile_n == config.rows();
         let (given, shape) = self.gemm.given(config, product);

@@ -5,9 +5,9 @@
 //! wave of tiles that is not full, and a launch between them only waits. If A is split by columns,
 //! no element of C is finished before all of A has arrived.
 //!
-//! **Solution.** `kernels/gemm_sm90_gather.cu` takes the tiles of one GEMM, and the slabs of a
-//! tile, in the order of their arrival. The thread that loads a slab waits for the signal of the
-//! slab's part (`flow::Arrivals`).
+//! **Solution.** `kernels/gemm_sm90_gather.cu` takes the tiles of one GEMM, and the slabs of a tile
+//! (parts along K that are loaded at a time), in the order of their arrival. The thread that loads
+//! a slab waits for the signal of the slab's part of A (`flow::Arrivals`).
 //!
 //! **Limits.** Those of [`Gemm`], and: each rank's shard of A, and each part, consists of whole
 //! cluster tiles or whole slabs. The launch fills the device while it waits, so the data must be
@@ -159,7 +159,8 @@ impl Gathering {
         })?;
         let parts = parts.units(config);
         let (mut given, shape) = self.0.given(config, args);
-        // A raster group must not extend beyond a part, because the next part arrives later.
+        // A raster group (cluster rows that are processed before the next column of tiles) must not
+        // extend beyond a part, because the next part arrives later.
         given.group = given.group.min(parts.part_rows);
         given.wait_for_peers(&message.heap);
         let [all, b, c] = &maps;

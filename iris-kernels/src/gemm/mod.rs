@@ -75,8 +75,8 @@ pub struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     multiprocessors: u32,
-    /// Whether launches may begin before the previous launch on the stream has ended. They wait for
-    /// it themselves.
+    /// Whether launches may begin before the previous launch on the stream has ended. The kernels
+    /// then wait for that launch themselves.
     early: bool,
     kernels: Vec<(Config, Function)>,
 }
@@ -297,7 +297,7 @@ impl Gemm {
 /// Whether a tensor map can describe `matrix`: address and stride are multiples of 16 bytes.
 fn is_aligned(matrix: &Matrix) -> bool {
     let lines = if matrix.transposed == 0 { matrix.rows } else { matrix.cols };
-    // The stride does not matter if there is only one line.
+    // The stride is not used if the matrix has only one row (column, if transposed).
     let step = if lines > 1 { matrix.ld * 2 } else { 0 };
     (matrix.address | step).is_multiple_of(16)
 }

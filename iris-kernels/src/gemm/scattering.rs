@@ -9,9 +9,9 @@
 //! **Solution.** `kernels/gemm_sm90_scatter.cu` multiplies the tiles of other owners first, and
 //! stores them by tensor maps of the owners' inboxes. The thread that stored a consumer's part of a
 //! tile waits until the store is complete and then signals (`flow::Departures`). This rank's own
-//! tiles come last. The loader waits for the peers' partials of a tile and brings them as further
-//! slabs of the ring. Tiles are taken in rounds; `Rounds` in [`crate::schedule`] says why no waits
-//! form a cycle.
+//! tiles come last. The loader waits for the peers' partials of a tile and loads them, like slabs
+//! of A and B, into the ring in shared memory. Tiles are taken in rounds; `Rounds` in
+//! [`crate::schedule`] says why no waits form a cycle.
 //!
 //! **Limits.** Those of [`Gemm`], and: each rank owns at least one row; partials have the type of
 //! A; at most eight ranks, and CUDA 12.1 for more than five. All workgroups of the launch are
@@ -280,11 +280,11 @@ impl Scattering {
 
 /// Number of cluster tiles that each owner has in a round of `Rounds`. By default it is `clusters`,
 /// the number of clusters that run at once. If `senders` ranks send their own tiles to all others,
-/// the other ranks' tiles of a round are together one per cluster. Then at any time some clusters
-/// send own tiles to all ranks and the others do not, so the links are loaded evenly, and all
-/// clusters have equally many own tiles. All-reduce of 8192 x 8192 x 3584 on 4 x H100 with 66, 24,
-/// 22, 20 and 16 tiles for 66 clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing
-/// (2026-11-27).
+/// it is smaller, so that a round has as many tiles of other ranks as there are clusters. Then at
+/// any time some clusters send own tiles to all ranks and the others do not, so the links are
+/// loaded evenly, and all clusters have equally many own tiles. All-reduce of 8192 x 8192 x 3584 on
+/// 4 x H100 with 66, 24, 22, 20 and 16 tiles for 66 clusters: 866, 822, 807, 843 and 920 us;
+/// reduce-scatters gain nothing (2026-11-27).
 fn span(clusters: u32, senders: Option<u32>) -> u32 {
     let others = senders.map_or(1, |size| (size - 1).max(1));
     (clusters / others).max(1)
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_grid_has_a_workgroup_for_each_tile_of_every_owner() {
-        // Eight ranks own 38 rows each: 64 tiles, of which 300 rows together would have 24.
+        // Eight ranks that own 38 rows each need 64 tiles; a matrix of 300 rows would need only 24.
         let [build, _] = Config::storing(NARROW, 38);
         let grid = build.grid([38, 1024], 8, 132);
         assert_eq!((grid.row_units, grid.groups), (1, 64));

@@ -1,8 +1,8 @@
 //! Workspace areas: matrices that the calls of a program keep in the workspace. They lie after the
 //! part that the GEMM library uses.
 //!
-//! The steps of a program determine its areas: a GEMM that reads the gathered A, results stored in
-//! the partial, rows received from peers. The areas follow one another in the order of [`Area`].
+//! The steps of a program determine its areas: for example, a GEMM that reads the gathered A needs
+//! [`Area::Gathered`]. The areas follow one another in the order of [`Area`].
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use iris_heap::DType;
 use super::{Gemm, KernelOperands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 
-/// Number of elements to a multiple of which the rows of a workspace matrix are padded, so that a
-/// row consists of whole vectors.
+/// Row padding: a row of a workspace matrix occupies a multiple of this number of elements, so that
+/// it consists of whole vectors.
 const LINE: u64 = 8;
 
 vocabulary! {

@@ -99,8 +99,8 @@ impl Folder {
             let path = std::env::temp_dir().join(name);
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Left by a killed process of this id, or another user's: it is not this process's
-                // to remove.
+                // The folder was left by a killed process with this id, or belongs to another user,
+                // so this process must not remove it.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(wrong(&path, &error)),
             }

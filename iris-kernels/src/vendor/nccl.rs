@@ -211,7 +211,7 @@ pub struct Communicator {
 
 struct Live(Handle);
 
-// SAFETY: a communicator may be used by any thread; the mutex lets one at a time.
+// SAFETY: a communicator may be used by any thread; the mutex lets one thread use it at a time.
 unsafe impl Send for Live {}
 
 impl std::fmt::Debug for Communicator {
@@ -221,9 +221,9 @@ impl std::fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Creates this rank's communicator on the current device. All ranks must call this function. If
-    /// the communicator is not blocking, the wait for the others ends when `is_hopeless` returns true,
-    /// which is called in the wait, for example because a rank is lost.
+    /// Creates this rank's communicator on the current device. All ranks must call this function.
+    /// If the communicator is non-blocking, the wait for the other ranks calls `is_hopeless`
+    /// repeatedly and ends when it returns true, for example because a rank is lost.
     ///
     /// # Errors
     /// [`Error::Call`]; [`Error::Late`] if other ranks have not joined within the deadline, or the wait

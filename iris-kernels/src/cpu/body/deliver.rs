@@ -24,8 +24,8 @@ impl TileRoutes {
     /// Position of `tile` of the data for rank `to`, in the sender's A or product.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // A sender has only its own rows, in A or in the product. For every receiver, rows are
-            // counted from the first of them.
+            // A sender has only its own rows, in A or in the product. Rows are counted from the
+            // sender's first row, whoever receives them.
             TileRoutes::AllGather(_) | TileRoutes::Broadcast { .. } => self.area(to, to, tile),
             TileRoutes::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);

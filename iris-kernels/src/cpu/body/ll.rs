@@ -62,7 +62,7 @@ struct Body<'a> {
     sum: [f32; MOST],
     /// Whether this rank's own data has already been added to the sum.
     own: bool,
-    /// Data that was taken last, of an item that is passed on.
+    /// Data of the item that was taken last; in a broadcast in two hops, its owner passes it on.
     taken: [u32; 2],
 }
 
