@@ -20,7 +20,7 @@ IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
     run_copies<AllToAllPlan>(args, 0);
 }
 
-// The signals of results follow those of blocks.
+// Signals of results are numbered after the signals of blocks (the partials sent to their owners).
 IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_copies<AllGatherPlan>(args, signals_of_blocks(args));

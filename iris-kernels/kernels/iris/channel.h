@@ -9,8 +9,8 @@ namespace iris {
 /// Number of 4-byte words in a 128-byte line.
 constexpr u32 LINE_WORDS = 32;
 
-/// Number of quads of a pack, and number of packs whose quads are interleaved in memory; see
-/// iris_sync::Channel.
+/// Number of quads (LL words of 128 bits) of a pack, and number of packs whose quads are
+/// interleaved in memory; see iris_sync::Channel.
 constexpr u32 QUADS = 4, PACK_LANES = 32;
 
 /// Layout of the words of one op, as word indices; equal on every rank. iris_sync::Channel
@@ -20,7 +20,7 @@ struct Channel {
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
     /// Number of pairs of LL words from one rank to another, which lie after the barrier words; and
-    /// number of packs, whose quads have the places of the last of these pairs.
+    /// number of packs, whose quads use the memory of the last of these pairs.
     u32 pair_count, pack_count;
 
     /// Returns the peer `step` (1 to size - 1) ranks after this one. In a loop over `step`, each
@@ -68,7 +68,7 @@ struct Words : Memory {
         const u64 number = u64(parity * channel.size + source) * channel.pair_count + pair;
         return heap.pair(at, channel.barriers + 2 * channel.size * LINE_WORDS + number * 4);
     }
-    /// Number of the first pair whose place a quad has.
+    /// Number of the first pair whose memory a quad uses.
     IRIS_DEVICE u32 first_quad() const { return channel.pair_count - QUADS * channel.pack_count; }
     /// First quad of a pack; the next one is PACK_LANES pairs later.
     IRIS_DEVICE SymPair pack(u32 at, u32 source, u32 parity, u32 pack) const {

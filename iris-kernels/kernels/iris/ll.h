@@ -15,9 +15,9 @@ namespace iris::ll {
 constexpr u32 HEAD = FIELDS / 2;
 
 /// Largest number of sources that one wait polls together. The number is bounded because a thread
-/// holds the data of all these sources in registers. Functions below have it as template parameter
-/// N. Kernels for few ranks have a smaller N (1 or FEW), which shortens the code that a small message
-/// runs.
+/// holds the data of all these sources in registers. Functions below take it as template parameter
+/// N. Kernels for few ranks have a smaller N (1 or FEW), which shortens the code that a small
+/// message runs.
 constexpr u32 SOURCES = 8, FEW = 4;
 
 /// Largest number of items per source that one wait polls together. The number is bounded because a
@@ -171,8 +171,8 @@ IRIS_DEVICE bool each_of(const Words& m, Call call, const Batch& batch, Members 
     return in_groups<1, PAIR>(m, call, HEAD, batch, sources, take);
 }
 
-/// Words that a call uses for a peer: the first `pairs` pairs, with those of the header, and the
-/// first `packs` packs.
+/// Words that a call uses for a peer: the first `pairs` pairs, including the pairs of the header,
+/// and the first `packs` packs.
 struct Used {
     u32 pairs, packs;
 };
@@ -187,8 +187,8 @@ struct Ll64 {
     /// Number of items of a message of `pairs` pairs.
     IRIS_DEVICE static constexpr u32 count(u32 pairs) { return pairs; }
 
-    /// Number of items, for as many peers, that a thread loads before it pushes them, if it polls
-    /// `sources` sources together.
+    /// Number of peers whose items a thread loads before it pushes the first of these items.
+    /// `sources` is the number of sources that the thread polls together.
     IRIS_DEVICE static constexpr u32 loaded(u32 sources) { return sources; }
 
     IRIS_DEVICE static Used used(u32 items) { return Used{HEAD + items, 0}; }
@@ -205,8 +205,9 @@ struct Ll64 {
     }
 };
 
-/// Unit of 48 bytes, three vectors: four quads, words of 128 bits. The first three have the first
-/// three words of a vector each; the last one has the vectors' last words.
+/// Pack: unit of 48 bytes, three vectors of 16, in four quads (LL words of 128 bits). Each of the
+/// first three quads has the first three words of a vector; the last quad has the last word of each
+/// vector.
 struct Ll128 {
     static constexpr u32 WORDS = 12, BYTES = 64;
 
@@ -301,8 +302,8 @@ struct Share {
     }
 };
 
-/// Share of a workgroup in the rows: `first`, `first + step`, ... Of the pieces of each row, this
-/// thread takes the share of thread number `thread` of `threads` threads.
+/// Rows of a workgroup: `first`, `first + step`, ... In each row, this thread takes every
+/// `threads`-th piece, beginning with piece number `thread`.
 struct RowShare {
     u32 first, step, thread, threads;
 
@@ -382,10 +383,10 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
 }
 
 /// Refresh the LL words of this call's slot that the call has not used, so that no flag becomes
-/// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read them
-/// yet. The others get the number of the previous call of this parity. All threads of the last
-/// workgroup call this function and share the words, in one call of each parity per REFRESH_PERIOD
-/// calls.
+/// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read
+/// them yet. All other words get the number of the previous call of this parity. All threads of the
+/// last workgroup call this function and share the words, in one call of each parity per
+/// REFRESH_PERIOD calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

@@ -196,9 +196,9 @@ template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (
                  "l"(low), "l"(high)                                                               \
                  : "memory")
 
-/// Loads a word of 128 bits as a whole; words[3] has its highest bits. The address must be a multiple
-/// of 16. Compilers before CUDA 12.3 have no such access. Two accesses that are ordered stand in for
-/// it: whoever sees words[3] of a store sees its other words, too.
+/// Loads a word of 128 bits as a whole; words[3] has its highest bits. The address must be a
+/// multiple of 16. Compilers before CUDA 12.3 have no such access. Two ordered accesses then
+/// replace it: a thread that sees words[3] of a store sees the other words of that store, too.
 template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)[4], int access) {
     static_assert(O == Order::Relaxed, "accesses to a word of 128 bits must be relaxed");
     u64 low, high;

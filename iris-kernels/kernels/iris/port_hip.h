@@ -166,9 +166,9 @@ IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
     store<O, S>(address + 8, words[1], access);
 }
 
-/// Loads a word of 128 bits; words[3] has its highest bits. Devices of this form have no such access
-/// that is atomic. Two accesses that are ordered stand in for it: whoever sees words[3] of a store
-/// sees its other words, too. Kernels that send such words are not built in this form.
+/// Loads a word of 128 bits; words[3] has its highest bits. Devices of this form have no such
+/// atomic access. Two ordered accesses replace it: a thread that sees words[3] of a store sees the
+/// other words of that store, too. Kernels that send such words are not built in this form.
 template <Order O, Scope S> IRIS_DEVICE void load_quad(u64 address, u32 (&words)[4], int access) {
     const u64 high = load<Order::Acquire, S>(address + 8, static_cast<i64*>(nullptr), access);
     const u64 low = load<O, S>(address, static_cast<i64*>(nullptr), access);

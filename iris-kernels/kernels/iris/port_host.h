@@ -45,7 +45,8 @@ iris::i32 iris_hook_cas32(iris::u64 address, iris::i32 expected, iris::i32 value
                           int scope, int access);
 iris::i64 iris_hook_load64(iris::u64 address, int order, int scope, int access);
 void iris_hook_store64(iris::u64 address, iris::i64 value, int order, int scope, int access);
-/// Load and store of a word of 128 bits. Whoever sees words[3] of a store sees its other words, too.
+/// Load and store of a word of 128 bits. A thread that sees words[3] of a store sees the other
+/// words of that store, too.
 void iris_hook_load_quad(iris::u64 address, iris::u32* words, int order, int scope, int access);
 void iris_hook_store_quad(iris::u64 address, const iris::u32* words, int order, int scope,
                           int access);

@@ -67,14 +67,16 @@ IRIS_DEVICE u32 owner_of(u32 tile, u32 size) { return tile % size; }
 struct Shares {
     u32 size, more, longer, shorter;
 
-    /// Shares if rank r has part r of split(total, size, r), in items of `per` or, at the end, less.
+    /// Shares if rank r has part r of split(total, size, r), cut into items of `per`; the last item
+    /// of a part may be smaller.
     IRIS_DEVICE static Shares of_split(u32 total, u32 size, u32 per) {
         const u32 each = total / size;
         return Shares{size, total % size, div_up(each + 1, per), div_up(each, per)};
     }
     /// Shares of `count` items for every rank.
     IRIS_DEVICE static Shares even(u32 size, u32 count) { return Shares{size, 0, count, count}; }
-    /// Shares whose numbers of items are the products of both; one of the two must be even().
+    /// Shares whose numbers of items are the products of those of both factors, one of which must
+    /// be even().
     IRIS_DEVICE Shares times(const Shares& other) const {
         return Shares{size, more + other.more, longer * other.longer, shorter * other.shorter};
     }

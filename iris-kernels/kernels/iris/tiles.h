@@ -14,7 +14,7 @@ namespace iris {
 
 /// Kind of the synchronisation words that signal the arrival of a tile of C.
 enum class Arrival : u32 {
-    /// Result words: tile t is the result of its owner, rank t mod size.
+    /// Words that signal a reduced tile of a two-shot; the owner of tile t is rank t mod size.
     Results,
     /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
     /// sends its part.

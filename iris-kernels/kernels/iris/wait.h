@@ -73,8 +73,8 @@ IRIS_DEVICE bool has_given_up(const Words& m) {
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
-/// included. The word names the rank for which this one has waited in vain, so that all ranks name
-/// it, or else this rank, whose fault says more.
+/// included. If a wait for a rank has failed, the abort words name that rank, so that all ranks
+/// blame it. Otherwise they name this rank, whose fault record gives the reason.
 IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
     const bool waited = fault.kind == FaultKind::NotEntered || fault.kind == FaultKind::NoProgress;

@@ -354,7 +354,8 @@ class Workgroup {
     }
 
     /// End the workgroup's part of a call that used LL words; otherwise like finish(). `used(peer)`
-    /// are the words that the call used for `peer`. The others are refreshed if a refresh is due.
+    /// are the words that the call used for `peer`. All other words are refreshed if a refresh is
+    /// due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
@@ -363,7 +364,8 @@ class Workgroup {
         if (last && end == End::Pulled) result = settle(result);
         // If the rank has given up, not all signals of the call were raised. The words must then
         // not be refreshed, because a refresh would raise the missing signals. All threads share
-        // the words. The launch ends after all of them, so the number may advance earlier.
+        // the refresh. The call number may advance before they have finished, because the launch
+        // ends after all of them.
         if (IRIS_RARE(number.refreshes_slot()) &&
             port::vote(port::thread() != 0 || (last && !has_given_up(m)), Site::Refresh)) {
             ll::stamp(m, number, used);
@@ -535,12 +537,12 @@ class Workgroup {
 
     /// Store this call's number into this thread's share of the words that this rank writes. All
     /// workgroups of the rank have finished. The acquire of the last count and the barrier after it
-    /// order their tiles before these release stores. So a peer that sees a refreshed word instead of
-    /// a signal still sees the tiles.
+    /// order the tiles of these workgroups before these release stores. So a peer that sees a
+    /// refreshed word instead of a signal still sees the tiles.
     IRIS_DEVICE void stamp() {
         share_of_peers(others(), [&](u32 peer) {
-            // Done words are refreshed even if this call pulls nothing, because an op may pull in
-            // some of its calls only.
+            // Done words (which say that a rank has finished reading a peer's memory) are refreshed
+            // even if this call pulls nothing, because an op may pull in some of its calls only.
             m.store<Access::StampStore>(m.done(peer, rank()), number.number());
             for (u32 phase = 0; phase < 2; ++phase) {
                 m.store<Access::StampStore>(m.barrier(peer, rank(), phase), number.number());

@@ -170,7 +170,8 @@ class ItemsOf {
     const u32 whole;
 };
 
-/// Rows of a matrix as a sequence of items of the LL protocol; of pairs here.
+/// Rows of a matrix as a sequence of items of the LL protocol. This form is for pairs (8 bytes); a
+/// specialisation is for packs.
 template <class LlUnit> class UnitsOf : public ItemsOf {
   public:
     using ItemsOf::ItemsOf;
@@ -254,12 +255,13 @@ template <> class UnitsOf<ll::Ll128> : public ItemsOf {
     struct Words2 {
         u32 words[2];
     };
-    /// Words of item `part` of a pack.
+    /// Both words of item `part` (0 to 5) of a pack.
     IRIS_DEVICE static Words2 item_of(const u32 (&data)[12], u32 part) {
         return Words2{{data[2 * part], data[2 * part + 1]}};
     }
-    /// Stores the whole vectors of a pack, and by `store_item` item `part` (0 to 5) of the others, which
-    /// is item `item` of the message.
+    /// Stores a pack vector by vector. A vector that cannot be stored as a whole is stored by two
+    /// calls of `store_item(item, part)`: part `part` (0 to 5) of the pack is item `item` of the
+    /// message.
     template <class Store>
     IRIS_DEVICE void store(u32 pack, const u32 (&data)[12], Store store_item) const {
         IRIS_UNROLL
@@ -567,7 +569,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     }
 
     /// Adds up the squares of a row in the same order as norm_row(), although norm_row() assigns
-    /// vectors to threads differently. Equal rows so get equal bits.
+    /// vectors to threads differently. So equal rows get equal bits.
     IRIS_DEVICE void row(u32) {
         float squares = 0.0f;
         IRIS_UNROLL
@@ -746,7 +748,7 @@ template <u32 N, class LlUnit> class RelayBody : public ExchangeBody<Collective:
     IRIS_DEVICE void load(u32 i, u32 item) { message.load(item, this->dtype, held[i]); }
     IRIS_DEVICE void give(u32 i, u32 item, Data& data) {
         this->copy_words(held[i], data);
-        // The root of a broadcast keeps its message, too.
+        // The root also stores its message in C, unless the call is in place.
         if (this->args.a.address != this->args.c.address) copy.store(item, data);
         this->count(1);
     }
@@ -790,8 +792,9 @@ template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(con
     else run_two_shot_ll_of<SOURCES, Ll64, Body<SOURCES, Ll64>>(args);
 }
 
-/// Exchange of larger messages, in packs. The host selects this kernel, on all ranks alike. It is
-/// separate from the others because its larger number of registers would slow down small messages.
+/// Exchange of larger messages, in packs (units of 48 bytes). The host selects this kernel, on all
+/// ranks alike. It is separate from the others because its larger number of registers would slow
+/// down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_packs(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1, ll::Ll128>(args);

@@ -91,8 +91,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// Adds up a tile of type DTYPE, with 1 to DEEP vectors in flight per thread. A thread that has fewer
-/// vectors in the tile than that reads some of them twice.
+/// Adds up a tile of type DTYPE, with 1 to DEEP vectors in flight per thread. A thread with fewer
+/// vectors in the tile than it has in flight reads some vectors twice.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;

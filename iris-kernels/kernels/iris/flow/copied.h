@@ -79,8 +79,8 @@ class Arrivals {
 };
 
 /// Signals by a single thread, inside a kernel between open() and close(), for data that this
-/// thread itself has stored at peers. A rank that has given up must not store to peers, because
-/// they may still be reading the data of an earlier call.
+/// thread itself has stored at peers. A rank that has given up must not store to peers, because the
+/// peers may still be reading the data of an earlier call.
 class Departures {
   public:
     IRIS_DEVICE explicit Departures(const Launch& launch)

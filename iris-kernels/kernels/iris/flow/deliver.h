@@ -87,7 +87,7 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
             if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
-        // A workgroup that sent nothing has not passed a barrier yet.
+        // A workgroup that sent nothing has not passed a barrier yet, which count_out() requires.
         port::barrier(Site::Finish);
         wg.count_out();
         // Number of tiles to produce in the loop below. A workgroup that takes but does not push

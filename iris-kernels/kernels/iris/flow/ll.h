@@ -15,15 +15,15 @@ namespace iris::flow {
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item
 
-/// Peers with which this rank exchanges headers: those to which it sends items (`to`) and those
-/// which send it some (`from`). If its message is empty, it exchanges headers with all peers, so that
-/// a peer whose message is not empty is told of the difference.
+/// Peers with which this rank exchanges headers: peers to which this rank sends items (`to`), and
+/// peers that send items to this rank (`from`). If this rank's message is empty, it exchanges
+/// headers with all peers, so that a peer whose message is not empty is told of the difference.
 struct Heads {
     Members to{0}, from{0};
     /// Largest number of items that this rank sends to a peer, and that a rank sends to this one.
     u32 pushed = 0, taken = 0;
 
-    /// Reads arguments of the kernel only, no memory.
+    /// Determines the peers from arguments of the kernel only, without access to memory.
     template <class Exchange> IRIS_DEVICE Heads(const Channel& channel, const Exchange& exchange) {
         const u32 me = channel.rank;
         IRIS_NO_UNROLL
@@ -51,8 +51,8 @@ template <class LlUnit = ll::Ll64> IRIS_DEVICE ll::Used used_words(Members heads
 
 /// Announce the entry and push the headers, and the items of this thread: item after item, each to
 /// all peers. Returns false if the call cannot be finished. `most` is the largest number of items
-/// for a peer, `sent(peer)` the number for one; `load(first, item)` and `give(i, peer, item, data)`
-/// are those of Body in an exchange.
+/// for any peer, `sent(peer)` the number of items for `peer`; `load(first, item)` and `give(i,
+/// peer, item, data)` are those of Body in an exchange.
 template <u32 N, class LlUnit, class Sent, class Load, class Give>
 IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
     constexpr u32 LOADED = LlUnit::loaded(N);
@@ -351,7 +351,8 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
         bool passed = finished;
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < longest; item = share.next(item)) {
-            // Ranks that contribute send finished items after their contributions, others at once.
+            // A rank that contributes numbers its finished items after its contributions, other
+            // ranks number them from 0. So the two kinds of ranks are awaited one after the other.
             IRIS_NO_UNROLL
             for (u32 contributes = 0; passed && contributes < 2; ++contributes) {
                 const auto sends = [&](u32 rank) IRIS_INLINE {
@@ -370,14 +371,15 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
 }
 
 /// Exchange by LL words in two hops: each rank pushes its contributions to the owners of the parts.
-/// Each owner finishes its part and pushes it to the other ranks. So a rank sends a message about
-/// twice, and not once to each peer. N is the number of sources that a thread polls together.
+/// Each owner finishes its part and pushes it to the other ranks. So a rank sends about twice the
+/// bytes of the message, instead of the whole message to each peer. N is the number of sources that
+/// a thread polls together.
 ///
 /// A thread first pushes all of its contributions, then takes and pushes all items that its rank
 /// owns, then takes finished items. The first step waits for nothing, the second for the first
-/// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
-/// thread has the items of the same numbers in all parts, so a call may run in place. `heads` are
-/// those of `parts`.
+/// steps of other ranks, and the third for their second steps. So the waits form no cycle. A thread
+/// has the items with the same numbers in all parts, so a call may run in place. `heads` are those
+/// of `parts`.
 template <u32 N, class LlUnit = ll::Ll64, class Body>
 IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, const Heads& heads,
                              Body& body) {

@@ -1,8 +1,9 @@
 // GEMM of a tile on the matrix cores of gfx90a, gfx942 and gfx950: MFMA of f16, bf16 or f32 with f32 sums,
 // in blocks of 32 x 32, or of 16 x 16 for the smallest tile. Included by gemm/product.h.
 //
-// Shared memory holds two stages, each with a slab of A and a slab of B in which K is contiguous along a
-// line. The next slabs are loaded into registers while the current stage is multiplied.
+// Shared memory holds two stages, each with a slab of A and a slab of B. A line of a slab (a row of A or a
+// column of B) is contiguous along K. The next slabs are loaded into registers while the current stage is
+// multiplied.
 //
 // The product is computed transposed: columns of B are the rows of the instruction, so that four sums of a
 // lane are adjacent in a row of C. Each wave writes its finished sums to its own part of shared memory and
@@ -179,10 +180,11 @@ class MfmaCore {
     IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, TILE_K);
         if (steps == 0) return;
-        // The previous product or sink may still read shared memory.
+        // A previous multiply() or emit() may still be reading shared memory.
         port::barrier(Site::Body);
-        // One iteration more than there are slabs, so that the code contains each part only once. One stage
-        // is filled while the other is multiplied; all threads that read it have passed a barrier since.
+        // The loop has one iteration more than there are slabs, so that the code for loads and products
+        // appears only once. One stage is filled while the other is multiplied; all threads that have read
+        // the filled one have passed a barrier since.
         IRIS_NO_UNROLL
         for (u32 step = 0; step <= steps; ++step) {
             const u32 k = step * TILE_K;

@@ -58,7 +58,8 @@ class MultiplyAdd {
             if (TOTAL % THREADS != 0 && vector >= TOTAL) continue;
             Values values{};
             if constexpr (VECTORS > 16) {
-                // That many sums are not in registers anyway (host builds), so the index may vary.
+                // So many sums (host builds only) are not in registers anyway, so the index need not be a
+                // constant.
                 values = sums[i];
             } else {
                 IRIS_UNROLL

@@ -19,8 +19,8 @@ class GemmProducer {
                          at.cols, args.k);
     }
 
-    /// False: the partial is not in memory, unlike that of LoadProducer, so it cannot be read again at no
-    /// cost.
+    /// Whether the partial stays in memory, so that it can be read again at no cost: false here, unlike in
+    /// LoadProducer.
     static constexpr bool REPEATS = false;
     /// Whether another write_to() of the same tile costs no more than a copy of the tile that was written.
     static constexpr bool KEEPS = Product::KEEPS;
@@ -32,7 +32,7 @@ class GemmProducer {
     }
 
     /// Calls `sink(row, col, count, values)` for all vectors of the partial; `row` and `col` are relative to
-    /// it.
+    /// the partial.
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         product.emit([&](u32 row, u32 col, Values& values) {
             if (row < area.rows && col < area.cols) {

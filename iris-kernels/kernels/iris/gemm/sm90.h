@@ -104,15 +104,15 @@ template <bool FLIPPED> class Wgmma {
     IRIS_DEVICE void run(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, LINE);
         const u32 group = port::thread() / GROUP;
-        // The previous product or sink may still read shared memory.
+        // A previous multiply() or emit() may still be reading shared memory.
         port::barrier(Site::Body);
         IRIS_UNROLL
         for (u32 step = 0; step < AHEAD; ++step) {
             if (step < steps) load<A_ACROSS, B_ACROSS>(step, a, b, rows, cols, step, depth);
             AsyncCopy::commit();
         }
-        // This warpgroup's rows of A are a part of each line if A_ACROSS and a line has more rows; otherwise
-        // they are lines of their own.
+        // If A_ACROSS and a line has more rows than a warpgroup, this warpgroup's rows of A are a part of
+        // each line; otherwise they fill whole lines.
         constexpr u32 APART = A_ACROSS && GROUP_M < LINE ? 1 : LINE;
         const u32 in_a = describe<A_ACROSS>(shared.stage[0].a + group * GROUP_M * APART);
         const u32 in_b = describe<B_ACROSS>(shared.stage[0].b);

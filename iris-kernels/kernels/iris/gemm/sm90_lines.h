@@ -44,7 +44,8 @@ IRIS_DEVICE void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
     const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
     u16* const place = to + block + first * LINE + vector * WIDTH;
     const u64 start = from + (first * ld + item) * 2, apart = STEP * ld * 2;
-    // Chosen once for all lines, because the number of instructions per slab can limit the GEMM.
+    // The kind of copy is chosen once for all lines, because the number of instructions per slab can limit
+    // the GEMM.
     if (((from | ld * 2) & 15) == 0 && there % WIDTH == 0) {
         IRIS_UNROLL
         for (u32 i = 0; i < OUTER / STEP; ++i) {

@@ -70,7 +70,8 @@ class Whole {
     /// Adds the bias of each column of C; columns of C are rows of the tile if FLIPPED.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
         if (args.bias == 0) return;
-        // The bias is read by loads: if the workgroup has not taken its turn yet, this thread does.
+        // The bias is read by loads, which must come after the previous launch. This thread may not have
+        // waited for that launch yet.
         port::take_turn();
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         if constexpr (FLIPPED) {
