@@ -1,13 +1,14 @@
-//! CPU backend: shared memory of the host, one worker thread per stream, and per heap a fixed set
-//! of threads for workgroups.
+//! CPU backend: shared memory of the host, one worker thread per stream, and one pool of threads
+//! per heap, which run workgroups.
 //!
 //! The worker thread of a launch's stream executes workgroup 0 of the launch, and the pool's
-//! threads execute the other workgroups. So a heap of one thread has no pool, and a heap of `n`
-//! threads computes on `n` threads.
+//! threads execute the other workgroups. So for a heap of `n` threads the pool has `n - 1` threads.
 //!
-//! No lock is held while waiting for enqueued work, because that work may ask the heap for streams.
+//! No lock is held while waiting for enqueued work, because that work may itself call functions of
+//! the heap that take the lock.
 //!
-//! This file is long because pool, streams and events share the order in which launches take turns.
+//! This file is long because pool, streams and events all take part in running launches one at a
+//! time.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -71,7 +72,7 @@ struct Shared {
     rank: usize,
     threads: u32,
     control: Arc<Control>,
-    /// Memory of the heap, held here so that it stays mapped while work is enqueued.
+    /// Memory of the heap; this reference keeps it mapped while work is enqueued.
     memory: OnceLock<Memory>,
     /// Number of the next launch. The lock is held while a launch is enqueued, so that the launches
     /// in one queue are in the order of their numbers.
@@ -126,15 +127,15 @@ impl CpuBackend {
     }
 }
 
-/// Descriptions of all ranks' memory, for ranks that are processes: read from the messages that the
-/// ranks have exchanged.
+/// Sizes of all ranks' memory and how it is shared, read from the messages that the ranks have
+/// exchanged; only for ranks that are processes.
 struct Parts {
     /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
     /// Whether the part of every rank is unused memory that the heap created. The parts are then
-    /// replaced by one file, created by rank 0, with each rank's part at an offset. A rank thus
-    /// receives one descriptor, however many ranks there are, because the number of descriptors in
-    /// transit is limited per user.
+    /// replaced by one file, created by rank 0, with each rank's part at an offset. Then each rank
+    /// receives only one descriptor for any number of ranks. This matters because the system limits
+    /// the number of descriptors in transit per user.
     joint: bool,
 }
 
@@ -303,8 +304,8 @@ impl Backend for CpuBackend {
     fn finish(&self) {
         let end = |worker: &Worker| match worker.stream.upgrade().map(|queue| queue.record()) {
             Some(Ok(event)) => event,
-            // No work can be added, because the queue is closed or gone. So the end of its worker
-            // thread is awaited instead.
+            // The queue is closed or dropped, so no event can be recorded in it. Wait for the end
+            // of its worker thread instead.
             None | Some(Err(_)) => worker.ended.clone(),
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().map(end).collect();
@@ -313,7 +314,8 @@ impl Backend for CpuBackend {
 
     fn refuse_work(&self) {
         let workers = lock(&self.workers);
-        // Set under the lock, so that no stream is made after its queue would have been closed.
+        // Set while `workers` is locked, so that no stream is made after the loop below has closed
+        // the queues.
         self.closed.store(true, Ordering::Relaxed);
         let queues = workers.iter().filter_map(|worker| worker.stream.upgrade());
         queues.for_each(|queue| queue.jobs.close());
@@ -344,8 +346,8 @@ impl Backend for CpuBackend {
 }
 
 impl Drop for CpuBackend {
-    /// Returns without waiting: enqueued work is skipped, running kernels get the abort code that
-    /// makes them stop, and the threads keep the memory mapped until they end.
+    /// Returns without waiting: enqueued work is skipped, running kernels are told to stop by the
+    /// abort word, and the threads keep the memory mapped until they end.
     fn drop(&mut self) {
         if !self.closed.load(Ordering::Relaxed) {
             self.shared.dropped.store(true, Ordering::Relaxed);
@@ -653,8 +655,8 @@ impl Shared {
         Some(error)
     }
 
-    /// Drops the errors of streams that no longer exist, except the very first error, which closing
-    /// the heap returns.
+    /// Drops the errors of streams for which `lives` is false, because they no longer exist. Keeps
+    /// the oldest error, which closing the heap returns.
     fn forget_failures(&self, lives: impl Fn(u64) -> bool) {
         let mut first = true;
         lock(&self.failures).retain(|&(stream, _)| std::mem::take(&mut first) || lives(stream));
@@ -786,12 +788,14 @@ impl Shared {
         })
     }
 
-    /// Runs `f`, which is code of the program. If `f` panics, or fails before the heap has, this rank
-    /// and its peers are told, so that no rank waits for this rank or takes sums without its part.
+    /// Runs `f`, which may be code of the program. If `f` panics, or returns an error while the
+    /// heap has not failed yet, sets the abort words of this rank and its peers, so that no rank
+    /// waits for this rank or uses sums without this rank's part.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => {
-                // An error after a fault or an abort is its consequence.
+                // If the heap has failed before, peers have been told, and this error may only
+                // follow from that failure.
                 if outcome.is_err() && self.signals().len() > 1 && !self.control.has_failed() {
                     self.tell();
                 }
@@ -805,12 +809,13 @@ impl Shared {
         }
     }
 
-    /// Signal segments of all ranks, from when their memory is mapped.
+    /// Signal segments of all ranks; empty until the heap's memory is mapped.
     fn signals(&self) -> &[Arc<dyn Mapping>] {
         self.memory.get().map_or(&[][..], |m| &m.signal)
     }
 
-    /// Sets the abort words of this rank and of its peers; earlier reasons in them are kept.
+    /// Sets the abort words of this rank and of its peers; words that are set already keep their
+    /// value.
     fn tell(&self) {
         self.control.set_host_abort(abort::FAILED);
         for signal in self.signals() {

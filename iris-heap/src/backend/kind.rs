@@ -21,7 +21,7 @@ pub enum BackendKind {
     Hip,
 }
 
-/// Properties in which kinds of device differ and on which other code depends.
+/// Differences between kinds of device on which code outside the backends depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceTraits {
@@ -56,8 +56,8 @@ impl BackendKind {
             host_threads: cpu,
             host_memory: cpu,
             // AMD's runtime copies between devices by kernels. The kernel of a 2D copy releases at
-            // agent scope only and leaves lines in L2. The kernel of a later copy, which releases
-            // at system scope, can overtake these lines.
+            // agent scope only, so its data may remain in L2. A later copy, whose kernel releases
+            // at system scope, can then become visible to peers before that data.
             copies_in_order: !matches!(self, BackendKind::Hip),
         }
     }

@@ -81,7 +81,7 @@ pub struct Memory {
     /// Control block of this rank: abort word and fault record.
     pub control: Arc<Control>,
     /// Imported memory of the caller, indexed by segment number. The table is shared, so that
-    /// streams and work that hold it keep later imports alive, too.
+    /// streams and enqueued work that hold it also keep memory alive that is imported later.
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Imported {
     pub(crate) serial: u64,
 }
 
-/// Message and descriptors by which other processes can map a rank's memory.
+/// Message and file descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
     /// Message of another rank, made by [`Backend::describe`] there.
@@ -102,8 +102,8 @@ pub(crate) struct Export {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Error that a rank gets if `rank` passed it no memory: that rank has failed, and tells why in the next
-/// exchange of outcomes.
+/// Error that a rank gets if `rank` passed it no memory: that rank has failed, and passes its error
+/// in the next exchange of outcomes.
 pub(crate) fn nothing_passed(rank: usize) -> Error {
     Error::PeerFailed { rank, what: "open".into(), message: "it passed no memory".into() }
 }
@@ -216,8 +216,8 @@ pub(crate) trait StreamBackend: Send + Sync {
         Ok(None)
     }
 
-    /// Whether the stream is being captured into a graph. The answer holds for all that the calling
-    /// thread enqueues on the stream until [`Backend::end_call`].
+    /// Whether the stream is being captured into a graph. The answer is stored, and used for
+    /// everything that the calling thread enqueues on the stream until [`Backend::end_call`].
     ///
     /// # Errors
     /// Errors of the device.
@@ -247,11 +247,11 @@ pub(crate) trait HostCopy: Send {
     /// Event that is done when the copy is complete.
     fn event(&self) -> &dyn EventBackend;
 
-    /// The copied bytes, once the event is done; `None` before that, and if the copy failed.
+    /// The copied bytes if the event is done; `None` before, or if the copy failed.
     fn bytes(&self) -> Option<Vec<u8>>;
 }
 
-/// Point in a stream of a backend, done when the earlier work is done.
+/// Point in a stream of a backend; the event is done when all work enqueued before it is done.
 pub(crate) trait EventBackend: Send + Sync {
     /// Whether the work that was enqueued before the event is done.
     fn is_done(&self) -> bool;
@@ -277,8 +277,8 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
     /// Whether the launch may begin before the previous launch on the stream has ended, on devices
     /// that support it (programmatic stream serialization). The kernel must then itself wait for
-    /// the previous launch before it accesses memory. It must also do so on every path before it
-    /// ends, because the next launch waits only for this launch.
+    /// the previous launch before it accesses memory. A kernel path without memory accesses must
+    /// wait too before it ends, because the next launch waits only for this launch.
     pub early: bool,
 }
 
@@ -298,8 +298,8 @@ pub(crate) enum LaunchOrder {
 
 /// Device of one rank, as its heap uses it.
 ///
-/// Copies are made by the calling thread: they are synchronous and not ordered with streams. A
-/// [`Mapping`] passed to a method must have been made by the same backend.
+/// Copies of the backend are made by the calling thread: they are synchronous and not ordered with
+/// streams. A [`Mapping`] passed to a method must have been made by the same backend.
 pub(crate) trait Backend: Send + Sync {
     /// Description of the device that the backend uses.
     fn device(&self) -> DeviceInfo;
@@ -310,14 +310,14 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// Makes the device current on this thread until the guard is dropped, so that later driver
-    /// calls need not do so. `None` on the CPU or if the driver refuses; each later call then makes
-    /// the device current itself and reports the error.
+    /// calls need not make it current. `None` on the CPU, or if the driver returns an error; each
+    /// later driver call then makes the device current itself and reports the error.
     fn current(&self) -> Option<Current<'_>> {
         None
     }
 
-    /// Ends the call on this thread for which [`StreamBackend::is_captured`] has stored its answer,
-    /// if there is one.
+    /// Ends the operator call that this thread is enqueuing: drops the stored answer of
+    /// [`StreamBackend::is_captured`].
     fn end_call(&self) {}
 
     /// Allocates zeroed memory of this rank.
@@ -332,8 +332,8 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::Unsupported`]; errors of the device.
     fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>>;
 
-    /// Opens the file descriptors that this rank, with number `rank`, passes to other processes,
-    /// given every rank's description of its mapping.
+    /// Opens the file descriptors that this rank, number `rank`, passes to other processes.
+    /// `messages` has every rank's description of its mapping.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the system or the device.
@@ -344,8 +344,8 @@ pub(crate) trait Backend: Send + Sync {
         described: &[Vec<u8>],
     ) -> Result<Vec<OwnedFd>>;
 
-    /// Maps the exported memory of all ranks; the other ranks are other processes. Own memory, at
-    /// index `rank`, stays mapped as `own`.
+    /// Maps the exported memory of all other ranks, which are other processes, and returns the
+    /// mappings of all ranks. The mapping at index `rank` is `own`.
     ///
     /// # Errors
     /// [`Error::Wire`]; errors of the system or the device.
@@ -356,8 +356,8 @@ pub(crate) trait Backend: Send + Sync {
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>>;
 
-    /// Makes the mappings of all ranks, which are threads of this process, accessible to this
-    /// rank's device.
+    /// Makes the mappings of all ranks accessible to this rank's device, for ranks that are threads
+    /// of this process.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the device.
@@ -444,7 +444,7 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Starts closing the heap: later enqueueing fails with [`Error::Closed`], and calls that are
     /// enqueueing on other threads have finished when this function returns. Called before the last
-    /// [`Backend::finish`], so that no work follows the work that it waits for.
+    /// [`Backend::finish`], so that no work is enqueued after the work for which `finish` waits.
     fn refuse_work(&self);
 
     /// Waits until all streams have finished their enqueued work, except streams that are being
@@ -455,8 +455,9 @@ pub(crate) trait Backend: Send + Sync {
     /// returned once.
     fn take_unreported(&self) -> Option<Error>;
 
-    /// Ends the heap's streams and threads, all of whose work has finished, and unmaps memory that
-    /// other processes must not free before. Later enqueueing fails with [`Error::Closed`].
+    /// Ends the heap's streams and threads, whose work has all finished. Also unmaps memory that
+    /// this process has opened from other processes, which they must not free before. Later
+    /// enqueueing fails with [`Error::Closed`].
     fn shutdown(&self);
 
     /// Unmaps the remaining memory. `met` is true if all ranks have called [`Backend::shutdown`]; if

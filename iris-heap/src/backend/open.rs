@@ -1,4 +1,4 @@
-//! Selection of devices by kind; the only file of the crate that distinguishes kinds.
+//! Selection of devices by kind; the only file of the crate that selects a backend by kind.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ impl BackendKind {
 
     /// Describes the GPU that a heap uses by default for the rank with number `local_rank` on its
     /// host; the ranks of a host use the GPUs round-robin.
-    /// [`HeapOptions::device`](crate::HeapOptions::device) overrides it. Creates no context on the
-    /// device.
+    /// [`HeapOptions::device`](crate::HeapOptions::device) overrides this default. Creates no
+    /// context on the device.
     ///
     /// # Errors
     /// Errors of [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no
@@ -69,8 +69,8 @@ impl BackendKind {
         self.vendor()?.memory_info(index)
     }
 
-    /// Returns which of the visible devices the device `index` cannot access; for the CPU the
-    /// default, because its ranks share memory.
+    /// Returns the visible devices whose memory device `index` cannot access. For the CPU returns
+    /// the default, because its ranks share memory.
     pub(crate) fn peer_access(self, index: usize) -> Result<PeerAccess> {
         match self.traits().host_threads {
             true => Ok(PeerAccess::default()),
@@ -79,8 +79,8 @@ impl BackendKind {
     }
 
     /// Opens the device of a rank: for the CPU with `threads` workgroup threads; for a GPU the
-    /// device with index `asked`, or else one by the rank's number on its host. If `legacy`, GPU
-    /// memory is plain memory.
+    /// device with index `asked`, or, if that is `None`, a device chosen by the rank's number on
+    /// its host. If `legacy`, GPU memory is plain memory (not virtual memory).
     pub(crate) fn open(
         self,
         world: &World,

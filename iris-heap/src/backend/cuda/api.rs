@@ -1,8 +1,8 @@
 //! Table of the CUDA driver's functions, filled before the first call.
 //!
 //! Handles are 64-bit numbers, and the few structures that the functions take are defined below. So
-//! this crate depends on no CUDA binding and no CUDA version, and links nothing; a program that
-//! uses a binding chooses it freely. If the feature for cudarc is enabled, a test compares the
+//! this crate depends on no CUDA binding and no CUDA version, and links nothing; a program may use
+//! any CUDA binding beside this crate. If the feature for cudarc is enabled, a test compares the
 //! numbers and structures here with cudarc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
@@ -120,8 +120,8 @@ macro_rules! functions {
             sometimes {
                 /// Enqueues a kernel launch with attributes; exists since CUDA 11.8.
                 cuLaunchKernelEx(*const Configuration, RawFunction, *mut *mut c_void, *mut *mut c_void);
-                /// Loads a kernel now that lazy loading would load at its first launch; since CUDA
-                /// 12.4.
+                /// Loads a kernel at once, which with lazy loading would be loaded at its first
+                /// launch; exists since CUDA 12.4.
                 cuFuncLoad(RawFunction);
             }
         }
@@ -160,7 +160,7 @@ functions!(signatures);
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RawContext(u64);
-/// Handle of a device: its index for the driver, not an address.
+/// Handle of a device (`CUdevice`): a small number, not an address.
 pub(super) type DeviceHandle = c_int;
 /// Address in the device's address space (`CUdeviceptr`).
 pub(super) type Address = u64;
@@ -203,7 +203,7 @@ pub(super) struct Configuration {
     pub(super) shared_bytes: c_uint,
     pub(super) reserved: u32,
     pub(super) stream: u64,
-    /// Address of the array of attributes; the next field is its length.
+    /// Address of the array of attributes; the next field is the array's length.
     pub(super) attributes: u64,
     pub(super) attribute_count: u64,
 }
@@ -231,7 +231,7 @@ pub(super) struct Side {
     pub(super) host: u64,
     pub(super) address: Address,
     pub(super) array: u64,
-    /// Stride from line to line in bytes.
+    /// Stride from row to row in bytes.
     pub(super) pitch: usize,
 }
 
@@ -362,8 +362,8 @@ numbers! {
     ACCESS_READ_WRITE = 3, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     /// Smallest granularity of physical memory, as argument of the query.
     GRANULARITY_MINIMUM = 0, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    /// Capture mode: driver calls of this thread are not checked against captures in progress,
-    /// neither its own nor those of other threads.
+    /// Capture mode: driver calls of this thread never invalidate a capture in progress, neither
+    /// one of this thread nor one of another thread.
     CAPTURE_RELAXED = 2, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     /// Capture status: the stream is not captured.
     CAPTURE_NONE = 0, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -402,7 +402,7 @@ pub(crate) fn driver() -> Result<&'static Api> {
 results!();
 
 /// Name of a status code, from the driver. Loads the library itself instead of calling [`driver`],
-/// because `driver` may be failing with this very code.
+/// because `driver` may be failing with this code.
 fn name_of(code: u32) -> String {
     type Name = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     static NAME: OnceLock<Option<Name>> = OnceLock::new();

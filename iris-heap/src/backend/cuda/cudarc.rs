@@ -12,9 +12,9 @@ use crate::stream::Stream;
 use crate::util::unsupported;
 
 impl Gpu {
-    /// Wraps a stream of cudarc. It is ordered with the heap's work like the heap's own streams,
-    /// and kept alive. Needs the feature `cudarc-0-19`; without it, pass the stream's handle to
-    /// [`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw).
+    /// Wraps a stream of cudarc. The stream is ordered with the heap's work like the heap's own
+    /// streams, and kept alive. Needs the feature `cudarc-0-19`; without it, pass the stream's
+    /// handle to [`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw).
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another device;
@@ -45,7 +45,7 @@ mod tests {
     };
     use crate::backend::gpu::RawStream;
 
-    /// Compares sizes, alignments and offsets of fields of structures with those of cudarc's.
+    /// Compares the sizes, alignments and field offsets of structures with cudarc's.
     macro_rules! layouts {
         ($($ours:ty = $theirs:ident { $($($field:ident).+ = $their_field:ident),* $(,)? })*) => {$(
             assert_eq!(size_of::<$ours>(), size_of::<sys::$theirs>(), stringify!($theirs));

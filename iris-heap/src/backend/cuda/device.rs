@@ -1,7 +1,6 @@
 //! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
-//! them.
-//! This file is long because it implements all functions of [`Driver`] for CUDA, each with the
-//! reason for its form.
+//! them. This file is long because it implements all functions of [`Driver`] for CUDA, each with
+//! the reasons for unusual calls.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -18,14 +17,13 @@ use crate::error::{Error, Result};
 use crate::util::lock;
 
 /// CUDA device with its primary context. The context is retained from the device's first use until
-/// the
-/// process ends, so closing a heap does not destroy what other libraries have in the context.
+/// the process ends, so closing a heap does not destroy objects of other libraries in the context.
 pub(super) struct CudaDevice {
     pub(super) driver: &'static Api,
     pub(super) ordinal: c_int,
     pub(super) handle: api::DeviceHandle,
-    /// Empty until [`CudaDevice::context`] is called, because a primary context takes device memory
-    /// and a program may only want the device's description.
+    /// Empty until [`CudaDevice::context`] is called, because a primary context takes device
+    /// memory, and a program may need only the device's description.
     context: OnceLock<RawContext>,
     pub(super) uuid: [u8; 16],
     pub(super) name: String,
@@ -197,11 +195,11 @@ impl CudaDevice {
         })
     }
 
-    /// Disables waits between streams in the driver's memory pool, for ranks that share the device.
-    /// Otherwise memory that one stream frees to the pool (`cuMemFreeAsync`, `CudaSlice`) may be
-    /// reused by a second stream, and the driver then makes the second stream wait for the first.
-    /// The wait never ends if the first stream runs an op of another rank that waits for the second
-    /// stream.
+    /// Disables, for ranks that share the device, waits that the driver's memory pool adds between
+    /// streams. Otherwise memory that one stream frees to the pool (`cuMemFreeAsync`, `CudaSlice`)
+    /// may be reused by a second stream, and the driver then makes the second stream wait for the
+    /// first. The wait never ends if the first stream runs an op of another rank that waits for the
+    /// second stream.
     fn order_no_streams_by_memory(&self) -> Result<()> {
         let _bound = self.bind_relaxed()?;
         let mut pool = 0;
@@ -421,8 +419,8 @@ impl Driver for CudaDevice {
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
         };
         // Every kernel gets the same split between L1 and shared memory, because a multiprocessor
-        // changes the split only when it is idle: with different splits a kernel might wait for a
-        // running one.
+        // changes the split only when it is idle: a kernel with another split might wait for a
+        // running kernel to end.
         set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
         if shared_bytes > SHARED_LIMIT {
             set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;

@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
 
-/// Flag of opened memory: access between devices is enabled when it is needed.
+/// Flag for opening an IPC handle (`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`): peer access is enabled
+/// when it is needed.
 const LAZY_PEER_ACCESS: u32 = 1;
 
 /// Virtual memory, unmapped on drop. Other processes map it by descriptors.
@@ -26,21 +27,22 @@ struct VirtualRegion {
     address: Address,
     bytes: u64,
     handle: Physical,
-    /// Descriptor from which the memory was imported, if a peer or the caller passed one.
+    /// Descriptor from which the memory was imported; `None` for memory that this process
+    /// allocated.
     descriptor: Option<OwnedFd>,
 }
 
 impl MemoryDriver for CudaDevice {
-    /// Allocates virtual memory if the device supports it and can share it with the ranks that need
-    /// it, else plain memory.
+    /// Allocates virtual memory if the device supports it and can share it with all ranks that must
+    /// map it; otherwise plain memory.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
         let Wanted { purpose, exported, legacy } = wanted;
         let can = self.virtual_memory && (self.descriptors || !exported);
         if purpose != Purpose::DeviceWords && can && !legacy {
-            // The memory is exportable whenever the device supports that, even for ranks that are
-            // threads: a collectives library that registers the memory as a window exports it
-            // itself.
+            // The memory is exportable whenever the device supports that, even if the ranks are
+            // threads, because a collectives library such as NCCL exports memory that it registers
+            // as a window.
             match VirtualRegion::create(&self, bytes, self.descriptors) {
                 Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
                     tracing::warn!(%name, "no virtual memory: plain memory is used instead");

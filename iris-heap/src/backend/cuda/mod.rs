@@ -1,5 +1,5 @@
-//! CUDA backend: the CUDA driver API through a table of functions. Nothing is linked, and no driver
-//! is needed unless a heap of this kind is opened.
+//! CUDA backend: the CUDA driver API through a table of functions. Nothing is linked, and no CUDA
+//! driver is needed unless a CUDA heap is opened.
 //!
 //! Memory that ranks share is virtual memory, exported as POSIX descriptors to ranks in other
 //! processes and mapped for the devices of all ranks. If a device lacks virtual memory, plain
@@ -9,15 +9,15 @@
 //!
 //! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made only in
 //! collective steps. Otherwise a rank could wait in such a call for another rank's kernel, while
-//! that kernel waits for the rank.
+//! that kernel waits for this rank.
 //!
-//! If ranks are threads on one device, the driver must not let a stream of one rank wait for a
-//! kernel of another. The driver does so in two situations, which this backend avoids:
+//! If ranks are threads on one device, a stream of one rank must not wait for a kernel of another
+//! rank. The driver adds such a wait in two situations, which this backend avoids:
 //!
-//! - At the first use of a stream. So each stream is used once when it is made or passed to the
-//!   heap, one stream at a time.
-//! - If one stream frees pool memory and another stream reuses it. So this reuse is disabled on a
-//!   device that ranks share.
+//! - At the first use of a stream. So this backend uses each stream once when it is made or passed
+//!   to the heap, one stream at a time.
+//! - If one stream frees memory of a pool and another stream reuses it. So this backend disables
+//!   such reuse on a device that ranks share.
 
 use super::BackendKind;
 use super::gpu::Vendor;

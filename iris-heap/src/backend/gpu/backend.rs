@@ -1,4 +1,4 @@
-//! Device of one rank, with the streams and memory of its heap; the same code for all vendors.
+//! Vendor-independent device of one rank, with the streams and memory of its heap.
 
 use std::any::Any;
 use std::fmt;
@@ -27,16 +27,16 @@ use crate::util::{lock, unsupported};
 /// GPU of one rank, for libraries that enqueue work of their own on a stream of the heap.
 ///
 /// [`SymmetricHeap::gpu`](crate::SymmetricHeap::gpu) returns it. Streams and memory of the caller
-/// are passed as the driver's handles, whichever library made them: a `CUstream` or `hipStream_t`
-/// as a number ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), and a
-/// `CUdeviceptr` or the like as an address
-/// ([`SymmetricHeap::import`](crate::SymmetricHeap::import)). With the feature `cudarc-0-19`,
-/// streams of that version of cudarc are accepted directly and kept alive.
+/// are passed as the driver's handles, and any library may have made them: a `CUstream` or
+/// `hipStream_t` as a number
+/// ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), and a `CUdeviceptr`
+/// or the like as an address ([`SymmetricHeap::import`](crate::SymmetricHeap::import)). With the
+/// feature `cudarc-0-19`, streams of that version of cudarc are accepted directly and kept alive.
 ///
 /// Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
-/// device. By default their streams share 8 hardware queues, and work queued behind a waiting
-/// kernel of another rank does not begin. The library only warns and does not set it, because
-/// changing the environment of a process with threads is unsound.
+/// device. By default their streams share 8 hardware queues, and work queued after a waiting kernel
+/// of another rank in the same hardware queue does not begin. The library only warns and does not
+/// set it, because changing the environment of a process with threads is unsound.
 pub struct Gpu {
     pub(in crate::backend) shared: Arc<Shared>,
     pub(super) device: Arc<dyn MemoryDriver>,
@@ -51,7 +51,7 @@ pub struct Gpu {
     queues: Mutex<Vec<Weak<Queue>>>,
     /// Streams for copies that run concurrently with ops on other streams.
     pub(super) copy_streams: CopyStreams,
-    /// All mappings that were returned to callers, to be released when the heap closes.
+    /// All mappings that this backend has returned, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
 }
@@ -115,10 +115,11 @@ impl Gpu {
         self.sharing.get().copied().unwrap_or(1)
     }
 
-    /// Checks a caller's stream handle for the default streams. The legacy default stream (0 or 1)
-    /// is shared by all threads: if ranks that are threads share a device, a rank's call could be
-    /// queued after another rank's call that waits for it. The per-thread default stream (2)
-    /// differs between threads, so another thread could not wait for it.
+    /// Refuses default streams of the driver that the heap cannot use. The legacy default stream (0
+    /// or 1) is shared by all threads. So if ranks that are threads share a device, one rank's call
+    /// could be queued after another rank's call, which waits for the first rank. The per-thread
+    /// default stream (2) is another stream in each thread, so a wait in another thread would not
+    /// wait for the work.
     pub(crate) fn check_default(&self, stream: RawStream) -> Result<()> {
         const LEGACY: [u64; 2] = [0, 1];
         const PER_THREAD: u64 = 2;
@@ -279,7 +280,8 @@ impl Backend for Gpu {
     }
 
     fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {
-        // The region stays mapped during the copy, even if another thread closes the heap meanwhile.
+        // `_region` keeps the memory mapped during the copy, even if another thread closes the heap
+        // meanwhile.
         let (to, _region) = mapped(to, offset, data.len() as u64)?;
         self.copies.write(to, data)
     }
@@ -290,8 +292,8 @@ impl Backend for Gpu {
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        // The memory is cleared by copies. The driver's fill is a kernel, for which waiting kernels
-        // of other ranks may leave no free multiprocessor.
+        // Fill by copies, because the driver's fill is a kernel, for which waiting kernels of other
+        // ranks may leave no free multiprocessor.
         const CHUNK: u64 = 1 << 20;
         let (to, _region) = mapped(to, offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
@@ -338,8 +340,7 @@ impl Backend for Gpu {
     }
 
     fn take_unreported(&self) -> Option<Error> {
-        // Returns no error of enqueued work, because kernels of a GPU report errors in the control
-        // block.
+        // There are no such errors, because kernels of a GPU report errors in the control block.
         None
     }
 
@@ -364,9 +365,9 @@ impl Backend for Gpu {
     }
 
     fn unmap(&self, met: bool) {
-        // Virtual memory, which is passed by descriptors, lives until each process has unmapped it,
-        // and threads share regions. For memory that is passed by handles no vendor documents what a
-        // free does to the processes that have it open.
+        // Virtual memory, which is passed by descriptors, exists until each process has unmapped
+        // it; ranks that are threads share regions. For memory that is passed by IPC handles, no
+        // vendor documents whether processes that have it open may still access it after a free.
         let is_safe = |region: Arc<dyn Region>| Ok(region.descriptor()?.is_some());
         for mapping in self.live_mappings() {
             match met || self.same_process || mapping.region().and_then(is_safe).unwrap_or(false) {
@@ -401,15 +402,16 @@ impl Drop for Gpu {
         let alone = self.shared.refuse_work_now();
         let queues = self.live_queues();
         if alone && queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
-            // The engine of steps between nodes forgets steps that have ended, whose events keep
-            // the control block.
+            // This poll lets the engine of the steps between nodes drop steps that have ended,
+            // because their events hold the control block.
             self.shared.control.attend();
             self.shared.forget_order();
             return;
         }
         drop(queues);
         self.shared.control.set_host_abort(abort::CLOSED);
-        // Kernels see the abort themselves; steps between nodes end only if their engine ends them.
+        // Kernels see the abort word themselves, but steps between nodes end only if their engine
+        // aborts them.
         self.shared.control.attend();
         self.shared.forget_order();
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");

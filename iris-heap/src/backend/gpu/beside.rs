@@ -1,5 +1,5 @@
-//! Copies that run concurrently with a stream: on a second stream of the heap, starting after the
-//! work enqueued on the first stream so far.
+//! Copies that run concurrently with a stream: they are enqueued on a second stream of the heap,
+//! and start after the work that was enqueued on the first stream before them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,10 +10,10 @@ use super::stream::{Queue, Shared};
 use crate::error::Result;
 use crate::util::lock;
 
-/// Streams for copies that run at the same time as other streams: one for calls that run, and one
-/// for each capture in progress. One stream for all peers is faster than one per peer, since copy
-/// engines that run at the same time share bandwidth: an all-gather before a product of 8192 x 1280
-/// x 8192 took 426 us with one and 689 us with three (4 x H200, 2026-11-22).
+/// Streams for copies that run at the same time as other streams: one for calls outside of
+/// captures, and one for each capture in progress. One copy stream for all peers is faster than one
+/// per peer, because copy engines that run at the same time share bandwidth (all-gather before a
+/// GEMM of 8192 x 1280 x 8192, 4 x H200: 426 us with one stream, 689 us with three; 2026-11-22).
 #[derive(Default)]
 pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 
@@ -39,8 +39,9 @@ impl CopyStreams {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // A copy stream is free for any capture once its own capture has ended; the copy stream
-            // for calls outside of captures is always free.
+            // A copy stream for captures can be used if no capture is in progress on it, or the
+            // capture of `stream`; the copy stream for calls outside of captures can always be
+            // used.
             let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
@@ -105,8 +106,8 @@ impl CopyStream {
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // The event is recorded even if a copy failed, so that a join waits for the copies that
-        // were enqueued before the failure.
+        // Record the event even if a copy failed, so that a join waits for the copies that were
+        // enqueued before the failure.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 

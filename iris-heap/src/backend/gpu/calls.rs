@@ -1,11 +1,11 @@
-//! Macros that implement the calls of [`Driver`](super::Driver) and
-//! [`MemoryDriver`](super::MemoryDriver) that differ between vendors in the name of the driver's
-//! function alone.
+//! Macros that implement calls of [`Driver`](super::Driver) and
+//! [`MemoryDriver`](super::MemoryDriver) that differ between vendors only in the name of the
+//! driver's function.
 
-/// Implements the calls of [`Driver`](super::Driver) that differ only in a name, for a type that
-/// has methods `api`, which returns the table of the driver's functions, and `forget_error`. The
-/// module that invokes the macro must have the functions `check` and `check_for`. Each entry has the
-/// driver's function for a call.
+/// Implements the calls of [`Driver`](super::Driver) that differ between vendors only in the name
+/// of the driver's function. Each entry of the invocation names the driver's function for one call.
+/// The type must have the methods `api`, which returns the table of the driver's functions, and
+/// `forget_error`; the invoking module must have the functions `check` and `check_for`.
 macro_rules! common_calls {
     (
         exchange_capture_mode($relaxed:expr): $exchange_mode:ident,
@@ -179,9 +179,9 @@ macro_rules! common_calls {
 }
 pub(in crate::backend) use common_calls;
 
-/// Implements the calls of [`MemoryDriver`](super::MemoryDriver) for plain memory, as
-/// [`common_calls`] does for those of [`Driver`](super::Driver). `of_a_device` returns the number of
-/// the memory type of device memory. `Handle` of the module `api` is the driver's IPC handle.
+/// Implements the calls of [`MemoryDriver`](super::MemoryDriver) for plain memory, in the way of
+/// [`common_calls`]. `of_a_device` returns the driver's constant for the memory type of device
+/// memory. The type `Handle` of the module `api` is the driver's IPC handle.
 macro_rules! memory_calls {
     (
         open($vendor:literal, $open_flags:expr): $open:ident,

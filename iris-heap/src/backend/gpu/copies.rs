@@ -1,4 +1,5 @@
-//! Synchronous copies between host and device, on a stream of their own, which break no capture.
+//! Synchronous copies between host and device, on a separate stream; they invalidate no graph
+//! capture.
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ handles! {
     RawStream;
     /// Handle of an event, as the driver knows it.
     RawEvent;
-    /// Handle of a loaded image of kernels.
+    /// Handle of a loaded image (module) of kernels.
     RawModule;
     /// Handle of a kernel, as the driver knows it.
     RawFunction;
@@ -43,9 +43,9 @@ pub(crate) struct Current<'a> {
 }
 
 impl<'a> Current<'a> {
-    /// Makes a device current. If `relaxed`, also relaxes the thread's capture mode, for driver
-    /// calls that affect no captured work: while the guard lives, such calls do not break a capture
-    /// of another thread in global mode.
+    /// Makes a device current. If `relaxed`, also sets the thread's capture mode to relaxed, for
+    /// driver calls that do not concern captured work: while the guard lives, these calls do not
+    /// invalidate a global-mode capture of another thread.
     pub(crate) fn new(device: &'a dyn Driver, relaxed: bool) -> Result<Self> {
         let previous = device.enter()?;
         // From here on, dropping `current` restores the thread's state.
@@ -81,8 +81,8 @@ pub struct DeviceCopy {
     pub lines: u64,
     /// Stride from line to line in bytes: of the target, then of the source.
     pub strides: [u64; 2],
-    /// Whether the copy is a signal: a peer that sees it must also see the earlier copies on its
-    /// stream.
+    /// Whether the copy is a signal: a peer that sees the copied word must also see the earlier
+    /// copies on the same stream.
     pub signal: bool,
 }
 
@@ -129,8 +129,8 @@ pub(crate) trait Driver: Send + Sync {
     /// return to; `None` if this device was current before.
     fn enter(&self) -> Result<Option<i32>>;
 
-    /// Undoes [`Driver::enter`] on this thread: makes device `previous` current again. CUDA does
-    /// not need the parameter, because its driver keeps a stack of contexts.
+    /// Undoes [`Driver::enter`] on this thread: makes device `previous` current again. CUDA ignores
+    /// the parameter, because its driver keeps a stack of contexts.
     fn leave(&self, previous: i32) -> Result<()>;
 
     /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the previous
@@ -145,7 +145,7 @@ pub(crate) trait Driver: Send + Sync {
         Current::new(self, false)
     }
 
-    /// [`Driver::bind`] with the thread's capture mode relaxed, see [`Current::new`].
+    /// Does [`Driver::bind`] and sets the thread's capture mode to relaxed, see [`Current::new`].
     fn bind_relaxed(&self) -> Result<Current<'_>>
     where
         Self: Sized,
@@ -160,17 +160,17 @@ pub(crate) trait Driver: Send + Sync {
     /// Number of multiprocessors or compute units.
     fn multiprocessors(&self) -> u32;
 
-    /// Makes a stream that waits for no other (non-blocking) and has been used once, see
-    /// [`Driver::use_first`]. Does not affect graph captures (see [`Driver`]).
+    /// Makes a non-blocking stream, which has been used once (see [`Driver::use_first`]). Does not
+    /// affect graph captures (see [`Driver`]).
     fn create_stream(&self) -> Result<RawStream>;
 
     /// Destroys a stream; the driver finishes its enqueued work first. Does not affect graph
     /// captures (see [`Driver`]).
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy of four bytes, so that later work is not the stream's first: the first use
-    /// of a stream may make the stream wait for another one. The stream must not be captured. Does
-    /// not affect graph captures (see [`Driver`]).
+    /// Enqueues a copy of four bytes, so that later work is not the stream's first work. With some
+    /// drivers a stream waits for another stream at its first use. The stream must not be captured.
+    /// Does not affect graph captures (see [`Driver`]).
     unsafe fn use_first(&self, stream: RawStream) -> Result<()>;
 
     /// Whether a stream belongs to this device and to the context that the backend uses.
@@ -223,8 +223,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Enqueues a copy to host memory. Does not affect graph captures (see [`Driver`]).
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a fill of `bytes` bytes at `to` with `value`, before any kernel of the heap runs;
-    /// may be implemented by a kernel. Does not affect graph captures (see [`Driver`]).
+    /// Enqueues a fill of `bytes` bytes at `to` with `value`. The driver may use a kernel for it,
+    /// so it is called only before any kernel of the heap runs. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()>;
 
     /// Allocates pinned host memory, page-aligned, which all devices can map and which is never
@@ -284,7 +285,7 @@ pub(crate) trait Driver: Send + Sync {
     ) -> Result<()>;
 }
 
-/// Logs an error as a warning; for destructors, which cannot return it.
+/// Logs an error as a warning; for destructors, which cannot return errors.
 pub(crate) fn warn(outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "a call of the device's driver failed");

@@ -32,7 +32,8 @@ impl GpuEvent {
         Ok(())
     }
 
-    /// Makes work that is enqueued on a stream of `device` after this call wait for the event.
+    /// Makes work that is enqueued after this call on `stream`, a stream of `device`, wait for the
+    /// event.
     pub(super) fn before(&self, device: &dyn Driver, stream: RawStream) -> Result<()> {
         // SAFETY: event and stream are alive; they may belong to different devices.
         unsafe { device.wait_for(self.raw, stream) }

@@ -1,5 +1,5 @@
-//! Driver for tests that runs no work and logs calls, and tests of the vendor-independent GPU code
-//! with it. This file is long because the driver implements all functions of two traits.
+//! Fake driver that runs no work but logs calls, and tests of the vendor-independent GPU code on
+//! it. This file is long because the driver implements all functions of two traits.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
@@ -23,7 +23,7 @@ use crate::util::unsupported;
 mod beside;
 mod ranks;
 
-/// Fake driver; tests set which of its streams are captured, busy or done.
+/// Fake driver of one device; tests set which of its streams are captured, busy or done.
 #[derive(Default)]
 struct Fake {
     ordinal: i32,
@@ -35,9 +35,9 @@ struct Fake {
     busy: Mutex<HashSet<u64>>,
     /// Calls that enqueue or order work, in the order in which they were made.
     log: Mutex<Vec<String>>,
-    /// Name of the driver call that shall fail; `None` if all calls succeed.
+    /// Name of the driver call that is to fail; `None` if all calls succeed.
     fails: Mutex<Option<&'static str>>,
-    /// Whether all events shall count as not done.
+    /// Whether all events count as not done.
     events_are_busy: AtomicBool,
 }
 
@@ -159,7 +159,7 @@ impl Driver for Fake {
         self.call("fill", format!("on {}", stream.0))
     }
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        // The memory is leaked, because pinned memory is never freed, and starts at a multiple of
+        // The memory is leaked, because pinned memory is never freed. It starts at a multiple of
         // 128 bytes.
         let lines = vec![0_u128; bytes / 16 + 8].leak();
         let skipped = lines.as_ptr().align_offset(128);
@@ -307,9 +307,9 @@ fn bounded(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Tests that a wait for all streams does not destroy a released stream on which a graph capture is
-/// active, but puts it back into the list of released streams, without a deadlock on the list's
-/// lock.
+/// Tests a wait for all streams while a released stream is still captured: the stream is not
+/// destroyed but put back into the list of released captured streams, without a deadlock on the
+/// list's lock.
 #[test]
 fn a_stream_that_is_captured_still_is_kept_again() {
     bounded(|| {
@@ -371,13 +371,13 @@ fn ops_are_in_order_over_streams() {
         format!("record {number} on {x}"),
     ];
     assert_eq!(fake.taken(), back);
-    // Work that shall run at the same time as ops must be refused on the stream of the last op.
+    // Work that is to run at the same time as ops must be refused on the stream of the last op.
     let error = a.0.beside(|| Ok(())).unwrap_err();
     assert!(error.to_string().contains("that of an op"), "{error}");
     b.0.beside(|| Ok(())).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {number} on {y}")]);
-    // An op in a capture does not wait for the last op outside of it, because ops in a capture are
-    // ordered only among themselves.
+    // An op in a capture does not wait for the last op outside of captures, because ops in a
+    // capture are ordered only among themselves.
     fake.capture(y, Some(1));
     op(&b).unwrap();
     assert!(!fake.taken().iter().any(|call| call.starts_with("wait_for")));
@@ -385,7 +385,7 @@ fn ops_are_in_order_over_streams() {
     shared.forget_order();
 }
 
-/// Tests an op whose event cannot be recorded. The op itself, which was enqueued, returns no error;
+/// Tests an op that is enqueued but after which no event can be recorded. The op returns no error;
 /// the next op on another stream fails before it is enqueued.
 #[test]
 fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {

@@ -1,5 +1,5 @@
-//! Work of libraries on streams of a heap, and copies that run concurrently with a stream. No other
-//! file of the backend names [`Stream`], which is made of the backend's streams.
+//! Work of libraries on streams of a heap, and copies that run concurrently with a stream. Only
+//! this file of the backend uses [`Stream`], which wraps the backend's streams.
 
 use std::sync::Arc;
 
@@ -10,10 +10,9 @@ use crate::error::Result;
 use crate::stream::Stream;
 
 impl Gpu {
-    /// Lets `enqueue` put a library's work on a stream of the heap. The work is ordered after the
-    /// heap's last op, whichever stream that op is on, and the next op waits for the work.
-    /// `enqueue` receives the driver's stream (`CUstream`, `hipStream_t`) as a number; the device
-    /// is current.
+    /// Lets `enqueue` put a library's work on a stream of the heap. The work waits for the heap's
+    /// last op, on whichever stream that op is, and the next op waits for the work. `enqueue`
+    /// receives the driver's stream (`CUstream`, `hipStream_t`) as a number; the device is current.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another heap;
@@ -26,8 +25,9 @@ impl Gpu {
     }
 
     /// Whether copies that run concurrently with `stream` ([`Gpu::copy_concurrent`]) can carry
-    /// signals ([`DeviceCopy::signal`]). Some devices need an event's record before a signal. On
-    /// these devices the result is false in a capture, because a graph has no node for the record.
+    /// signals ([`DeviceCopy::signal`]). On some devices an event must be recorded before a signal.
+    /// On these devices the result is false if `stream` is captured, because recording an event
+    /// adds no node to a graph.
     ///
     /// # Errors
     /// Errors of [`Gpu::copy_concurrent`].

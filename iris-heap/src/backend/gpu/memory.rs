@@ -1,4 +1,5 @@
-//! Driver calls for memory that the vendor-independent part of the GPU backends needs.
+//! Driver calls for device memory that the vendor-independent part of the GPU backends needs: the
+//! traits [`MemoryDriver`] and [`Region`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub(crate) trait Region: Send + Sync {
     fn handle(&self) -> Result<Vec<u8>>;
 
     /// Whether the memory belongs to another process and was opened by its handle. The owner must
-    /// not free it before.
+    /// not free the memory before this process has closed it.
     fn is_opened(&self) -> bool {
         false
     }
@@ -37,8 +38,8 @@ pub(crate) trait Region: Send + Sync {
     /// shared by a handle.
     fn descriptor(&self) -> Result<Option<OwnedFd>>;
 
-    /// Maps the memory for the devices `ordinals` of this process; does nothing if each device
-    /// enables access itself.
+    /// Maps the memory for the devices `ordinals` of this process; does nothing for memory to which
+    /// each device enables access itself.
     fn grant(&self, ordinals: &[i32]) -> Result<()>;
 
     /// Whether a device that accesses this memory must call [`MemoryDriver::enable_access`] first.
@@ -67,8 +68,8 @@ pub(crate) trait MemoryDriver: Driver {
     /// [`crate::Error::Unsupported`] if the device has no such descriptors; errors of the device.
     fn import(self: Arc<Self>, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// Opens plain memory of another process, by the bytes that [`Region::handle`] returned there,
-    /// and returns its address.
+    /// Opens plain memory of another process, by the bytes that [`Region::handle`] returned in that
+    /// process, and returns the memory's address.
     fn open(&self, handle: &[u8]) -> Result<u64>;
 
     /// Closes memory that [`MemoryDriver::open`] returned; the device is current.
@@ -100,8 +101,8 @@ pub(crate) trait MemoryDriver: Driver {
     fn enable_access(&self, ordinal: i32) -> Result<()>;
 }
 
-/// Plain memory, which is shared by handles and by peer access; dropping it frees memory that this
-/// process allocated.
+/// Plain memory, which is shared by IPC handles (processes) or peer access (threads). Dropping it
+/// frees memory that this process allocated.
 pub(crate) struct PlainRegion {
     device: Arc<dyn MemoryDriver>,
     address: u64,
@@ -116,7 +117,7 @@ pub(crate) enum Origin {
     Own,
     /// Memory of another process, opened by its handle.
     Opened,
-    /// Memory of the caller, which dropping the region does not free.
+    /// Memory of the caller; dropping the region does not free the memory.
     Foreign,
 }
 
@@ -174,20 +175,21 @@ impl Drop for PlainRegion {
         let bound = Current::new(&*self.device, true);
         warn(bound.and_then(|_bound| match self.origin {
             // SAFETY: every user of the memory's addresses holds the region, so no user is left
-            // here. After a close no process has it open; after a drop without close one may, for
-            // which the vendors promise nothing (docs/limits.md).
+            // here. After a close no other process has the memory open. After a drop without close
+            // another process may have it open; the vendors do not document what happens then
+            // (docs/limits.md).
             Origin::Own => unsafe { self.device.free(self.address) },
-            // SAFETY: as above.
+            // SAFETY: every user of the memory's addresses holds the region, so no user is left
+            // here.
             Origin::Opened => unsafe { self.device.close(self.address) },
             Origin::Foreign => Ok(()),
         }));
     }
 }
 
-/// Checks that memory of the caller belongs to the heap's device and is long enough. The arguments
-/// are the driver's answers about the address: whether it is device memory, the index of its
-/// device, and start and length of its allocation. Each later answer is asked for only if the
-/// earlier ones are right.
+/// Checks that memory of the caller belongs to the heap's device and is long enough. The closures
+/// ask the driver about the address: whether it is device memory, the index of its device, and
+/// start and length of its allocation. Each closure is called only if the earlier checks succeeded.
 ///
 /// # Errors
 /// [`Error::Invalid`] for other memory; errors of the device.
@@ -217,8 +219,9 @@ pub(crate) fn check_foreign(
     Ok(())
 }
 
-/// Granularity in bytes of memory that peers open by IPC handles. Drivers split blocks of this size
-/// among small allocations, and a handle of such a part would expose the whole block to the peer.
+/// Granularity in bytes of memory that peers open by IPC handles. Drivers place several small
+/// allocations into one block of this size, and an IPC handle of a small allocation would give the
+/// peer access to the whole block.
 pub(crate) const PLAIN_BLOCK: usize = 2 << 20;
 
 /// Rounds a size in bytes up to a multiple of `granularity`, at least one.

@@ -9,17 +9,18 @@ use super::event::GpuEvent;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-/// Number of captures whose last op is remembered. A program rarely has two in progress at once.
+/// Number of captures whose last op is remembered. A program rarely has even two captures in
+/// progress at once.
 const CAPTURES: usize = 64;
 
-/// Last op of a heap: tells the next op on another stream what it must wait for.
+/// Last op of a heap, for which the next op on another stream must wait.
 pub(super) struct Order {
     /// Last op that was issued outside of captures; `None` if there is none.
     live: Option<Last>,
-    /// For each of the last captures with ops, at most [`CAPTURES`]: number of the capture, and
+    /// Newest captures with ops, at most [`CAPTURES`], newest first: number of the capture, and
     /// number of the stream of its last op. The event `captured_event` has been recorded after the
-    /// last op of the newest one. Captured ops run only when their graph is launched, so they are
-    /// ordered only among each other.
+    /// last op of the newest capture. Captured ops run only when their graph is launched, so they
+    /// are ordered only among each other.
     captured: VecDeque<(u64, u64)>,
     /// Whether ops have been issued on more than one stream. From then on, an event is recorded
     /// after each op.
@@ -33,9 +34,9 @@ pub(super) struct Order {
 pub(super) type Keeper = Arc<dyn Any + Send + Sync>;
 
 enum Last {
-    /// Stream of the last op, which is kept alive; no event has been recorded after the op yet.
+    /// Last op's stream, which `_keeper` keeps alive; no event has been recorded after the op yet.
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
-    /// Number of the last op's stream; the event `live_event` has been recorded after the op.
+    /// Number of the last op's stream; `live_event` has been recorded after the op.
     Recorded(u64),
     /// Number of the last op's stream, which may have been destroyed. Recording the event after the
     /// op failed with this error.
@@ -86,12 +87,13 @@ impl Order {
     /// alive.
     ///
     /// Ops in a capture are ordered among themselves. An op on a second stream of a capture is
-    /// refused if an op of another capture was issued since the last one of its own. The caller who
-    /// launches the graph must order the graph with other work of the heap.
+    /// refused if an op of another capture was issued after the last op of this capture, because
+    /// there is one event for all captures. The caller who launches the graph must order the graph
+    /// with other work of the heap.
     ///
     /// Outside captures an error means that `f` was not called or has failed; an op that was
-    /// enqueued never returns an error. If its event cannot be recorded and its stream may be
-    /// destroyed, the next op on another stream fails before it is enqueued.
+    /// enqueued never returns an error. If recording the event after the op fails and the op's
+    /// stream may be destroyed, the next op on another stream fails before it is enqueued.
     pub(super) fn op(
         &mut self,
         place: Place,
@@ -102,7 +104,8 @@ impl Order {
         self.behind_last(place)?;
         f()?;
         if let Some(id) = capture {
-            // Recording an event in a capture enqueues no work, so it is done after every op.
+            // Recording an event in a capture enqueues no work, so the event is recorded after
+            // every op.
             self.captured_event.record(raw)?;
             self.captured.retain(|&(capture, _)| capture != id);
             self.captured.truncate(CAPTURES - 1);
@@ -121,7 +124,7 @@ impl Order {
     }
 
     /// Enqueues work by calling `f`, ordered after the last op of the heap, on another stream than
-    /// that op's. The next op does not wait for this work.
+    /// the last op's. The next op does not wait for this work.
     pub(super) fn beside(&mut self, place: Place, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let last = match place.capture {
             Some(id) => self.last_of(id).map(|(_, number)| number),

@@ -12,7 +12,7 @@ use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Number of control blocks that are allocated from the driver at once.
+/// Number of control blocks per allocation from the driver.
 const BLOCKS: usize = 512;
 
 /// Unused control blocks, each with the kind of devices that can address it.

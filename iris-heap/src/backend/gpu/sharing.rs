@@ -1,9 +1,9 @@
-//! Sharing of device memory, so that all ranks have all of it mapped.
+//! Sharing of device memory: afterwards every rank has the memory of all ranks mapped.
 //!
 //! Ranks that are threads of one process pass each other their regions, and each rank enables
 //! access to the others' regions on its own device. Ranks that are processes send each other
 //! descriptions of their memory. A description contains the driver's IPC handle; if the driver
-//! shares memory by file descriptors, these are passed instead.
+//! shares the memory by file descriptors, the ranks pass descriptors instead.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) fn describe(device: &dyn MemoryDriver, own: &dyn Mapping) -> Result<V
     Ok(message.finish())
 }
 
-/// Maps the memory that the other ranks, which are processes, have exported, on `device`.
+/// Maps on `device` the memory that the other ranks, which are other processes, have exported.
 pub(super) fn import(
     device: &Arc<dyn MemoryDriver>,
     rank: usize,
@@ -57,7 +57,8 @@ pub(super) fn import(
     Ok(joined)
 }
 
-/// Makes the memory of all ranks, which are threads of this process, accessible to this device.
+/// Makes the memory of all ranks accessible to this device, for ranks that are threads of this
+/// process.
 pub(super) fn join(
     device: &dyn MemoryDriver,
     own: &dyn Mapping,

@@ -21,13 +21,14 @@ use crate::util::lock;
 use crate::util::unsupported;
 
 thread_local! {
-    /// Stream of the call that this thread is enqueuing, with the number of its capture. A capture
-    /// can neither begin nor end within a call, so the driver is asked once for all launches of the
-    /// call.
+    /// Stream of the operator call that this thread is enqueuing, with the number of its capture;
+    /// `None` outside a call. A capture can neither begin nor end within a call, so the driver is
+    /// asked once for all launches of the call.
     static CALL: Cell<Option<(*const Queue, Option<u64>)>> = const { Cell::new(None) };
 }
 
-/// Ends the call on this thread for which [`StreamBackend::is_captured`] has stored its answer.
+/// Ends the operator call that this thread is enqueuing: drops the stored answer of
+/// [`StreamBackend::is_captured`].
 pub(crate) fn end_call() {
     CALL.set(None);
 }
@@ -40,21 +41,23 @@ pub(crate) struct Shared {
     /// Lock that enqueueing threads hold for reading. Closing the heap takes it for writing, so
     /// that all enqueueing has ended when the heap closes.
     enqueueing: RwLock<()>,
-    /// Memory of the heap, set once it is open, because streams keep it alive.
+    /// Memory of the heap, set when the heap has been opened; streams keep it alive.
     pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
     /// Released streams, to be reused once their work has ended. They are reused because the driver
-    /// assigns new streams to its hardware queues round-robin. A new stream could share a queue
+    /// assigns new streams to its hardware queues round-robin, so a new stream could share a queue
     /// with a waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
-    /// Events recorded after the remaining work of the caller's streams that were released.
+    /// Events recorded after the last work of released streams that belong to the caller or another
+    /// library.
     left: Mutex<Vec<GpuEvent>>,
-    /// Streams that were released while they were captured. Querying or destroying such a stream
-    /// would end the capture, so the next wait for all streams destroys it.
+    /// Streams that were released while they were captured. Querying or destroying a captured
+    /// stream would end the capture, so these streams are destroyed later, by a wait for all
+    /// streams after the capture has ended.
     kept: Mutex<Vec<Arc<Queue>>>,
-    /// Whether a stream was released without an event after its remaining work, so that the end of
-    /// that work is unknown. The heap's memory is then never freed.
+    /// Whether no event could be recorded after the last work of a released stream, so that the end
+    /// of that work is unknown. The heap's memory is then never freed.
     unknown_end: AtomicBool,
 }
 
@@ -104,7 +107,7 @@ impl Shared {
         drop((last, kept));
     }
 
-    /// Streams that were released while they were captured, and have not been destroyed yet.
+    /// Streams that were released while they were captured and are still kept.
     pub(crate) fn kept(&self) -> Vec<Arc<Queue>> {
         lock(&self.kept).clone()
     }
@@ -125,7 +128,7 @@ impl Shared {
         left.iter().fold(outcome, |outcome, event| outcome.and(event.sync()))
     }
 
-    /// Whether the work of all released streams has ended.
+    /// Whether the remaining work of all released streams has ended.
     pub(crate) fn rest_is_idle(&self) -> bool {
         !self.has_unknown_end()
             && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
@@ -137,8 +140,8 @@ impl Shared {
         self.unknown_end.load(Ordering::Relaxed)
     }
 
-    /// Takes a released stream whose work has ended. A busy stream is not reused, because an op
-    /// must not be queued after a kernel that waits for the op.
+    /// Takes a released stream whose work has ended. A busy stream is not reused, because the
+    /// stream may run a kernel that waits for the new work.
     fn take_spare(&self) -> Option<RawStream> {
         let mut spare = lock(&self.spare);
         let at = spare.iter().position(|&raw| self.is_done(raw))?;
@@ -175,8 +178,9 @@ enum Owner {
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },
-    /// The caller, who keeps the stream alive while a [`crate::Stream`] of it exists. `capture` is
-    /// the number of the capture that was in progress when the stream was passed to the heap.
+    /// The caller, who keeps the stream alive while a [`crate::Stream`] that wraps it exists.
+    /// `capture` is the number of the capture that was in progress when the stream was passed to
+    /// the heap.
     Caller {
         capture: Option<u64>,
     },
@@ -192,7 +196,7 @@ pub(crate) struct Queue {
     /// copy.
     pending: Mutex<Vec<(GpuEvent, Vec<u8>)>>,
     /// Whether the caller's last `Stream` has been dropped; the driver's stream may no longer exist
-    /// then. Code without a `Stream` holds this lock while it uses the handle.
+    /// then. Code that holds no `Stream` holds this lock while it uses the handle.
     gone: Mutex<bool>,
 }
 
@@ -282,15 +286,15 @@ impl Queue {
     pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
-        // The caller may destroy its stream before the next op is issued, so no keeper can keep the
-        // stream alive.
+        // The caller may destroy its own stream before the next op is issued, so nothing here can
+        // keep that stream alive.
         let alive = !matches!(self.owner, Owner::Caller { .. });
         let keeper = alive.then(|| self.clone() as Keeper);
         order.op(self.place()?, keeper, f)
     }
 
     /// Enqueues work by calling `f`, ordered after the last op of the heap, on another stream than
-    /// that op's. The next op does not wait for this work.
+    /// the last op's. The next op does not wait for this work.
     pub(crate) fn beside(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
@@ -315,7 +319,7 @@ impl Queue {
     }
 
     /// Waits until all work enqueued on the stream has ended. Fails while the stream is captured,
-    /// even if only earlier work would have to be waited for.
+    /// even if all of its work was enqueued before the capture.
     fn finish(&self) -> Result<()> {
         self.check_no_capture()?;
         // SAFETY: the stream is alive while the queue is in use.
@@ -326,16 +330,15 @@ impl Queue {
         done
     }
 
-    /// Whether the stream is captured. False if the stream was released: the heap, which calls
-    /// this, holds no `Stream` that keeps the driver's stream alive.
+    /// Whether the stream is captured. False if the caller's stream was released: the calling heap
+    /// holds no `Stream` that keeps the driver's stream alive, so the handle must not be used.
     pub(crate) fn is_captured(&self) -> Result<bool> {
         let gone = lock(&self.gone);
         Ok(!*gone && self.capture()?.is_some())
     }
 
-    /// Waits until all work has ended. Called by the heap, which holds no `Stream` that keeps the
-    /// driver's stream alive; the remaining work of a released stream is left to
-    /// [`Shared::finish_rest`].
+    /// Waits until all work has ended; for the heap, which holds no `Stream` that keeps the
+    /// driver's stream alive. Does not wait for a released stream: [`Shared::finish_rest`] does.
     pub(crate) fn finish_apart(&self) -> Result<()> {
         if !matches!(self.owner, Owner::Caller { .. }) {
             return self.finish();
@@ -351,8 +354,8 @@ impl Queue {
         end.sync()
     }
 
-    /// Whether all work has ended. True if the stream was released: the heap, which calls this,
-    /// holds no `Stream` that keeps the driver's stream alive.
+    /// Whether all work has ended. True if the caller's stream was released: the calling heap holds
+    /// no `Stream` that keeps the driver's stream alive, so the handle must not be used.
     pub(crate) fn is_idle(&self) -> bool {
         let gone = lock(&self.gone);
         *gone || self.idle()
@@ -364,8 +367,8 @@ impl Queue {
         let Owner::Caller { capture: first } = self.owner else { return };
         let mut gone = lock(&self.gone);
         match self.capture() {
-            // The capture was in progress when the stream was passed to the heap, so all work
-            // belongs to its graph and none remains.
+            // The capture was in progress when the stream was passed to the heap, so all work of
+            // the heap on this stream belongs to the graph, and none remains on the stream.
             Ok(Some(id)) if first == Some(id) => {}
             Ok(None) if self.idle() => {}
             _ => self.shared.leave(self.end()),
@@ -400,7 +403,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Leak host memory that copies may still read, because a destructor must not wait for them.
+        // Leak host memory that copies may still read, because a destructor must not wait for the
+        // copies.
         let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(|e| e.into_inner()));
         for (event, bytes) in pending {
             if !event.is_done() {
@@ -487,8 +491,8 @@ impl StreamBackend for GpuStream {
         // below.
         drop(queue.shared.open()?);
         let done = queue.finish();
-        // The fault record explains more than the driver's error that the fault may have caused, so
-        // it is returned first.
+        // An error of the heap, such as a fault, explains more than a driver error that it may have
+        // caused, so the error of the heap is returned first.
         queue.shared.control.attend();
         queue.shared.control.check_results()?;
         done
@@ -625,9 +629,8 @@ impl StreamBackend for GpuStream {
         let queue = &self.0;
         let captured = queue.capture()?.is_some();
         if captured {
-            // Querying a captured stream makes its capture end in an error, which is the purpose
-            // here.
-            // SAFETY: the stream is alive while the queue is in use.
+            // Querying a captured stream makes its capture end in an error, which this function is
+            // to do. SAFETY: the stream is alive while the queue is in use.
             unsafe { queue.shared.device.stream_is_done(queue.raw) };
         }
         Ok(captured)

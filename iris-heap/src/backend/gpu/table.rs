@@ -1,4 +1,4 @@
-//! Macro that defines the table of a driver's functions, and loading of the library that has them;
+//! Macro that defines the table of a driver's functions, and code that loads the driver's library;
 //! common to all vendors.
 
 use std::path::Path;
@@ -8,8 +8,8 @@ use libloading::Library;
 use crate::error::{Error, Result};
 
 /// Defines the struct `Api`: function pointers of a driver library, first the functions that every
-/// release has, then those that only some releases have. A function returns a 32-bit status code
-/// unless its entry names another type.
+/// release has, then functions that only some releases have. A function returns a 32-bit status
+/// code unless its entry names another type.
 macro_rules! table {
     (
         { $($name:ident($($arg:ty),* $(,)?) $(-> $of:ty)?;)* }
@@ -35,9 +35,8 @@ macro_rules! table {
                 $(
                     let $name = {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the function has this type in the driver's header for this
-                        // version of the function, with integers for handles, addresses and
-                        // enumerations.
+                        // SAFETY: the type is the type of this version of the function in the
+                        // driver's header, with integers for handles, addresses and enumerations.
                         let symbol = unsafe { library.get(name.as_bytes()) };
                         *symbol.map_err(|e| format!("the library has no {}: {e}", stringify!($name)))?
                     };
@@ -57,12 +56,12 @@ macro_rules! table {
 }
 pub(in crate::backend) use table;
 
-/// Defines the functions that interpret a driver's status codes, with the numbers of the module that
-/// invokes the macro, and its function `name_of`, which returns the name of a code.
+/// Defines the functions that interpret a driver's status codes. They use the constants of the
+/// invoking module, and its function `name_of`, which returns the name of a code.
 macro_rules! results {
     () => {
-        /// Converts a status code into a result. Only this function and [`check_for`] interpret
-        /// status codes. Errors name the function without the suffix of its version.
+        /// Converts a status code into a result. `api` is the name of the driver's function, which
+        /// errors show without a version suffix such as `_v2`.
         pub(crate) fn check(api: &str, code: u32) -> Result<()> {
             match code {
                 SUCCESS => Ok(()),
@@ -85,8 +84,8 @@ macro_rules! results {
             }
         }
 
-        /// Whether the work before a query with this result has ended, normally or by a device
-        /// error. An error about captures says nothing about it.
+        /// Whether the queried work has ended, normally or by a device error, if a query returned
+        /// `code`. False for errors about captures, which say nothing about the work.
         pub(super) fn has_ended(code: u32) -> bool {
             code != NOT_READY && !(FIRST_OF_CAPTURES..=LAST_OF_CAPTURES).contains(&code)
         }
@@ -94,7 +93,8 @@ macro_rules! results {
 }
 pub(in crate::backend) use results;
 
-/// Return type of a function in the table: the type in its entry, or else `u32`, a status code.
+/// Return type of a function in the table: the type that its entry names, or `u32` (a status code)
+/// if the entry names none.
 macro_rules! outcome {
     () => {
         u32

@@ -40,8 +40,9 @@ impl Vendor {
         }
     }
 
-    /// Returns which of the visible devices the device `index` cannot access. A device about which
-    /// the driver returns an error counts as accessible: mapping its memory then reports the error.
+    /// Returns the visible devices whose memory device `index` cannot access. If the driver returns
+    /// an error for a pair of devices, the memory counts as accessible, and mapping it reports the
+    /// error later.
     pub(crate) fn peer_access(&self, index: usize) -> Result<PeerAccess> {
         let device = (self.get)(index)?;
         let mut denied = Vec::new();
@@ -74,7 +75,8 @@ impl Vendor {
     }
 }
 
-/// Describes a device that one rank uses alone: all multiprocessors are available to it.
+/// Describes a device that one rank uses alone, so that all multiprocessors are available to that
+/// rank.
 fn unshared(device: &dyn MemoryDriver) -> DeviceInfo {
     info(device, device.multiprocessors())
 }
@@ -92,8 +94,8 @@ pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     }
 }
 
-/// Devices of a vendor that this process has opened, by index. They stay open until the process
-/// ends, so nothing that other libraries have in their contexts is destroyed.
+/// Devices of a vendor that this process has opened, by index. Devices stay open until the process
+/// ends, so that objects of other libraries in their contexts are not destroyed.
 pub(crate) struct Opened<D>(Mutex<Vec<Option<Arc<D>>>>);
 
 impl<D: Driver> Opened<D> {

@@ -120,15 +120,15 @@ pub(super) struct Handle(pub(super) [u8; 64]);
 
 /// Constants and layouts that differ between HIP releases. The numbers were taken from
 /// `hip_runtime_api.h` and `driver_types.h` of the releases 5.2.3, 5.4, 5.5, 5.7.1, 6.0.0, 6.2.2,
-/// 6.4.3 and 7.2.4. All of these numbers changed with release 6.0, and none has changed since.
+/// 6.4.3 and 7.2.4. All of these constants changed with release 6.0 and have not changed since.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Release {
     /// `hipMemoryTypeDevice`: memory type of device memory.
     pub(super) of_a_device: u32,
     /// `hipIpcMemLazyEnablePeerAccess`: the only flag that `hipIpcOpenMemHandle` accepts.
     pub(super) lazy_peer_access: u32,
-    /// Byte offset of `gcnArchName` in the device properties; the next field is the size of the
-    /// properties in bytes.
+    /// Byte offset of `gcnArchName` in the device properties; the next field of this struct is the
+    /// size of the properties in bytes.
     pub(super) arch_name_at: usize,
     pub(super) properties: usize,
 }
@@ -233,8 +233,8 @@ numbers! {
         MEMORY_DEVICE = 9, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         /// Direction of a copy: determined from the addresses.
         COPY_BY_ADDRESS = 4, hipMemcpyKind::hipMemcpyDefault;
-        /// Capture mode: calls of this thread are not checked against captures in progress, neither
-        /// its own nor those of other threads.
+        /// Capture mode: runtime calls of this thread never invalidate a capture in progress,
+        /// neither one of this thread nor one of another thread.
         CAPTURE_RELAXED = 2, hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
         /// Capture status: the stream is not captured.
         CAPTURE_NONE = 0, hipStreamCaptureStatus::hipStreamCaptureStatusNone;
@@ -266,7 +266,7 @@ const NAMES: [&str; 4] =
     ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 
 /// Folders in which the library is searched after the loader's path: below the ROCm folders that
-/// `ROCM_PATH` and `HIP_PATH` name, then below the usual ones.
+/// `ROCM_PATH` and `HIP_PATH` name, then below the usual ROCm folders.
 fn folders() -> Vec<String> {
     let told = ["ROCM_PATH", "HIP_PATH"].into_iter().filter_map(|name| std::env::var(name).ok());
     let installed = ["/opt/rocm", "/usr"].map(String::from);
@@ -418,9 +418,9 @@ mod tests {
         }
     }
 
-    /// Compares the constants with the AMD headers, of whatever release, against which
-    /// hip-runtime-sys was built. Signatures are not compared here; the compiler checks them
-    /// against that crate.
+    /// Compares the constants with the AMD headers against which hip-runtime-sys was built, of any
+    /// release. Signatures are not compared here, because the compiler checks them against
+    /// hip-runtime-sys.
     #[cfg(feature = "hip")]
     #[test]
     fn the_headers_of_this_machine_have_our_numbers() {

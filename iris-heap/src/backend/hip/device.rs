@@ -1,8 +1,8 @@
 //! HIP devices of this process: their properties, the current device of a thread, and the runtime's
 //! calls on them.
 //!
-//! This file is long because it implements all functions of [`Driver`] for HIP, each with its
-//! reason.
+//! This file is long because it implements all functions of [`Driver`] for HIP, each with the
+//! reasons for unusual calls.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -33,20 +33,20 @@ pub(super) struct HipDevice {
     shared_bytes: u32,
     /// Whether a stream was created that shares a hardware queue with other streams.
     shares_queues: AtomicBool,
-    /// Stream on which other devices' ranks copy this device's memory; created by
-    /// [`HipDevice::for_others`].
+    /// Stream on which ranks of other devices copy this device's memory to or from the host;
+    /// created by [`HipDevice::for_others`].
     for_others: Mutex<Option<RawStream>>,
 }
 
-/// Largest copy between host and device, in bytes. Larger copies of pageable memory were seen to
-/// hang between processes on a functional simulator of MI300X; splitting them costs little.
+/// Largest copy between host and device, in bytes. Larger copies of pageable memory hung between
+/// processes on a functional simulator of MI300X; splitting copies costs little.
 pub(super) const PIECE: usize = 64 << 10;
 
 /// Source of the host-to-device copies that zero new memory.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
-/// Flags of events. The release flag is already the default in the source of ROCm 6.2. It is set
-/// because AMD's documentation of coherence says that a release at system scope must be requested.
+/// Flags of events. The release flag is set because AMD's documentation of coherence says that a
+/// release at system scope must be requested, although it is the default in the source of ROCm 6.2.
 const EVENT_FLAGS: u32 = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
 
 /// Flags of pinned memory.
@@ -134,7 +134,7 @@ impl HipDevice {
     }
 
     /// Clears the runtime's last error of this thread, after an error that this code expected.
-    /// Other code of the program may query the last error and must not see it.
+    /// Other code of the program may query the last error, and must not see the expected error.
     pub(super) fn forget_error(&self) {
         // SAFETY: the function has no parameters.
         unsafe { (self.api().hipGetLastError)() };
@@ -153,7 +153,8 @@ impl HipDevice {
     }
 
     /// Index of the device that owns the memory at an address; memory of another process counts as
-    /// owned by the device that opened it here.
+    /// owned by the device on which this process opened it. This device if the runtime returns an
+    /// error.
     fn owner_of(&self, address: u64) -> c_int {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();
@@ -166,13 +167,14 @@ impl HipDevice {
         self.ordinal
     }
 
-    /// Enqueues a copy between the host and device memory, in pieces that `copy` enqueues.
+    /// Enqueues a copy between host and device memory in pieces of at most [`PIECE`] bytes, each
+    /// enqueued by `copy`.
     ///
     /// If the memory belongs to another device, the runtime would ignore the given stream and copy
     /// on that device's null stream. The null stream waits for all blocking streams of the device,
     /// perhaps for a kernel of the owner that waits for this rank. So the copy is then made on a
-    /// non-blocking stream of the owner, after the given stream's work has ended. It has ended when
-    /// this function returns.
+    /// non-blocking stream of the owner, after the given stream's work has ended, and has ended
+    /// when this function returns.
     fn in_pieces(
         &self,
         name: &'static str,
@@ -268,7 +270,7 @@ fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
 }
 
 /// Strips the feature suffixes of an architecture's name: `gfx942:sramecc+:xnack-` becomes
-/// `gfx942`. Code compiled for the plain name runs with the features on or off.
+/// `gfx942`. Code compiled for the plain name runs whether these features are on or off.
 fn arch_of(name: &[u8]) -> Result<String> {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
@@ -284,8 +286,8 @@ fn identity(uuid: [u8; 16], bus: &str) -> String {
     format!("GPU-{hex}-{bus}")
 }
 
-/// Bit mask of all `count` compute units, in 32-bit words. A stream created with a mask gets a
-/// hardware queue of its own.
+/// Bit mask of all `count` compute units, in 32-bit words, for the creation of a stream: a stream
+/// with a mask gets its own hardware queue.
 fn all_units(count: u32) -> Vec<u32> {
     let word = |at: u32| match count - at {
         left @ 0..32 => (1 << left) - 1,
@@ -294,9 +296,9 @@ fn all_units(count: u32) -> Vec<u32> {
     (0..count).step_by(32).map(word).collect()
 }
 
-/// Warning text if too few hardware queues are shared by the runtime's streams, given the value of
-/// `GPU_MAX_HW_QUEUES`; `None` if there are enough. Work queued after a waiting kernel in the same
-/// hardware queue does not begin.
+/// Warning text if the runtime has too few hardware queues for its streams, given the value of
+/// `GPU_MAX_HW_QUEUES`; `None` if there are enough. Streams that share a hardware queue can
+/// deadlock, because work queued after a waiting kernel in the same queue does not begin.
 fn too_few_queues(variable: Option<&str>) -> Option<String> {
     const DEFAULT: u32 = 4;
     const ENOUGH: u32 = 16;
@@ -312,7 +314,7 @@ fn too_few_queues(variable: Option<&str>) -> Option<String> {
 }
 
 /// Whether the runtime uses kernels for small copies, given the value of `GPU_FORCE_BLIT_COPY_SIZE`
-/// (in KiB; its default depends on the release): false only if the value is 0.
+/// (in KiB; its default depends on the release): only the value 0 returns false.
 fn small_copies_are_kernels(variable: Option<&str>) -> bool {
     variable.is_none_or(|text| text.trim() != "0")
 }
@@ -425,8 +427,8 @@ impl Driver for HipDevice {
     }
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
-        // A stream of the HIP runtime needs no first use: unlike CUDA's driver, the runtime was not
-        // seen to make streams wait for each other at their first use.
+        // Nothing to do: unlike CUDA's driver, the HIP runtime has not been observed to make
+        // streams wait for each other at their first use.
         Ok(())
     }
 

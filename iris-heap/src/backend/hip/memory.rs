@@ -1,5 +1,6 @@
 //! HIP device memory: plain memory for data, and uncached or fine-grained memory for words that
-//! peers poll. Shared by `hipIpc` handles between processes and by peer access between threads.
+//! peers poll. Memory is shared by `hipIpc` handles between processes and by peer access between
+//! threads.
 //!
 //! The virtual memory API is not used, because it is not needed. When it was tried on a functional
 //! simulator of MI300X, memory could be created, mapped and exported, but access to it was refused.
@@ -22,8 +23,8 @@ use crate::util::unsupported;
 /// Caching of device memory, from the fastest to the most coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caching {
-    /// Memory from `hipMalloc`, coarse-grained: each device caches what it accesses, and sees
-    /// writes of others only after an acquire.
+    /// Memory from `hipMalloc`, coarse-grained: each device caches the memory that it accesses, and
+    /// sees writes of other devices only after an acquire.
     Plain,
     /// Fine-grained memory: writes of one device are visible to others while kernels run.
     Fine,
@@ -35,8 +36,8 @@ impl Caching {
     const NAMES: [(&str, Caching); 3] =
         [("plain", Caching::Plain), ("fine", Caching::Fine), ("uncached", Caching::Uncached)];
 
-    /// Caching of memory for `purpose`: as the environment variables `IRIS_HIP_*` say, else
-    /// uncached for words that peers poll and plain for all other memory.
+    /// Caching of memory for `purpose`, from the environment variables `IRIS_HIP_*`; by default
+    /// uncached for words that peers poll, and plain for all other memory.
     fn of(purpose: Purpose) -> Result<Caching> {
         match purpose {
             Purpose::Data => Caching::from_env("IRIS_HIP_DATA", Caching::Plain),
@@ -88,7 +89,8 @@ impl MemoryDriver for HipDevice {
 
 impl HipDevice {
     /// Allocates memory. Falls back from uncached to fine-grained memory if the release or the
-    /// device lacks uncached memory; for words that peers poll there is no further fallback.
+    /// device lacks uncached memory; there is no fallback from fine-grained to plain memory,
+    /// because peers could not poll words in it.
     fn take(&self, bytes: usize, caching: Caching) -> Result<Address> {
         let api = self.api();
         let with = |flags: u32, what: &str| {
@@ -130,8 +132,8 @@ mod tests {
     fn words_that_peers_poll_are_uncached_if_nothing_else_is_said() {
         assert_eq!(Caching::from_env("IRIS_NOT_SET", Caching::Fine).unwrap(), Caching::Fine);
         assert_eq!(Caching::of(Purpose::DeviceWords).unwrap(), Caching::Plain);
-        // The test reads the variable `PATH`, which is set and whose value is none of the three
-        // names.
+        // The test reads the variable `PATH` because it is set and its value is not one of the
+        // three names.
         let error = Caching::from_env("PATH", Caching::Plain).unwrap_err().to_string();
         assert!(error.contains("plain, fine or uncached"), "{error}");
     }

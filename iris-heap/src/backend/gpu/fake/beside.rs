@@ -6,13 +6,13 @@ use crate::backend::Backend;
 const COPY: DeviceCopy =
     DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, strides: [4, 4], signal: false };
 
-/// Number of the stream on which the last logged copy was enqueued.
+/// Handle of the stream on which the last logged copy was enqueued.
 fn copied_on(calls: &[String]) -> u64 {
     let copy = calls.iter().rfind(|call| call.starts_with("copy")).expect("a copy");
     copy.rsplit(' ').next().and_then(|raw| raw.parse().ok()).expect("a number")
 }
 
-/// Enqueues two copies on a copy stream that runs at the same time as `stream`; returns the number
+/// Enqueues two copies on a copy stream that runs at the same time as `stream`; returns the handle
 /// of the copy stream, and the logged calls.
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
@@ -40,7 +40,8 @@ fn they_begin_behind_what_is_enqueued_and_are_waited_for_where_they_are_joined()
     assert_eq!(calls[4..], [format!("record {end} on {side}")]);
     gpu.join_copies(&stream).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {end} on {own}")]);
-    // Later copies must use the same copy stream, whichever stream they run concurrently with.
+    // Later copies must use the same copy stream, even if they run concurrently with another
+    // stream.
     assert_eq!(copies(&fake, &gpu, &stream).0, side);
     let other = Stream::from_backend(gpu.stream().unwrap());
     assert_eq!(copies(&fake, &gpu, &other).0, side);
@@ -54,8 +55,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     let ran = copies(&fake, &gpu, &live).0;
     fake.capture(first.raw_handle(), Some(1));
     let captured = copies(&fake, &gpu, &first).0;
-    // Copies in a capture need a copy stream of their own: a stream that waits for an event of a
-    // capture becomes part of the capture.
+    // Copies in a capture need a separate copy stream, because a stream that waits for an event of
+    // a capture becomes part of the capture.
     fake.capture(captured, Some(1));
     assert_eq!(copies(&fake, &gpu, &first).0, captured, "another call of the same graph");
     fake.capture(second.raw_handle(), Some(2));
@@ -74,8 +75,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     assert_eq!(copies(&fake, &gpu, &first).0, captured);
 }
 
-/// Tests devices that need an event's record between data and signal: the event is recorded, and no
-/// signals are allowed in captures, because a graph has no node for the record.
+/// Tests devices on which an event must be recorded between data and signal: the event is recorded,
+/// and signals are refused in captures, because recording an event adds no node to a graph.
 #[test]
 fn a_signal_stands_behind_a_record_and_in_no_capture() {
     let fake = Arc::new(Fake::default());

@@ -18,7 +18,7 @@ fn about_memory(fake: &Fake) -> Vec<String> {
     calls.filter(|call| NAMES.iter().any(|name| call.starts_with(name))).collect()
 }
 
-/// Makes the memory description of a heap, with `data` also used as the signal segments.
+/// Makes the [`Memory`] of a heap, with `data` used as data segments and as signal segments.
 fn memory(gpu: &Gpu, data: Vec<Arc<dyn Mapping>>, device_words: Arc<dyn Mapping>) -> Memory {
     let (control, registered) = (gpu.control(), Arc::default());
     Memory { signal: data.clone(), data, device_words, control, registered }
@@ -96,8 +96,8 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
     assert_eq!(ranks[0].1.ranks_on_device(), 2, "by what the devices are, whatever their numbers");
-    // A mapping of device words has no handle, so its import, without a handle and a descriptor,
-    // fails.
+    // A mapping of device words has no handle, so its message has neither handle nor descriptor,
+    // and importing it fails.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
     let all = passed().take(1).chain([Export { message, ..Export::default() }]).collect();
@@ -163,8 +163,8 @@ fn the_callers_stream_and_memory_come_as_numbers() {
     assert!(!calls.contains(&format!("destroy_stream {stream}")), "it is the caller's: {calls:?}");
 }
 
-/// Tests which default streams of the caller are accepted: the legacy one, which all threads share,
-/// and the one per thread.
+/// Tests when default streams of the caller are accepted: the legacy default stream, which all
+/// threads share, and the per-thread default stream.
 #[test]
 fn default_streams_are_taken_or_refused_by_name() {
     let join = |ordinals: [i32; 2], same_process: bool| {
