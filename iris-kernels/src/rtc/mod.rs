@@ -292,7 +292,10 @@ impl Compiler {
         options: &Options,
         arch: &str,
     ) -> Result<Compiled> {
-        let words = [fixed_options(self.vendor, arch), options.words()].concat();
+        let mut words = [fixed_options(self.vendor, arch), options.words()].concat();
+        if self.vendor == Vendor::Nvidia {
+            words.extend(nvrtc::parallel(self.version));
+        }
         match &self.tool {
             Tool::Library(api) => api.compile(source, headers, &words, arch),
             Tool::Program(clang) => {

@@ -24,6 +24,12 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Nvidia, Tool::Library(api), version))
 }
 
+/// Options that make a compilation faster and leave its code as it is: from release 13 on, which was
+/// tried, all cores optimise the functions of a source.
+pub(super) fn parallel(version: (i32, i32)) -> Option<String> {
+    (version >= (13, 0)).then(|| "--split-compile=0".into())
+}
+
 pub(super) fn fixed_options(arch: &str) -> Vec<String> {
     vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()]
 }
