@@ -21,6 +21,7 @@ use iris_testkit::error_texts::fails;
 use iris_testkit::harness::{self, Group, named};
 
 mod beside;
+mod bits;
 mod comm;
 mod decode;
 mod external;
@@ -30,6 +31,7 @@ mod nodes;
 mod sample;
 
 use beside::*;
+use bits::*;
 use comm::*;
 use decode::*;
 use external::*;
@@ -81,6 +83,7 @@ fn tests() -> ExitCode {
             harness::no_gpu(),
             named![
                 sums_of_products_are_exact,
+                rows_of_a_product_have_one_set_of_bits,
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 only_ops_that_are_observed_count_and_trace,

@@ -1,0 +1,106 @@
+//! Bits of a row of a product on a GPU, for every number of rows around it.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use half::{bf16, f16};
+use iris_heap::{BackendKind, Element, HeapOptions, SymmetricHeap, World};
+use iris_ops::matmul::Options;
+use iris_ops::{Epilogue, Library, MatRef, Matmul, MatmulArgs};
+
+/// N and K of the products. The vendor's library splits K in some of them.
+const SHAPES: [(usize, usize); 4] = [(8192, 3584), (3584, 8192), (1280, 8192), (512, 7168)];
+
+/// Largest number of rows of a call, and numbers of rows around multiples of tiles.
+const MOST: usize = 2048;
+const ROWS: [usize; 18] =
+    [1, 2, 3, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 300, 511, 777, 1025];
+
+/// Ways to call a product, which may change the code that runs it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Way {
+    Plain,
+    Bias,
+    Gelu,
+    /// B is stored as N x K.
+    Across,
+    /// Rows of A and C begin at odd elements.
+    Odd,
+}
+
+const WAYS: [Way; 5] = [Way::Plain, Way::Bias, Way::Gelu, Way::Across, Way::Odd];
+
+/// Products of the same rows in calls of [`ROWS`] and [`MOST`] rows: the largest product, and for each
+/// other call the number of elements that differ from it.
+fn product<T: Element + PartialEq>(
+    heap: &Arc<SymmetricHeap>,
+    (n, k): (usize, usize),
+    way: Way,
+    library: Library,
+) -> Result<(Vec<T>, Vec<usize>)> {
+    let epilogue = if way == Way::Gelu { Epilogue::Gelu } else { Epilogue::None };
+    let plan = Options::new(MOST, n, k).dtype(T::DTYPE).epilogue(epilogue).library(library);
+    let op = Matmul::new(heap, &plan.plan(heap)?)?;
+    let (lda, ldc) = if way == Way::Odd { (k + 1, n + 1) } else { (k, n) };
+    let a = heap.rand::<T>(MOST * lda, 1)?;
+    let (b, bias) = (heap.rand::<T>(k * n, 2)?, heap.rand::<f32>(n, 3)?);
+    let c = heap.zeros::<T>(MOST * ldc)?;
+    let stream = heap.stream()?;
+    let of = |m: usize| -> Result<Vec<T>> {
+        let right = match way {
+            Way::Across => MatRef::sym(b, n, k).transposed(),
+            _ => MatRef::sym(b, k, n),
+        };
+        let left = MatRef::sym(a, m, k).with_ld(lda);
+        let mut args = MatmulArgs::new(left, right, MatRef::sym(c, m, n).with_ld(ldc));
+        if way == Way::Bias {
+            args = args.bias(MatRef::vector(bias));
+        }
+        op.run(&args, &stream)?;
+        stream.sync()?;
+        let all = heap.read(c)?;
+        Ok(all.chunks(ldc).take(m).flat_map(|row| &row[..n]).copied().collect())
+    };
+    let all = of(MOST)?;
+    let differ = |some: Vec<T>| some.iter().zip(&all).filter(|(x, y)| x != y).count();
+    let differing = ROWS.iter().map(|&m| Ok(differ(of(m)?))).collect::<Result<_>>()?;
+    op.free()?;
+    for slice in [a, b, c] {
+        heap.free(slice)?;
+    }
+    heap.free(bias)?;
+    Ok((all, differing))
+}
+
+fn products<T: Element + PartialEq>(heap: &Arc<SymmetricHeap>) -> Result<()> {
+    for shape in SHAPES {
+        for way in WAYS {
+            let (ours, differing) = product::<T>(heap, shape, way, Library::Ours)?;
+            let what = format!("{:?}, (N, K) = {shape:?}, {way:?}", T::DTYPE);
+            ensure!(
+                differing.iter().all(|&count| count == 0),
+                "{what}: elements that differ with {ROWS:?} rows: {differing:?}"
+            );
+            let (theirs, differing) = product::<T>(heap, shape, way, Library::Vendor)?;
+            let other = theirs.iter().zip(&ours).filter(|(x, y)| x != y).count();
+            println!(
+                "{what}: {other} elements of the vendor's product of {MOST} rows differ from ours,"
+            );
+            println!("  and with fewer rows from its own with {MOST}: {differing:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Tests that the built-in product has one set of bits for every number of rows; prints where the
+/// vendor's differs from it.
+pub(crate) fn rows_of_a_product_have_one_set_of_bits() {
+    let outcome = World::run_threads(1, |world| -> Result<()> {
+        let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(512 << 20);
+        let heap = SymmetricHeap::open(&world, options)?;
+        products::<bf16>(&heap)?;
+        products::<f16>(&heap)?;
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
