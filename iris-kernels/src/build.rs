@@ -53,8 +53,8 @@ pub enum Hold {
     Entered,
     /// Delay after the signals of a tile have been seen, before the tile is read.
     Received,
-    /// Delay after the source rank of a unit of the gathered matrix has entered the call, before
-    /// the unit is copied to the staging buffer.
+    /// Delay after the source rank of a unit (a piece of the gathered matrix) has entered the call,
+    /// before the unit is copied to the staging buffer.
     Fetching,
     /// Delay between the read and the write of an addition under a lock.
     Adding,

@@ -36,8 +36,8 @@ pub enum Kernel {
     /// All-gather before a product, in one step: multiply the peers' shards directly from their
     /// memory.
     Pull,
-    /// All-gather before a product, in one step: some workgroups fetch units of A and the others
-    /// multiply.
+    /// All-gather before a product, in one step: some workgroups fetch units of A (pieces that are
+    /// fetched at once) and the others multiply.
     Staged,
     /// All-gather of each rank's rows of the product, or of the message.
     AllGather,

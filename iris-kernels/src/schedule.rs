@@ -1,6 +1,7 @@
-//! Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
-//! tile size and number of ranks. The device header `kernels/iris/schedule.h` has the same
-//! functions. Except for [`die_swizzle`], no schedule depends on the number of workgroups.
+//! Schedules: assignment of tiles, and of units (pieces of a staged gather), to ranks and
+//! workgroups, as pure functions of shape, tile size and number of ranks. The device header
+//! `kernels/iris/schedule.h` has the same functions. Except for [`die_swizzle`], no schedule
+//! depends on the number of workgroups.
 //!
 //! This file is long because all schedules are here, as in the device header.
 

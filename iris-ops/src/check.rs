@@ -167,7 +167,7 @@ pub(crate) fn places(plan: &Plan, issuing: &IssueGuard<'_>, matrices: &Matrices)
     Ok(places)
 }
 
-/// Offset of A in the heap, for a form in which peers read A in place.
+/// Offset of A in the heap, for a variant in which peers read A in place.
 pub(crate) fn pulled(plan: &Plan, form: &Form, a: Option<&MatRef>) -> Result<u64> {
     let place = a.filter(|a| !a.is_transposed()).and_then(MatRef::sym_offset);
     place.ok_or_else(|| {

@@ -128,10 +128,10 @@ summands!(f32, half::f16, half::bf16);
 /// A call with more bytes than [`Options::max_bytes`] is split into several launches, and one
 /// without elements has none.
 ///
-/// Ranks compare launches, not calls; launches that differ are an error that names both. Calls that
-/// differ but have equal launches are not detected: one long call and several shorter ones that fill
-/// the same launches; types of different size with as many bytes; lengths of one-byte types that
-/// need equally many words of four bytes; and two ranks that both act as the root of a broadcast.
+/// Ranks compare launches, not calls. If launches differ, an error names both. Calls that differ
+/// but have equal launches are not detected: one long call and several shorter ones that fill the
+/// same launches; types of different size with as many bytes; lengths of one-byte types that need
+/// equally many words of four bytes; and two ranks that both act as the root of a broadcast.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.
@@ -353,8 +353,9 @@ impl Comm {
 
     /// Closes the communicator: collective. Waits for its calls on all ranks, and closes the heap
     /// and the world if the communicator opened them. Later calls are refused. After a fault
-    /// ([`Comm::check`]) close waits for no other rank, as [`SymmetricHeap::close`]; a communicator in
-    /// a heap of the program then leaves its memory to the heap.
+    /// ([`Comm::check`]) this function waits for no other rank, like [`SymmetricHeap::close`]; the
+    /// memory of a communicator in the program's heap then stays allocated until that heap is
+    /// closed.
     ///
     /// # Errors
     /// [`Error::Comm`] if the communicator is already closed, if a rank is lost, or if a call of

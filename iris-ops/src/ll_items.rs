@@ -20,8 +20,8 @@ pub(crate) fn of(
 }
 
 /// Smallest number of items per peer with which a message consists of packs; `None` if messages
-/// never consist of packs. They do not with an RMSNorm, which needs whole rows in a workgroup, nor
-/// if a GEMM sends the message itself, because it sends pairs.
+/// never do. With an RMSNorm they never do, because a workgroup needs whole rows. A GEMM that sends
+/// the message itself sends pairs.
 pub(crate) fn packs_from(
     ranks: Topology,
     request: &Request,

@@ -327,10 +327,10 @@ impl MatRef {
         }
     }
 
-    /// Whether two matrices share bytes. `own` and `theirs` are the resolved forms of `self` and
-    /// `other`. The result is exact if both leading dimensions have the same number of bytes, or if
-    /// one matrix is a single line. Otherwise matrices overlap if their ranges from first to last
-    /// byte do.
+    /// Whether two matrices share bytes. `own` and `theirs` are the kernel arguments of `self` and
+    /// `other`, with their addresses. The result is exact if both leading dimensions have the same
+    /// number of bytes, or if one matrix has no gaps. Otherwise matrices overlap if their ranges
+    /// from first to last byte do.
     pub(crate) fn overlaps(&self, own: &Matrix, other: &MatRef, theirs: &Matrix) -> bool {
         if self.extent() == 0 || other.extent() == 0 {
             return false;
@@ -372,7 +372,7 @@ mod tests {
     use crate::{AllReduce, CollectiveArgs};
 
     /// Makes a matrix at byte `address`, with `lines` lines of `len` four-byte elements whose
-    /// starts are `ld` elements apart. Returns the matrix and its resolved form.
+    /// starts are `ld` elements apart. Returns the matrix and its kernel argument.
     fn matrix(address: u64, (lines, len): (usize, usize), ld: usize) -> (MatRef, Matrix) {
         let matrix = MatRef::at(address as *const f32, 100, (lines, len), true).with_ld(ld);
         (matrix, Matrix { address, ..Matrix::default() })

@@ -79,7 +79,7 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Capacity for an operator on `size` ranks without tiles, flags and items: only the words that
-    /// it always needs.
+    /// every operator needs.
     pub(crate) fn new(size: u32) -> Self {
         Self { size, ..Self::default() }
     }

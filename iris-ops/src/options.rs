@@ -261,8 +261,8 @@ impl Request {
         self.output.unwrap_or(self.dtype)
     }
 
-    /// Form of the variant that the request names; `None` if the plan chooses, or if the operator
-    /// has no such variant.
+    /// [`Form`] (program, memory, properties) of the variant that the request names; `None` if the
+    /// plan chooses, or if the operator has no such variant.
     fn form(&self) -> Option<&'static Form> {
         self.row.form(self.variant?)
     }
@@ -364,8 +364,8 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that tiles of C have signals in a form, if a kernel of the caller runs at the same
-    /// time.
+    /// Checks that tiles of C have signals in this variant, if a kernel of the caller runs at the
+    /// same time as calls.
     pub(crate) fn check_arrival(&self, form: &Form) -> Result<()> {
         if self.reserve_sms > 0 && form.arrival.is_none() {
             let able = self.row.names(|form| form.arrival.is_some());
@@ -376,7 +376,7 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a form supports the requested RMSNorm and wire type.
+    /// Checks that a variant supports the requested RMSNorm and wire type.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         let (wire, output) = (self.wire_dtype(), self.output_dtype());
         if form.sends_sums_as_items() && wire != output {

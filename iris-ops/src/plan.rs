@@ -148,8 +148,8 @@ impl Plan {
         let known = || sized.row.names(|_| true);
         let unknown = || Error::invalid(self.op(), "variant", variant, known());
         let form = sized.row.form(variant).ok_or_else(unknown)?;
-        // With one rank the form is not used, but it is checked, so that a program that was tried
-        // on one rank also runs on several.
+        // With one rank the call runs another program, but the variant is checked, so that a
+        // program that was tried on one rank also runs on several.
         sized.check_form(form)?;
         if !self.alone() {
             sized.check_arrival(form)?;
@@ -168,7 +168,7 @@ impl Plan {
         Ok(Choice { max_size, variant, tile, why, form, needs, sizing })
     }
 
-    /// Number of bytes of the matrices that the largest call of a form keeps in the workspace.
+    /// Number of bytes of the matrices that the largest call of a variant keeps in the workspace.
     fn area_bytes(&self, form: &Form) -> u64 {
         let request = &self.request;
         let shape = [request.m, request.n, request.k].map(|it| it as u32);
@@ -177,7 +177,7 @@ impl Plan {
         sizes.map_or(0, |sizes| Areas::of(&self.program_of(form)).bytes(&sizes))
     }
 
-    /// Sizes of the parts of the workspace that the largest call of a form needs.
+    /// Sizes of the parts of the workspace that the largest call of a variant needs.
     fn needs(&self, form: &Form, tile: TileShape) -> Needs {
         let (request, size) = (&self.request, self.size());
         let grid = self.grid(form, tile);
@@ -233,10 +233,10 @@ impl Plan {
         Needs { k_group, ..needs }
     }
 
-    /// Returns the whole-matrix GEMM of a form for calls of up to `rows` rows; `None` if the form
-    /// has none. `tile` is the tile of the message. If a test delays or breaks message kernels, the
-    /// tile GEMM replaces the whole-matrix GEMM, because the test can delay and break the tile GEMM
-    /// too.
+    /// Returns the whole-matrix GEMM of a variant for calls of up to `rows` rows; `None` if the
+    /// variant has none. `tile` is the tile of the message. If a test delays or breaks message
+    /// kernels, the tile GEMM replaces the whole-matrix GEMM, because the test can delay and break
+    /// the tile GEMM too.
     pub(crate) fn library_gemm(
         &self,
         form: &Form,
@@ -402,7 +402,7 @@ impl Plan {
         (spans > 0).then(|| Block::new(Segment::Data, bytes, "trace"))
     }
 
-    /// Grid of tiles in the largest call of a form.
+    /// Grid of tiles in the largest call of a variant.
     pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
         self.grid_of(form, tile, (self.request.m, self.request.n))
     }

@@ -78,7 +78,8 @@ pub(crate) struct Sizing {
     /// number of bytes. Larger messages, other messages and messages with an RMSNorm (where a
     /// workgroup processes whole rows) use the number of threads for which the kernel is built.
     threads: &'static [(usize, u32)],
-    /// Threads of a workgroup of a message that consists of packs, by its number of packs.
+    /// Threads of a workgroup of a message that consists of packs (48-byte units), by its number of
+    /// packs.
     threads_of_packs: &'static [(usize, u32)],
     /// Share of workgroups that only send, and the message sizes to which it applies; `None` if all
     /// workgroups send and receive.
@@ -199,7 +200,7 @@ pub(crate) fn overlap(ranks: Topology, request: &Request) -> Option<Overlap> {
     (step_blocks > 0).then_some(Overlap { step_blocks, left_free })
 }
 
-/// Predicted time in microseconds of the largest call by this form; `None` if a step has no
+/// Predicted time in microseconds of the largest call by this variant; `None` if a step has no
 /// prediction.
 fn predicted(ranks: Topology, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
@@ -230,8 +231,8 @@ impl Problem {
     }
 }
 
-/// Whether `auto` may choose a form. The form must have run on such a device with this number of
-/// ranks, accept A in any memory, and add in a fixed order; and the device must support it.
+/// Whether `auto` may choose a variant. The variant must have run on such a device with this number
+/// of ranks, accept A in any memory, and add in a fixed order; and the device must support it.
 fn may_take(ranks: Topology, request: &Request, form: &Form) -> bool {
     let ran = ranks.tuning().allows(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
@@ -249,8 +250,8 @@ fn may_take(ranks: Topology, request: &Request, form: &Form) -> bool {
     ran && in_order && parts && copies && stores && fits_words(ranks, request, form)
 }
 
-/// Whether the message is small enough for the LL words that the form may use. True for a form
-/// without LL words.
+/// Whether the message is small enough for the LL words that the variant may use. True for a
+/// variant without LL words.
 fn fits_words(ranks: Topology, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = ll_items::of(ranks, request, collective, (request.m, request.n));

@@ -21,7 +21,7 @@
 // Marks a condition that is rarely true, so that the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
-// Whether messages in words of 128 bits are built. AMD has no such access that is atomic.
+// Whether messages in words of 128 bits are built. AMD has no atomic access of 128 bits.
 #if IRIS_PORT_CUDA || IRIS_PORT_HOST
 #define IRIS_HAS_QUADS 1
 #endif

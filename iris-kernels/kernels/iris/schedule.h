@@ -1,6 +1,6 @@
-// Schedules: assignment of tiles and units to ranks and workgroups. All functions are pure
-// functions of shape, tile size and world, and give the same results as iris_kernels::schedule.
-// Only die_swizzle() depends on the number of workgroups.
+// Schedules: assignment of tiles, and of units (pieces of a staged gather), to ranks and
+// workgroups. All functions are pure functions of shape, tile size and world, and give the same
+// results as iris_kernels::schedule. Only die_swizzle() depends on the number of workgroups.
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 

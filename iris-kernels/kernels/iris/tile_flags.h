@@ -6,8 +6,9 @@
 
 namespace iris::tile_flags {
 
-/// Raise the flag of staging unit `unit`, which is filled with data of its source rank. One thread
-/// calls this function, after a barrier of the workgroup that filled the unit.
+/// Raise the flag of staging unit `unit` (a piece of the gathered A), which is filled with data of
+/// its source rank. One thread calls this function, after a barrier of the workgroup that filled
+/// the unit.
 IRIS_DEVICE void raise(const Words& m, Call call, u32 unit) {
     m.dev_store<Access::FlagStore>(m.flag(unit), call.number());
 }

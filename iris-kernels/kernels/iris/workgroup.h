@@ -129,12 +129,12 @@ class Workgroup {
 
     /// Push this rank's header to the peers `to`, and announce its entry to every peer. The last
     /// wave of workgroup 0 pushes the header, and the last wave of the last workgroup announces the
-    /// entry. They are different workgroups if there are two, because the release of the entry
-    /// takes a round trip, and would take another one behind the header. A single workgroup pushes
-    /// the header first: peers wait for it in this call, but for the entry only in the next call.
-    /// No entry record is written, because the release of a record would wait for the arrival of the
-    /// data. If a peer makes a call without LL words in place of this one, it compares its record
-    /// with that of an older call of this rank, and reports the difference.
+    /// entry. If there are two workgroups, these are different ones, because the release of the
+    /// entry takes a round trip, and after a header it would take a second one. A single workgroup
+    /// pushes the header first: peers wait for it in this call, but for the entry only in the next
+    /// call. No entry record is written, because the release of a record would wait for the arrival
+    /// of the data. If a peer makes a call without LL words in place of this one, it compares its
+    /// record with that of an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
         ll::push_head(m, number, own, sequence, to, beside(0));
         const ll::Share share = beside(count - 1);

@@ -38,8 +38,7 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see that the call has begun.
     pub(super) visible: bool,
-    /// Whether copies were enqueued on the side stream for which the call's stream does not wait
-    /// yet.
+    /// Whether the side stream has copies for which the call's stream does not wait yet.
     pub(super) forked: bool,
 }
 

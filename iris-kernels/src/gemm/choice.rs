@@ -13,7 +13,7 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (64, 1, 7, 130),
 ];
 
-/// Wide and narrow tiles of GEMMs that store to peers, in columns.
+/// Widths, in columns, of wide and of narrow tiles of GEMMs that store to peers.
 pub(super) const WIDEST: u32 = 256;
 pub(super) const NARROW: u32 = 128;
 

@@ -7,8 +7,9 @@
 //! **Solution.** Each workgroup multiplies one tile, which has all rows and some columns, keeps it
 //! in shared memory and sends it from there. `kernels/gemm_sm90_exchange.cu` sends the items of the
 //! message by the LL protocol (`flow::exchange_tile`); `kernels/gemm_sm90_one_shot.cu` sends the
-//! tile with a signal (`flow::one_shot`). Words, numbers and bits are those of a separate message,
-//! so ranks that do the same call in two launches can take part.
+//! tile with a signal (`flow::one_shot`). The launch uses the same words, and computes the same
+//! bits, as a GEMM followed by a separate message. So ranks that do the same call in two launches
+//! can take part.
 //!
 //! **Limits.** Those of [`Gemm`], and: at most 128 rows; at least three quarters as many tiles as
 //! the device has multiprocessors, and not more; partials of the type of A. Ranks that share the

@@ -29,8 +29,7 @@ struct State {
     ended: bool,
     /// Previous step on the call's stream; `None` at the start.
     before: Option<Work>,
-    /// Whether copies were enqueued on the side stream for which the call's stream does not wait
-    /// yet.
+    /// Whether the side stream has copies for which the call's stream does not wait yet.
     forked: bool,
     /// Step between nodes that may run on the device during the call; `None` if there is none.
     overlap: Option<Overlap>,

@@ -28,8 +28,8 @@ pub type CommunicatorId = [u8; 128];
 #[repr(C)]
 struct UniqueId(CommunicatorId);
 
-/// C type `ncclConfig_t` as of release 2.18. Later releases have further fields; a field beyond
-/// `size` has its default value.
+/// C type `ncclConfig_t` as of release 2.18. Later releases have further fields; the library uses
+/// default values for fields beyond the first `size` bytes.
 #[repr(C)]
 struct Config {
     size: usize,

@@ -56,7 +56,8 @@ pub struct Options {
     sums: Vec<DType>,
     /// Room for other allocations of the program, in a heap that the communicator itself opens.
     beside: Footprint,
-    /// Settings of a world that the communicator itself makes; `None` for those of the environment.
+    /// Settings of a world that the communicator itself makes; `None` to use the settings of the
+    /// environment.
     pub(super) settings: Option<Settings>,
 }
 

@@ -42,8 +42,8 @@ variants! { ROW;
     /// in the symmetric heap.
     Pull,
     /// Some workgroups fetch the peers' shards of A into a staging buffer and raise a flag for each
-    /// unit of A. The other workgroups multiply, and wait for the units that they need. A must be
-    /// in the symmetric heap.
+    /// unit of A (block of rows and columns that is fetched at once). The other workgroups
+    /// multiply, and wait for the units that they need. A must be in the symmetric heap.
     Staged(Staged => staged),
     /// All-gather of A by the variant `push` of [`AllGather`](crate::AllGather), then a GEMM of the
     /// library that the options choose. A may be in any memory. The option `tile` is a tile of A.

@@ -57,7 +57,7 @@ fn has(device: Device, form: &Form) -> bool {
     !form.stores || device.stores_to_peers()
 }
 
-/// Checks that the device has kernels for a form.
+/// Checks that the device has kernels for a variant.
 pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
     if has(device, form) {
         return Ok(());

@@ -121,7 +121,7 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
-    /// Whether messages by the LL protocol in packs ran.
+    /// Whether messages by the LL protocol in packs (48-byte units) have run.
     #[serde(default)]
     packs: bool,
     /// Numbers of ranks with which the variants and GEMMs ran, on the architecture of the file.
@@ -218,7 +218,7 @@ impl Tuning {
     }
 
     /// Whether `auto` may choose a variant: it has run with this number of ranks on such a device,
-    /// or nothing in it depends on either.
+    /// or nothing in it depends on the device or on the number of ranks.
     pub(crate) fn allows(&self, variant: Variant, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.variants.contains(&variant))
     }

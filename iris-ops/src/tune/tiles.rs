@@ -14,8 +14,8 @@ use crate::options::{Request, Shard, TileShape, WIDEST};
 use crate::topology::Topology;
 
 /// Smallest number of tiles for which a product uses larger tiles: enough for about half of the
-/// multiprocessors. The number is rounded down to a multiple of 8, because M and N usually give
-/// such numbers of tiles. It is 64 for 132 multiprocessors.
+/// multiprocessors. The number is rounded down to a multiple of 8, because M and N usually give a
+/// multiple of 8 tiles. It is 64 for 132 multiprocessors.
 fn enough_tiles(device: Device) -> usize {
     (device.multiprocessors as usize / 2 / 8 * 8).max(1)
 }
@@ -163,7 +163,7 @@ struct Message {
 }
 
 impl Message {
-    /// Describes the message of a form: C, or A if A is gathered before a product.
+    /// Describes the message of a variant: C, or A if A is gathered before a product.
     fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };

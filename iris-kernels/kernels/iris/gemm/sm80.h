@@ -150,8 +150,9 @@ class MmaSync {
         const u32 lane = port::thread() % WARP, warp = port::thread() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
         // For ldmatrix, lane l passes the address of row l % 8 of 8 x 8 matrix l / 8. The four matrices of A
-        // are rows 0 to 7 and 8 to 15 of a fragment at K = 0 to 7, then the same rows at K = 8 to 15. Those
-        // of B are K = 0 to 7 and K = 8 to 15 of one fragment, then the same of the next fragment.
+        // are rows 0 to 7 and 8 to 15 of a fragment at K = 0 to 7, then the same rows at K = 8 to 15. The
+        // four matrices of B are K = 0 to 7 and K = 8 to 15 of one fragment, then the same of the next
+        // fragment.
         const u32 line = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
         // A warp with one fragment of B loads it twice, because there may be no next fragment in shared
         // memory.

@@ -103,7 +103,7 @@ IRIS_DEVICE void store_box(u32 from, const TensorMap& map, u32 x, u32 y) {
                  "l"(&map), "r"(x), "r"(y)
                  : "memory");
 }
-/// Closes a group of this thread's stores: those since the previous call.
+/// Closes a group of stores: all stores of this thread since the previous call.
 IRIS_DEVICE void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until all but the newest `LEFT` groups of this thread's stores have read shared memory.
 template <u32 LEFT> IRIS_DEVICE void await_reads() {

@@ -93,9 +93,9 @@ class Whole {
     }
 
   protected:
-    /// Position of unit `tile`: its row in cluster tiles, and its first column. The order goes down the
-    /// columns of a raster group before the next group, so that tiles in flight share slabs of A and B in the
-    /// L2 cache.
+    /// Position of cluster tile number `tile`: its row, counted in cluster tiles, and its first column. The
+    /// order goes down the columns of a raster group before the next group, so that tiles in flight share
+    /// slabs of A and B in the L2 cache.
     IRIS_DEVICE Place unit(u32 tile) const {
         const u32 whole = args.group * args.col_tiles, group = tile / whole, within = tile % whole;
         const u32 begin = group * args.group, left = args.row_units - begin;
