@@ -8,85 +8,89 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Type of one element of a matrix or message.
-///
-/// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend supports yet;
-/// the enum is non-exhaustive so that these types can be added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum DType {
+/// Defines [`DType`] from a row for each type: documentation, variant, name, size in bytes, and
+/// kind. A row that ends with `if` exists only under that condition.
+macro_rules! dtypes {
+    ($($(#[$meta:meta])* $variant:ident, $name:literal, $size:literal, $kind:ident
+       $(, if $cfg:meta)?;)*) => {
+        /// Type of one element of a matrix or message.
+        ///
+        /// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend supports
+        /// yet; the enum is non-exhaustive so that these types can be added.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        #[non_exhaustive]
+        pub enum DType {
+            $($(#[$meta])* $(#[cfg($cfg)])? $variant,)*
+        }
+
+        impl DType {
+            /// All element types, in the order of the enum.
+            pub const ALL: [DType; [$($(#[cfg($cfg)])? $name),*].len()] =
+                [$($(#[cfg($cfg)])? DType::$variant),*];
+
+            /// Size of one element in bytes.
+            pub const fn size(self) -> usize {
+                match self {
+                    $($(#[cfg($cfg)])? DType::$variant => $size,)*
+                }
+            }
+
+            /// Name of the type, such as `bf16`, as [`FromStr`] parses it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(#[cfg($cfg)])? DType::$variant => $name,)*
+                }
+            }
+
+            const fn kind(self) -> Kind {
+                match self {
+                    $($(#[cfg($cfg)])? DType::$variant => Kind::$kind,)*
+                }
+            }
+        }
+    };
+}
+
+/// Values of a type.
+enum Kind {
+    Float,
+    Signed,
+    Unsigned,
+}
+
+dtypes! {
     /// IEEE single precision, 4 bytes.
-    F32,
+    F32, "f32", 4, Float;
     /// IEEE half precision, 2 bytes.
-    F16,
+    F16, "f16", 2, Float;
     /// Type bfloat16: 2 bytes.
-    BF16,
+    BF16, "bf16", 2, Float;
     /// IEEE double precision, 8 bytes.
-    F64,
+    F64, "f64", 8, Float;
     /// Signed integer of 1 byte.
-    I8,
+    I8, "i8", 1, Signed;
     /// Signed integer of 4 bytes.
-    I32,
+    I32, "i32", 4, Signed;
     /// Signed integer of 8 bytes.
-    I64,
+    I64, "i64", 8, Signed;
     /// Unsigned integer of 1 byte.
-    U8,
+    U8, "u8", 1, Unsigned;
     /// Unsigned integer of 4 bytes.
-    U32,
+    U32, "u32", 4, Unsigned;
     /// Unsigned integer of 8 bytes.
-    U64,
+    U64, "u64", 8, Unsigned;
 }
 
 impl DType {
-    /// All element types, in the order of the enum.
-    pub const ALL: [DType; 10] = [
-        DType::F32,
-        DType::F16,
-        DType::BF16,
-        DType::F64,
-        DType::I8,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-        DType::U32,
-        DType::U64,
-    ];
-
-    /// Size of one element in bytes.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::I8 | DType::U8 => 1,
-            DType::F16 | DType::BF16 => 2,
-            DType::F32 | DType::I32 | DType::U32 => 4,
-            DType::F64 | DType::I64 | DType::U64 => 8,
-        }
-    }
-
-    /// Name of the type, such as `bf16`, as [`FromStr`] parses it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F64 => "f64",
-            DType::I8 => "i8",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-            DType::U32 => "u32",
-            DType::U64 => "u64",
-        }
-    }
-
     /// Whether the type is a floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
+        matches!(self.kind(), Kind::Float)
     }
 
     /// Whether the type has negative values: floats and signed integers.
     pub const fn is_signed(self) -> bool {
-        !matches!(self, DType::U8 | DType::U32 | DType::U64)
+        !matches!(self.kind(), Kind::Unsigned)
     }
 }
 

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use crate::args::DTYPES;
 use crate::build::Build;
 use crate::cache::Cache;
+use crate::dtype::{Role, dtype_code};
 use crate::gemm_config::{TileConfig, TileSize};
 use crate::rtc::{self, Compiler, Vendor};
 use crate::source::{self, SourceKind};
@@ -23,7 +23,7 @@ pub fn builds(arch: &str) -> Vec<Build> {
             builds.push(Build::message(source));
             continue;
         }
-        for code in 0..DTYPES.len() as u32 {
+        for code in Role::Factor.types().filter_map(dtype_code) {
             let product = |size| Build::product(source, TileConfig::of(arch, code, size));
             builds.extend(TileSize::ALL.map(product));
         }
@@ -68,8 +68,6 @@ pub fn precompile<'a>(
 
 #[cfg(test)]
 mod tests {
-    use iris_heap::DType;
-
     use super::*;
     use crate::Kernel;
     use crate::build::OpBuild;
@@ -81,7 +79,7 @@ mod tests {
     fn builds_of_an_operator_are_built_ahead() {
         let all = builds(ARCH);
         for kernel in [Kernel::OneShot, Kernel::Local] {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for dtype in Role::Factor.types() {
                 let build = OpBuild { dtype, ..OP }.of(kernel, ARCH).expect("a build");
                 assert!(all.contains(&build), "{build:?}");
             }

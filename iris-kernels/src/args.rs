@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use iris_heap::DType;
 use iris_heap::abi::HeapView;
 use iris_heap::plain_access::Span;
 use iris_sync::{Channel, Record};
+
+pub use crate::dtype::dtype_code;
+pub(crate) use crate::dtype::element_bytes;
 
 /// Matrix in memory that this rank's kernels can address.
 ///
@@ -49,21 +51,6 @@ impl Matrix {
         };
         self.address..self.address + elements * self.element_bytes()
     }
-}
-
-/// Element types that kernels support; an index in this array is the type's code. `IRIS_DTYPES` in
-/// `args.h` has the same rows, with the element sizes.
-pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-
-/// Code of an element type in kernels: its index in [`DTYPES`]; `None` if kernels do not support
-/// the type.
-pub fn dtype_code(dtype: DType) -> Option<u32> {
-    DTYPES.iter().position(|&known| known == dtype).map(|place| place as u32)
-}
-
-/// Size in bytes of an element of the type with code `dtype`.
-pub(crate) fn element_bytes(dtype: u32) -> usize {
-    DTYPES[dtype as usize].size()
 }
 
 /// Bits of [`OpArgs::epilogue`]: functions applied once to the sum over all ranks.

@@ -12,7 +12,7 @@
 //!
 //! **Limits.** A and B have the same type.
 
-use crate::args::DTYPES;
+use crate::dtype::{self, Row};
 use crate::rtc::Options;
 
 /// Number of threads per workgroup of device kernels that contain a tile GEMM, and of users'
@@ -69,11 +69,11 @@ impl Core {
     /// [`crate::args::dtype_code`]) and tile size.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> Core {
         let arch = arch_of(arch);
-        let short = element_bytes(dtype) == 2;
+        let mma = Row::of(dtype).mma.is_some();
         match arch {
-            "sm_90a" | "compute_90a" if short && size == TileSize::ALL[0] => Core::Sm90,
-            "sm_90a" | "compute_90a" if short && size == TileSize::ALL[1] => Core::Sm90Flipped,
-            _ if short && (arch.starts_with("sm_") || arch.starts_with("compute_")) => Core::Sm80,
+            "sm_90a" | "compute_90a" if mma && size == TileSize::ALL[0] => Core::Sm90,
+            "sm_90a" | "compute_90a" if mma && size == TileSize::ALL[1] => Core::Sm90Flipped,
+            _ if mma && (arch.starts_with("sm_") || arch.starts_with("compute_")) => Core::Sm80,
             "gfx90a" | "gfx942" | "gfx950" => Core::Cdna3,
             _ => Core::Fma,
         }
@@ -86,7 +86,7 @@ fn arch_of(arch: &str) -> &str {
 }
 
 fn element_bytes(dtype: u32) -> u32 {
-    DTYPES.get(dtype as usize).map_or(4, |dtype| dtype.size() as u32)
+    dtype::element_bytes(dtype) as u32
 }
 
 /// Compile-time parameters of a tile GEMM: the macros of `iris/gemm_config.h`.
@@ -348,20 +348,21 @@ impl CoreConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::{Role, dtype_code};
 
     #[test]
     fn every_build_of_tiles_is_whole_instructions() {
         for arch in ["sm_80", "sm_90a", "gfx90a", "gfx942:sramecc+:xnack-", "gfx950", "gfx1100"] {
-            for (dtype, size) in
-                (0..DTYPES.len() as u32).flat_map(|dtype| TileSize::ALL.map(|it| (dtype, it)))
+            let factors = Role::Factor.types().filter_map(|it| Some((it, dtype_code(it)?)));
+            for ((dtype, code), size) in factors.flat_map(|it| TileSize::ALL.map(|size| (it, size)))
             {
-                let config = TileConfig::of(arch, dtype, size);
+                let config = TileConfig::of(arch, code, size);
                 assert!(config.slab_bytes.is_multiple_of(16) && config.depth() > 0, "{config:?}");
-                let short = DTYPES[dtype as usize].size() == 2;
+                let mma = dtype.size() == 2;
                 let expected = match arch {
-                    "sm_90a" if short && size.n == 128 => Core::Sm90,
-                    "sm_90a" if short && size.n == 64 => Core::Sm90Flipped,
-                    "sm_80" | "sm_90a" if short => Core::Sm80,
+                    "sm_90a" if mma && size.n == 128 => Core::Sm90,
+                    "sm_90a" if mma && size.n == 64 => Core::Sm90Flipped,
+                    "sm_80" | "sm_90a" if mma => Core::Sm80,
                     "gfx1100" => Core::Fma,
                     _ if arch.starts_with("gfx9") => Core::Cdna3,
                     _ => Core::Fma,

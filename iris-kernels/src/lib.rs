@@ -24,6 +24,7 @@ pub mod args;
 pub mod build;
 pub mod cache;
 pub mod cpu;
+pub mod dtype;
 mod execute;
 pub mod gemm;
 pub mod gemm_config;

@@ -2,6 +2,7 @@
 
 use iris_heap::{DType, IssueGuard, SymmetricHeap};
 use iris_kernels::args::Matrix;
+use iris_kernels::dtype::Role;
 
 use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
@@ -125,19 +126,19 @@ pub(crate) fn places(plan: &Plan, issuing: &IssueGuard<'_>, matrices: &Matrices)
     let norm = norm.as_ref();
     let residual = norm.and_then(|norm| norm.residual.as_ref());
     let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
-    let resolve = |name, matrix: Option<&MatRef>| match matrix {
-        Some(matrix) => matrix.resolve(op, name, issuing),
+    let resolve = |name, matrix: Option<&MatRef>, role| match matrix {
+        Some(matrix) => matrix.resolve(op, (name, role), issuing),
         None => Ok(Matrix::default()),
     };
     let [input, output] = names(row);
     let places = Places {
-        a: resolve(input, a)?,
-        b: resolve("B", b)?,
-        c: resolve(output, c)?,
-        bias: resolve("bias", bias)?,
-        residual: resolve("residual", residual)?,
-        weight: resolve("weight", weight)?,
-        normed: resolve("normed", normed)?,
+        a: resolve(input, a, row.input_role())?,
+        b: resolve("B", b, Role::Factor)?,
+        c: resolve(output, c, row.output_role())?,
+        bias: resolve("bias", bias, Role::Result)?,
+        residual: resolve("residual", residual, Role::Result)?,
+        weight: resolve("weight", weight, Role::Result)?,
+        normed: resolve("normed", normed, Role::Result)?,
     };
     let read = [
         (input, a, &places.a),

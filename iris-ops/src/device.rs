@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use iris_heap::{BackendKind, DType, DeviceInfo, SymmetricHeap};
+use iris_heap::{BackendKind, DeviceInfo, SymmetricHeap};
 use iris_kernels::Target;
 use iris_kernels::gemm::Gemm;
 
@@ -132,7 +132,7 @@ impl Device {
     /// Whether the built-in whole-matrix GEMM, which needs wgmma instructions, runs on the device.
     pub(crate) fn has_wgmma(&self) -> bool {
         let target = Target::new(self.backend, self.arch);
-        target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
+        target.is_ok_and(|target| Gemm::is_there_for_any(&target))
     }
 
     /// Properties on which a plan depends, as text that ranks compare: backend, architecture and

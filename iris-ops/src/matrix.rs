@@ -2,6 +2,7 @@
 
 use iris_heap::{DType, Element, IssueGuard, RawSlice, Segment, SymSlice};
 use iris_kernels::args::{self, Matrix};
+use iris_kernels::dtype::{Role, has_role};
 
 use crate::error::{Error, InOp, Result};
 use crate::op_names::Op;
@@ -261,11 +262,11 @@ impl MatRef {
 
     /// Checks leading dimension, size, element type and alignment of the matrix. Returns the kernel
     /// argument for the matrix, with its address on this rank. `name` is the matrix's name in
-    /// errors.
+    /// errors, and `role` the role of its element type.
     pub(crate) fn resolve(
         &self,
         op: Op,
-        name: &'static str,
+        (name, role): (&'static str, Role),
         issuing: &IssueGuard<'_>,
     ) -> Result<Matrix> {
         let invalid = |what: &str, value: String, expected: String| {
@@ -282,9 +283,9 @@ impl MatRef {
             let value = format!("{} x {}", self.rows, self.cols);
             return Err(invalid("shape", value, format!("at most {limit} rows and columns")));
         }
-        let code = args::dtype_code(self.dtype).ok_or_else(|| {
-            invalid("element type", self.dtype.to_string(), "f32, f16 or bf16".into())
-        })?;
+        let code = args::dtype_code(self.dtype).filter(|_| has_role(self.dtype, role));
+        let code =
+            code.ok_or_else(|| invalid("element type", self.dtype.to_string(), role.names()))?;
         let (address, bytes) = match self.place {
             Place::Sym(slice) => (issuing.resolve(slice).in_op(op)?, slice.bytes()),
             Place::External { address, bytes, .. } => (address, bytes),

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use iris_kernels::dtype::Role;
 use iris_kernels::program::Alternative;
 pub(crate) use iris_kernels::program::Norm;
 use iris_kernels::schedule::Collective;
@@ -334,6 +335,16 @@ impl Row {
     /// Whether the operator has a matrix product.
     pub(crate) fn multiplies(&self) -> bool {
         (self.dims)(1, 1).b.is_some()
+    }
+
+    /// Role that the type of A, or of the message, plays.
+    pub(crate) fn input_role(&self) -> Role {
+        if self.multiplies() { Role::Factor } else { Role::Wire }
+    }
+
+    /// Role that the type of C, or of the received message, plays.
+    pub(crate) fn output_role(&self) -> Role {
+        if self.multiplies() { Role::Result } else { Role::Wire }
     }
 
     /// Whether the operator gathers A before the product. If false, it may gather C.

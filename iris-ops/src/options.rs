@@ -10,6 +10,7 @@ use std::sync::Arc;
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::build::FaultInjection;
+use iris_kernels::dtype::{Role, has_role};
 use iris_kernels::gemm_config::TileSize;
 use iris_kernels::schedule::Collective;
 pub(crate) use iris_kernels::schedule::Shard;
@@ -300,11 +301,13 @@ impl Request {
                 return invalid(name, &value, &most);
             }
         }
-        for (name, dtype) in
-            [("dtype", self.dtype), ("output", self.output_dtype()), ("wire", self.wire_dtype())]
-        {
-            if iris_kernels::args::dtype_code(dtype).is_none() {
-                return invalid(name, &dtype, "f32, f16 or bf16");
+        for (name, dtype, role) in [
+            ("dtype", self.dtype, self.row.input_role()),
+            ("output", self.output_dtype(), self.row.output_role()),
+            ("wire", self.wire_dtype(), Role::Wire),
+        ] {
+            if !has_role(dtype, role) {
+                return invalid(name, &dtype, &role.names());
             }
         }
         if let Some(tile @ TileShape { m, n }) = self.tile {

@@ -7,8 +7,8 @@ mod table;
 mod tiles;
 pub(crate) mod user;
 
-use iris_heap::DType;
 use iris_kernels::Library;
+use iris_kernels::dtype::has_mma;
 use iris_kernels::program::{Overlap, Program};
 
 pub(crate) use data::GemmKind;
@@ -281,7 +281,7 @@ pub(crate) fn takes_part(ranks: Topology, request: &Request, kind: GemmKind) -> 
 /// Whether the built-in GEMMs can multiply operands of this type by wgmma instructions of the
 /// device.
 fn has_wgmma(ranks: Topology, request: &Request) -> bool {
-    ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
+    ranks.device.has_wgmma() && has_mma(request.dtype)
 }
 
 /// Whether a call resembles the calls for which table rows were measured. On GPUs these are plain

@@ -7,27 +7,14 @@ use iris_ops::MatRef;
 /// Byte with which unwritten memory is filled: every element type reads it as NaN.
 pub const POISON: u8 = 0xff;
 
-/// Evaluates `$call` with `$type` as the Rust type of the float type `$dtype`; returns an error for
-/// an integer type.
+/// Evaluates `$call` with `$type` as the Rust type of the element type `$dtype`; returns an error
+/// for a type with which kernels do not compute.
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $call:expr) => {
-        match $dtype {
-            iris_heap::DType::F32 => {
-                type $type = f32;
-                $call
-            }
-            iris_heap::DType::F16 => {
-                type $type = half::f16;
-                $call
-            }
-            iris_heap::DType::BF16 => {
-                type $type = half::bf16;
-                $call
-            }
-            other => {
-                anyhow::bail!("element type of a matrix is {other}: expected f32, f16 or bf16")
-            }
-        }
+        iris_kernels::with_type!($dtype, $type => $call, {
+            let expected = iris_kernels::dtype::Role::Result.names();
+            anyhow::bail!("element type of a matrix is {}: expected {expected}", $dtype)
+        })
     };
 }
 pub(crate) use with_type;
@@ -41,7 +28,7 @@ pub fn room(dtype: DType, elements: usize) -> u64 {
 /// Encodes f64 values as elements of type `dtype`, rounded to that type.
 ///
 /// # Errors
-/// `dtype` is not f32, f16 or bf16.
+/// Kernels do not compute with `dtype`.
 pub fn bytes(dtype: DType, values: impl Iterator<Item = f64>) -> Result<Vec<u8>> {
     Ok(with_type!(dtype, T => {
         values.flat_map(|value| bytemuck::bytes_of(&T::from_f64(value)).to_vec()).collect()
@@ -51,7 +38,7 @@ pub fn bytes(dtype: DType, values: impl Iterator<Item = f64>) -> Result<Vec<u8>>
 /// Decodes elements of type `dtype` to f64.
 ///
 /// # Errors
-/// `dtype` is not f32, f16 or bf16.
+/// Kernels do not compute with `dtype`.
 pub fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     Ok(with_type!(dtype, T => {
         let elements = bytes.chunks_exact(size_of::<T>());
@@ -62,7 +49,7 @@ pub fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
 /// Creates a reference to a row-major, contiguous matrix at the start of `slice`.
 ///
 /// # Errors
-/// `dtype` is not f32, f16 or bf16, or `slice` is not aligned to it.
+/// Kernels do not compute with `dtype`, or `slice` is not aligned to it.
 pub fn matrix(slice: SymSlice<u8>, dtype: DType, (rows, cols): (usize, usize)) -> Result<MatRef> {
     Ok(with_type!(dtype, T => MatRef::sym(slice.cast::<T>()?, rows, cols)))
 }

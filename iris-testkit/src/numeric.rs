@@ -4,8 +4,9 @@
 //! A NaN never passes, whatever the bound. Outputs are filled with NaN before each call, so an
 //! element that was not written is found.
 
-use half::{bf16, f16};
 use iris_heap::{DType, Element};
+use iris_kernels::dtype::{Rounding, row};
+use iris_kernels::with_type;
 
 /// Allowed deviation of a result from the expected one.
 #[derive(Clone, Copy, Debug)]
@@ -144,42 +145,34 @@ pub fn frobenius(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|value| value * value).sum::<f64>().sqrt()
 }
 
+fn rounding(dtype: DType) -> Rounding {
+    let rounding = row(dtype).and_then(|row| row.rounding);
+    rounding.unwrap_or_else(|| panic!("kernels do not compute with {dtype}"))
+}
+
 /// Unit roundoff of the type: the largest relative error of one rounding, half the distance from 1
 /// to the next value.
 ///
 /// # Panics
-/// If `dtype` is no floating-point type.
+/// If kernels do not compute with `dtype`.
 pub fn unit_roundoff(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => f64::EPSILON / 2.0,
-        DType::F32 => f64::from(f32::EPSILON) / 2.0,
-        DType::F16 => f16::EPSILON.to_f64() / 2.0,
-        DType::BF16 => bf16::EPSILON.to_f64() / 2.0,
-        other => panic!("{other} has no unit roundoff"),
-    }
+    rounding(dtype).unit
 }
 
 /// Largest absolute error of one rounding near zero: half the smallest positive value of the type.
+///
+/// # Panics
+/// If kernels do not compute with `dtype`.
 pub fn underflow(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0,
-        DType::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0,
-        _ => f64::from(f32::from_bits(1)) / 2.0,
-    }
+    rounding(dtype).underflow
 }
 
 /// Rounds to the nearest value of the type, ties to even.
 ///
 /// # Panics
-/// If `dtype` is no floating-point type.
+/// If kernels do not compute with `dtype`.
 pub fn rounded(dtype: DType, value: f64) -> f64 {
-    match dtype {
-        DType::F64 => value,
-        DType::F32 => f32::from_f64(value).to_f64(),
-        DType::F16 => f16::from_f64(value).to_f64(),
-        DType::BF16 => bf16::from_f64(value).to_f64(),
-        other => panic!("{other} is not a floating-point type"),
-    }
+    with_type!(dtype, T => T::from_f64(value).to_f64(), panic!("no values of {dtype}"))
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ use iris_kernels::rtc::{self, KernelSource};
 use iris_ops::{FaultInjection, MatRef, TileShape, Topology};
 use iris_sync::LINE_WORDS;
 
+use crate::matrix::with_type;
 use crate::oracle::{Meaning, split};
 use crate::rank_setup::{Rig, Room};
 use crate::suite::{AnyOp, Case, Op, Operands};
@@ -230,12 +231,7 @@ const SOURCE: KernelSource<'static> =
 /// # Errors
 /// Errors before the first call. A fault of a call is part of the outcome, not an error.
 pub fn run(world: &World, subject: Subject, setting: &Setting) -> anyhow::Result<Outcome> {
-    match setting.dtype {
-        DType::F32 => run_as::<f32>(world, subject, setting),
-        DType::F16 => run_as::<half::f16>(world, subject, setting),
-        DType::BF16 => run_as::<half::bf16>(world, subject, setting),
-        other => anyhow::bail!("element type is {other}: expected f32, f16 or bf16"),
-    }
+    with_type!(setting.dtype, T => run_as::<T>(world, subject, setting))
 }
 
 fn run_as<T: Element>(

@@ -9,10 +9,9 @@
 //! called. They assert that the rectangle lies inside the matrix.
 
 use bytemuck::Pod;
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
-use crate::args::{Matrix, element_bytes};
+use crate::args::Matrix;
+use crate::dtype::{self, element_bytes, values};
 use crate::schedule::Tile;
 
 /// Number of columns of A that are converted to f32 at once; this bounds the size of the buffer.
@@ -87,30 +86,17 @@ fn runs(
     (runs, if across { ld } else { 1 })
 }
 
-fn widen(dtype: u32, address: *mut u8, len: usize, out: &mut [f32]) {
-    match dtype {
-        // SAFETY: the run is part of a checked f32 matrix; the protocols order its writers before
-        // this reader.
-        0 => out.copy_from_slice(unsafe { run::<f32>(address, len) }),
-        // SAFETY: the run is part of a checked f16 matrix; the protocols order its writers before
-        // this reader.
-        1 => unsafe { run::<f16>(address, len) }.convert_to_f32_slice(out),
-        // SAFETY: the run is part of a checked bf16 matrix; the protocols order its writers before
-        // this reader.
-        _ => unsafe { run::<bf16>(address, len) }.convert_to_f32_slice(out),
-    }
+fn widen(dtype: u32, address: *mut u8, out: &mut [f32]) {
+    // SAFETY: the run is part of a checked matrix of this type; the protocols order its writers
+    // before this reader.
+    let elements = unsafe { run::<u8>(address, out.len() * element_bytes(dtype)) };
+    (values(dtype).widen)(elements, out);
 }
 
-fn narrow(dtype: u32, values: &[f32], address: *mut u8) {
-    let len = values.len();
-    match dtype {
-        // SAFETY: the run is part of a checked f32 matrix that only this workgroup writes now.
-        0 => unsafe { run_mut::<f32>(address, len) }.copy_from_slice(values),
-        // SAFETY: the run is part of a checked f16 matrix that only this workgroup writes now.
-        1 => unsafe { run_mut::<f16>(address, len) }.convert_from_f32_slice(values),
-        // SAFETY: the run is part of a checked bf16 matrix that only this workgroup writes now.
-        _ => unsafe { run_mut::<bf16>(address, len) }.convert_from_f32_slice(values),
-    }
+fn narrow(dtype: u32, from: &[f32], address: *mut u8) {
+    // SAFETY: the run is part of a checked matrix of this type that only this workgroup writes now.
+    let elements = unsafe { run_mut::<u8>(address, from.len() * element_bytes(dtype)) };
+    (values(dtype).narrow)(from, elements);
 }
 
 /// Loads rectangle `tile` of `matrix` as f32 into `out`, row-major with row stride `ld`; if `add`,
@@ -126,12 +112,12 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
         let mut place = row as usize * ld + col as usize;
         let mut address = at(matrix, tile.row + row, tile.col + col);
         if step == 1 && !add {
-            widen(matrix.dtype, address, len, &mut out[place..place + len]);
+            widen(matrix.dtype, address, &mut out[place..place + len]);
             continue;
         }
         for begin in (0..len).step_by(buffer.len()) {
             let part = &mut buffer[..(len - begin).min(256)];
-            widen(matrix.dtype, address, part.len(), part);
+            widen(matrix.dtype, address, part);
             address = address.wrapping_add(part.len() * element_bytes(matrix.dtype));
             if step == 1 {
                 // Contiguous addition has a separate loop, because the compiler vectorises that
@@ -180,56 +166,19 @@ pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
 /// Bit pattern of element (`row`, `col`) of a matrix.
 pub(crate) fn bits(matrix: &Matrix, row: u32, col: u32) -> u32 {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
-    let address = at(matrix, row, col);
-    match element_bytes(matrix.dtype) {
-        // SAFETY: the address is that of an element of a checked matrix; the protocols order its
-        // writers before this reader.
-        4 => unsafe { address.cast::<u32>().read() },
-        // SAFETY: the address is that of a 16-bit element of a checked matrix; the protocols order
-        // its writers before this reader.
-        _ => u32::from(unsafe { address.cast::<u16>().read() }),
-    }
+    // SAFETY: the address is that of an element of a checked matrix; the protocols order its
+    // writers before this reader.
+    let element = unsafe { run::<u8>(at(matrix, row, col), element_bytes(matrix.dtype)) };
+    (values(matrix.dtype).load)(element)
 }
 
 /// Stores the bit pattern `bits` in element (`row`, `col`) of a matrix.
 pub(crate) fn set_bits(matrix: &Matrix, row: u32, col: u32, bits: u32) {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
-    let address = at(matrix, row, col);
-    match element_bytes(matrix.dtype) {
-        // SAFETY: the address is that of an element of a checked matrix, which only this workgroup
-        // writes now.
-        4 => unsafe { address.cast::<u32>().write(bits) },
-        // SAFETY: the address is that of a 16-bit element of a checked matrix, which only this
-        // workgroup writes now.
-        _ => unsafe { address.cast::<u16>().write(bits as u16) },
-    }
-}
-
-/// Rounds `value` to element type `dtype`, and returns its bit pattern.
-pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
-    match dtype {
-        0 => value.to_bits(),
-        1 => u32::from(f16::from_f32(value).to_bits()),
-        _ => u32::from(bf16::from_f32(value).to_bits()),
-    }
-}
-
-/// Converts the bit pattern of an element of type `dtype` to f32.
-pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
-    match dtype {
-        0 => f32::from_bits(bits),
-        1 => f16::from_bits(bits as u16).to_f32(),
-        _ => bf16::from_bits(bits as u16).to_f32(),
-    }
-}
-
-/// Rounds values to element type `dtype` in place; the values stay f32.
-pub(crate) fn round(dtype: u32, values: &mut [f32]) {
-    match dtype {
-        0 => {}
-        1 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32()),
-        _ => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
-    }
+    // SAFETY: the address is that of an element of a checked matrix, which only this workgroup
+    // writes now.
+    let element = unsafe { run_mut::<u8>(at(matrix, row, col), element_bytes(matrix.dtype)) };
+    (values(matrix.dtype).store)(bits, element);
 }
 
 /// Copies rectangle `from` of `source` to rectangle `to` of `target`; both matrices have the same
@@ -331,20 +280,20 @@ pub(crate) fn multiply(
     check(a, left);
     check(b, right);
     assert!(sum.len() >= (rows - 1) * ld + cols, "room for {rows} x {cols}, rows {ld} apart");
-    let step = if a.dtype == 0 && b.dtype == 0 { depth } else { DEPTH };
+    let step = if a.dtype == dtype::SUM && b.dtype == dtype::SUM { depth } else { DEPTH };
     for begin in (0..depth).step_by(step) {
         let part = (depth - begin).min(step);
         let strides = |m: &Matrix| if m.transposed == 1 { (1, m.ld) } else { (m.ld, 1) };
         let left = Tile { col: left.col + begin as u32, cols: part as u32, ..left };
         let right = Tile { row: right.row + begin as u32, rows: part as u32, ..right };
-        let (lhs, (lhs_rs, lhs_cs)) = if a.dtype == 0 {
+        let (lhs, (lhs_rs, lhs_cs)) = if a.dtype == dtype::SUM {
             (at(a, left.row, left.col).cast::<f32>().cast_const(), strides(a))
         } else {
             let panel = grow(&mut scratch.left, rows * part);
             load(a, left, panel, part, false);
             (panel.as_ptr(), (part as u64, 1))
         };
-        let (rhs, (rhs_rs, rhs_cs)) = if b.dtype == 0 {
+        let (rhs, (rhs_rs, rhs_cs)) = if b.dtype == dtype::SUM {
             (at(b, right.row, right.col).cast::<f32>().cast_const(), strides(b))
         } else {
             let panel = grow(&mut scratch.right, part * cols);

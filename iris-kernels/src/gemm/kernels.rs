@@ -5,8 +5,8 @@ use iris_heap::DType;
 
 use super::{Config, Gemm};
 use crate::Target;
-use crate::args::{DTYPES, dtype_code};
 use crate::build::{Build, FaultInjection};
+use crate::dtype::{Role, dtype_code};
 use crate::rtc::{Options, Vendor};
 use crate::source::{GEMMS, Text};
 
@@ -101,7 +101,7 @@ impl GemmKernel {
 pub(crate) fn builds(arch: &str) -> Vec<Build> {
     let target = Target { vendor: Vendor::of(arch), arch: arch.into() };
     let is_there = |dtype: &DType| Gemm::is_there(&target, *dtype);
-    let codes: Vec<u32> = DTYPES.into_iter().filter(is_there).filter_map(dtype_code).collect();
+    let codes: Vec<u32> = Role::Factor.types().filter(is_there).filter_map(dtype_code).collect();
     let mut builds = Vec::new();
     for kernel in GemmKernel::all() {
         for config in kernel.configs() {

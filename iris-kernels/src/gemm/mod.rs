@@ -29,8 +29,9 @@ use iris_heap::{
 };
 
 use crate::Target;
-use crate::args::{Matrix, OpArgs, dtype_code};
+use crate::args::{Matrix, OpArgs};
 use crate::build::{self, FaultInjection};
+use crate::dtype::{self, dtype_code};
 use crate::library::GemmRequest;
 use crate::rtc::progress::Level;
 
@@ -84,12 +85,17 @@ pub struct Gemm {
 impl Gemm {
     /// Whether this GEMM exists for a target and element type.
     pub fn is_there(target: &Target, dtype: DType) -> bool {
-        target.arch == "sm_90a" && matches!(dtype, DType::F16 | DType::BF16)
+        Self::is_there_for_any(target) && dtype::has_mma(dtype)
+    }
+
+    /// Whether this GEMM exists for a target, for any element type.
+    pub fn is_there_for_any(target: &Target) -> bool {
+        target.arch == "sm_90a"
     }
 
     /// Whether this GEMM exists for a device, for any element type.
     pub fn is_there_for(device: &DeviceInfo) -> bool {
-        Target::of(device).is_ok_and(|target| Self::is_there(&target, DType::BF16))
+        Target::of(device).is_ok_and(|target| Self::is_there_for_any(&target))
     }
 
     /// Loads the builds `configs` for products C = A B, where C has up to `shape[0]` rows and
@@ -121,7 +127,10 @@ impl Gemm {
         let Some(code) = code else {
             return Err(Error::Unsupported {
                 what: format!("the whole-matrix GEMM of {dtype} on {}", target.arch),
-                why: "expected f16 or bf16, and sm_90a".into(),
+                why: format!(
+                    "expected {}, and sm_90a",
+                    dtype::names(dtype::types(|row| row.mma.is_some()))
+                ),
             });
         };
         let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);

@@ -12,6 +12,7 @@ use iris_heap::{DType, Error, Result};
 use libloading::Library;
 
 use crate::args::Matrix;
+use crate::dtype;
 
 /// Encoded `CUtensorMap`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -35,9 +36,7 @@ type Encode = unsafe extern "C" fn(
     c_int,
 ) -> u32;
 
-// Values of the driver's CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion.
-const FLOAT16: c_int = 6;
-const BFLOAT16: c_int = 9;
+// Values of the driver's CUtensorMapSwizzle and CUtensorMapL2promotion.
 const SWIZZLE_64B: c_int = 2;
 const SWIZZLE_128B: c_int = 3;
 const PROMOTION_256B: c_int = 3;
@@ -110,7 +109,11 @@ impl TensorMap {
         };
         // The stride of a single line is not used, but the driver requires a valid one.
         let ld = if sizes[1] > 1 { matrix.ld } else { u64::from(sizes[0]).next_multiple_of(8) };
-        let kind = if dtype == DType::F16 { FLOAT16 } else { BFLOAT16 };
+        let kind = dtype::row(dtype).and_then(|row| row.tma);
+        let kind = kind.ok_or_else(|| Error::Unsupported {
+            what: format!("tensor maps of {dtype}"),
+            why: format!("expected {}", dtype::names(dtype::types(|row| row.tma.is_some()))),
+        })?;
         let (address, sizes) = (matrix.address, sizes.map(u64::from));
         let key = Key { kind, address, sizes, stride: ld * 2, boxed: [len, lines] };
         if let Some(known) = KNOWN.with_borrow(|known| known.get(&key)) {
@@ -168,8 +171,7 @@ mod tests {
     #[test]
     fn the_maps_of_the_last_calls_are_known_and_no_others() {
         let mut known = Known { maps: Vec::new(), next: 0 };
-        let key =
-            |address| Key { kind: BFLOAT16, address, sizes: [64, 8], stride: 128, boxed: [64, 8] };
+        let key = |address| Key { kind: 9, address, sizes: [64, 8], stride: 128, boxed: [64, 8] };
         let map = |value| TensorMap([value; 16]);
         let value = |known: &Known, key| known.get(&key).map(|map| map.0[0]);
         for at in 0..40 {
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(value(&known, key(16 * 39)), Some(39));
         // Keys that differ in one field are not found.
         for other in [
-            Key { kind: FLOAT16, ..key(640 - 16) },
+            Key { kind: 6, ..key(640 - 16) },
             Key { sizes: [64, 9], ..key(640 - 16) },
             Key { stride: 256, ..key(640 - 16) },
             Key { boxed: [64, 4], ..key(640 - 16) },

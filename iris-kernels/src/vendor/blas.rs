@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use iris_heap::DType;
+
 use super::dialect::{Dialect, Handle, Version, VersionApi};
 use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
@@ -205,7 +207,7 @@ impl Multiplier {
         // The library sees a row-major C transposed and adds the bias along the rows of that view.
         // So it cannot add a bias to a column-major C.
         let odd = problem.bias && problem.c.transposed;
-        let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
+        let types = [problem.a, problem.b, problem.c].map(|it| (self.dialect().kind)(it.dtype));
         if odd || types.contains(&None) || problem.shape.contains(&0) {
             return Err(none());
         }
@@ -259,7 +261,11 @@ impl Described {
         let seen = problem.by_columns();
         let (of, layouts, swapped) = (blas.clone(), [null_mut(); 4], seen.swapped);
         let mut new = Described { blas: of, desc: null_mut(), layouts, swapped };
-        let sums = (dialect.compute_f32, dialect.f32);
+        let kind = |dtype| {
+            let (library, problem) = (dialect.name.into(), problem.to_string());
+            (dialect.kind)(dtype).ok_or(Error::NoAlgorithm { library, problem })
+        };
+        let sums = (dialect.compute_f32, kind(DType::F32)?);
         // SAFETY: `new.desc` is a valid place, into which the library writes the new descriptor.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
         blas.check("MatmulDescCreate", code)?;
@@ -269,11 +275,6 @@ impl Described {
                 new.set(attribute, &dialect.transpose)?;
             }
         }
-        let kind = |dtype| {
-            let known = dialect.kind(dtype);
-            let (library, problem) = (dialect.name.into(), problem.to_string());
-            known.ok_or(Error::NoAlgorithm { library, problem })
-        };
         if problem.bias {
             new.set(dialect.desc_epilogue, &dialect.epilogue_bias)?;
             new.set_bias(bias)?;

@@ -10,6 +10,7 @@ use iris_heap::DType;
 use libloading::Library;
 
 use super::library;
+use crate::dtype;
 
 /// Opaque pointer: a handle of the library, or a stream of the driver.
 pub(super) type Handle = *mut c_void;
@@ -41,12 +42,9 @@ pub struct Dialect {
     pub refuses: bool,
     /// Number of the compute type with sums in f32.
     pub compute_f32: c_int,
-    /// Number of the element type f32.
-    pub f32: c_int,
-    /// Number of the element type f16.
-    pub f16: c_int,
-    /// Number of the element type bf16.
-    pub bf16: c_int,
+    /// Returns the number of an element type; `None` for a type that iris does not use with the
+    /// library.
+    pub kind: fn(DType) -> Option<c_int>,
     /// Number of the operation that transposes a factor.
     pub transpose: c_int,
     /// Numbers of the descriptor attributes for the operation on the left and on the right factor.
@@ -91,9 +89,7 @@ impl Dialect {
         algorithm_words: 8,
         refuses: true,
         compute_f32: 68,
-        f32: 0,
-        f16: 2,
-        bf16: 14,
+        kind: dtype::blas,
         transpose: 1,
         desc_transposes: [3, 4],
         desc_epilogue: 7,
@@ -128,9 +124,7 @@ impl Dialect {
         algorithm_words: 3,
         refuses: false,
         compute_f32: 2,
-        f32: 0,
-        f16: 2,
-        bf16: 14,
+        kind: dtype::blas,
         transpose: 112,
         desc_transposes: [0, 1],
         desc_epilogue: 2,
@@ -144,17 +138,6 @@ impl Dialect {
         // The status is INVALID_VALUE; Debian's release 1.2.2 returns it on gfx942.
         no_kernels: Some(3),
     };
-
-    /// Number of an element type in the library; `None` if iris does not use this type with the
-    /// library.
-    pub(super) fn kind(&self, dtype: DType) -> Option<c_int> {
-        match dtype {
-            DType::F32 => Some(self.f32),
-            DType::F16 => Some(self.f16),
-            DType::BF16 => Some(self.bf16),
-            _ => None,
-        }
-    }
 }
 
 library! { CublasLt,

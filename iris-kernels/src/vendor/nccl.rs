@@ -12,6 +12,7 @@ use iris_heap::{BackendKind, DType};
 
 use super::dialect::Handle;
 use super::{Error, Result, cuda_folders, find, hip_folders, library, open};
+use crate::dtype;
 use window::WindowTable;
 
 pub use call::NcclCall;
@@ -479,15 +480,10 @@ impl Release {
 /// Code of an element type for which sums are defined. `None` stands for bytes, which can only be
 /// copied.
 fn type_code(dtype: Option<DType>) -> Result<c_int> {
-    Ok(match dtype {
-        None => BYTE,
-        Some(DType::I32) => 2,
-        Some(DType::F16) => 6,
-        Some(DType::F32) => 7,
-        Some(DType::BF16) => 9,
-        Some(other) => {
-            let name = format!("element type {other}, expected i32, f16, f32 or bf16");
-            return Err(Error::Call { function: "a collective".into(), code: 0, name });
-        }
+    let Some(dtype) = dtype else { return Ok(BYTE) };
+    dtype::row(dtype).and_then(|row| row.nccl).ok_or_else(|| {
+        let expected = dtype::names(dtype::types(|row| row.nccl.is_some()));
+        let name = format!("element type {dtype}, expected {expected}");
+        Error::Call { function: "a collective".into(), code: 0, name }
     })
 }

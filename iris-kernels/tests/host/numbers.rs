@@ -10,6 +10,7 @@ use bytemuck::Zeroable;
 use half::{bf16, f16};
 use iris_heap::DType;
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
+use iris_kernels::dtype::blas;
 use iris_kernels::vendor::{
     Addresses, Blas, Dialect, Error, Layout, Multiplier, Prepared, Problem, Product,
 };
@@ -188,14 +189,19 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
     }
 }
 
+/// Number of the type `of`, which is `number` for the type `wrong`.
+fn planted(of: DType, wrong: DType, number: i32) -> Option<i32> {
+    if of == wrong { Some(number) } else { blas(of) }
+}
+
 pub(crate) fn wrong_numbers_are_found() {
     type Plant = (&'static str, fn(&mut Dialect));
     let plants: [Plant; 16] = [
         ("sums", |it| it.compute_f32 += 1),
-        ("f32", |it| it.f32 = 1),
-        ("f16", |it| it.f16 = it.bf16),
-        ("bf16", |it| it.bf16 = it.f16),
-        ("a type of other releases", |it| it.bf16 = 168),
+        ("f32", |it| it.kind = |of| planted(of, DType::F32, 1)),
+        ("f16", |it| it.kind = |of| planted(of, DType::F16, 14)),
+        ("bf16", |it| it.kind = |of| planted(of, DType::BF16, 2)),
+        ("a type of other releases", |it| it.kind = |of| planted(of, DType::BF16, 168)),
         ("transpose", |it| it.transpose -= 1),
         ("conjugate", |it| it.transpose += 100),
         ("factors swapped", |it| it.desc_transposes.reverse()),
@@ -205,7 +211,7 @@ pub(crate) fn wrong_numbers_are_found() {
         ("no bias", |it| it.epilogue_bias = 1),
         ("workspace", |it| it.pref_workspace -= 1),
         ("a longer algorithm", |it| it.algorithm_words += 1),
-        ("another scale", |it| it.f32 = it.f16),
+        ("another scale", |it| it.kind = |of| planted(of, DType::F32, 2)),
         ("the other vendor's way with algorithms", |it| it.refuses = !it.refuses),
     ];
     for dialect in [&Dialect::CUBLASLT, &Dialect::HIPBLASLT] {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use iris_heap::{ALIGNMENT, Bytes, DType, HeapOptions, Settings};
+use iris_kernels::dtype::Role;
 use iris_sync::LINE_WORDS;
 
 use crate::error::{Error, Result};
@@ -14,9 +15,6 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::plan::composed::{area_bytes, largest_areas};
 use crate::topology::Topology;
-
-/// Element types that can be summed.
-pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Types in whose units data is moved unchanged: f32 for words of four bytes, f16 for words of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
@@ -99,8 +97,8 @@ impl Footprint {
 
 impl Default for Options {
     fn default() -> Self {
-        let beside = Footprint::default();
-        Self { name: None, max_bytes: 8 << 20, sums: SUMS.to_vec(), beside, settings: None }
+        let (sums, beside) = (Role::Wire.types().collect(), Footprint::default());
+        Self { name: None, max_bytes: 8 << 20, sums, beside, settings: None }
     }
 }
 

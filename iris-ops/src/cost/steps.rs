@@ -2,6 +2,7 @@
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
+use iris_kernels::dtype::has_mma;
 
 use super::CostParameters;
 
@@ -38,7 +39,7 @@ impl CostParameters {
 
     /// Rate of GEMMs of this element type, in floating-point operations per microsecond.
     pub(super) fn rate(&self, dtype: DType) -> f64 {
-        if dtype == DType::F32 { self.flops_f32_per_us } else { self.flops_per_us }
+        if has_mma(dtype) { self.flops_per_us } else { self.flops_f32_per_us }
     }
 
     /// Time of a message of `bytes` bytes in total, among `world` ranks; `None` for kernels that

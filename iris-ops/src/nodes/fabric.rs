@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use iris_heap::abi::abort;
 use iris_heap::bootstrap::OnMissing;
 use iris_heap::{AwaitedNode, Control, DType, Element, RawSlice, Stream, SymmetricHeap, World};
+use iris_kernels::with_type;
 
 use super::exchange::Exchange;
 use crate::op_names::Op;
@@ -396,14 +397,10 @@ fn store(
     })
 }
 
-/// Sums arrays of elements of type `dtype` (f32, f16 or bf16), given as bytes, element by element in
+/// Sums arrays of elements of type `dtype` , given as bytes, element by element in
 /// the order of `parts`: in f32, rounded once at the end.
 pub(super) fn sum(dtype: DType, parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
-    match dtype {
-        DType::F16 => sum_of::<half::f16>(parts),
-        DType::BF16 => sum_of::<half::bf16>(parts),
-        _ => sum_of::<f32>(parts),
-    }
+    with_type!(dtype, T => sum_of::<T>(parts), panic!("no sums of {dtype}"))
 }
 
 fn sum_of<T: Element>(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {

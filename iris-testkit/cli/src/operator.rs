@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType, MAX_RANKS, Settings, World};
+use iris_kernels::dtype::{Role, has_role};
 use iris_ops::{Shard, Topology, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::rank_setup::{Crossing, Rig};
@@ -133,10 +134,8 @@ pub(crate) fn op(text: &str) -> Result<Op, String> {
 }
 
 pub(crate) fn dtype(text: &str) -> Result<DType, String> {
-    match text.parse() {
-        Ok(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Ok(dtype),
-        _ => Err("expected f32, f16 or bf16".into()),
-    }
+    let known = text.parse().ok().filter(|&dtype| has_role(dtype, Role::Wire));
+    known.ok_or_else(|| format!("expected {}", Role::Wire.names()))
 }
 
 /// Maximum number of timed calls, because all their times are kept in memory.

@@ -4,6 +4,7 @@ use crate::args::{Matrix, counter};
 use crate::cpu::body::partial::{Partial, bytes, in_slot};
 use crate::cpu::view;
 use crate::cpu::words::Words;
+use crate::dtype::values;
 use crate::schedule::Grid;
 
 pub(crate) struct Accumulate<'a> {
@@ -36,7 +37,7 @@ impl AccumulateTiles for Accumulate<'_> {
         // Partials are rounded to the transfer type before they are added, so that the sums equal
         // those of the other variants.
         let wire = self.partial.args.wire;
-        view::round(wire, &mut self.partial.sum);
+        (values(wire).round)(&mut self.partial.sum);
     }
 
     fn add(&mut self, owner: u32, tile: u32) {

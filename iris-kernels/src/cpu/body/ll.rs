@@ -10,6 +10,7 @@ use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::body::norm::norm_row;
 use crate::cpu::view;
 use crate::cpu::words::Words;
+use crate::dtype::values;
 use crate::kernel::Kernel;
 use crate::schedule::{Items, Tile};
 
@@ -95,29 +96,30 @@ impl Body<'_> {
             bits[i] = if dtype == self.dtype {
                 element
             } else {
-                view::to_bits(self.dtype, view::from_bits(dtype, element))
+                (values(self.dtype).from_f32)((values(dtype).to_f32)(element))
             };
         }
         bits
     }
 
     fn pack(&self, bits: [u32; MOST]) -> [u32; 2] {
-        match self.items.per_item {
-            2 => [bits[0], bits[1]],
-            _ => [bits[0] | bits[1] << 16, bits[2] | bits[3] << 16],
-        }
+        let (count, width) = (self.items.per_item, 64 / self.items.per_item);
+        let data = (0..count).zip(bits).map(|(i, bits)| u64::from(bits) << (i * width));
+        let data = data.fold(0, |all, bits| all | bits);
+        [data as u32, (data >> 32) as u32]
     }
 
     fn unpack(&self, data: [u32; 2]) -> [u32; MOST] {
-        match self.items.per_item {
-            2 => [data[0], data[1], 0, 0],
-            _ => [data[0] & 0xffff, data[0] >> 16, data[1] & 0xffff, data[1] >> 16],
-        }
+        let (count, width) = (self.items.per_item as usize, 64 / self.items.per_item);
+        let data = u64::from(data[1]) << 32 | u64::from(data[0]);
+        let element = |i| (data >> (i as u32 * width)) as u32 & u32::MAX >> (32 - width);
+        std::array::from_fn(|i| if i < count { element(i) } else { 0 })
     }
 
     fn add(&mut self, bits: [u32; MOST]) {
+        let to_f32 = values(self.dtype).to_f32;
         for (sum, bits) in self.sum.iter_mut().zip(bits) {
-            *sum += view::from_bits(self.dtype, bits);
+            *sum += to_f32(bits);
         }
     }
 
@@ -199,7 +201,7 @@ impl LlTiles for Body<'_> {
         if self.reduces {
             self.finish(item);
             let dtype = self.args.c.dtype;
-            self.put(self.me(), item, self.sum.map(|sum| view::to_bits(dtype, sum)));
+            self.put(self.me(), item, self.sum.map(values(dtype).from_f32));
         }
     }
 }
@@ -229,7 +231,7 @@ impl LlParts for Body<'_> {
         match parts.root {
             None => {
                 self.finish(item);
-                let bits = self.sum.map(|sum| view::to_bits(self.dtype, sum));
+                let bits = self.sum.map(values(self.dtype).from_f32);
                 self.put(me, item, bits);
                 self.pack(bits)
             }

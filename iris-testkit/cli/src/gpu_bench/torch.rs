@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use iris_heap::DType;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -54,7 +55,8 @@ impl Torch {
         };
         let of = |name: &str| line[name].as_u64();
         let shape = [of("m")?, of("n")?, of("k")?];
-        let size = if line["dtype"] == "bf16" { 2 } else { 4 };
+        let dtype = line["dtype"].as_str().and_then(|name| name.parse().ok());
+        let size = dtype.map_or(4, DType::size) as u64;
         let same = |entry: &&Entry| {
             entry.world == ranks
                 && entry.op == op

@@ -14,7 +14,7 @@ use comfy_table::Table;
 use iris_heap::{DType, World};
 use iris_ops::{Epilogue, Plan, Topology};
 use iris_testkit::matrix::Matrix;
-use iris_testkit::numeric::{relative, rounded};
+use iris_testkit::numeric::{relative, rounded, unit_roundoff};
 use iris_testkit::oracle::{Dense, gelu, product, split};
 use iris_testkit::rank_setup::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
@@ -44,11 +44,7 @@ const WAYS: [(&str, [Op; 2]); 2] = [
 /// that passes. Rounding alone causes about a fifth of this bound; GELU by tanh instead of erf, a
 /// bias added twice, or one wrong element of the embedded layer cause a larger error.
 fn bound(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => 2e-6,
-        DType::F16 => 2e-3,
-        _ => 1.6e-2,
-    }
+    (4.096 * unit_roundoff(dtype)).max(2e-6)
 }
 
 /// Runs the transformer layer and prints the table of its results; returns whether all errors are

@@ -7,11 +7,12 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use half::{bf16, f16};
 use iris_heap::DType;
+use iris_kernels::dtype::{Role, has_role};
+use iris_testkit::matrix;
 use iris_testkit::oracle::Dense;
 use rustix::fs::OFlags;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
 
 use crate::errors::usage;
 
@@ -129,15 +130,11 @@ impl<'a> Tensor<'a> {
     }
 
     fn dtype(&self) -> Result<DType> {
-        match self.view.dtype() {
-            Dtype::F32 => Ok(DType::F32),
-            Dtype::F16 => Ok(DType::F16),
-            Dtype::BF16 => Ok(DType::BF16),
-            other => {
-                let what = format!("element type of {}", self.name);
-                Err(usage(what, format!("{other:?}"), "F32, F16 or BF16"))
-            }
-        }
+        let name = format!("{:?}", self.view.dtype()).to_lowercase();
+        let known = name.parse().ok().filter(|&it| has_role(it, Role::Factor));
+        known.ok_or_else(|| {
+            usage(format!("element type of {}", self.name), name, Role::Factor.names())
+        })
     }
 
     fn wrong_shape(&self, expected: impl std::fmt::Display) -> anyhow::Error {
@@ -169,24 +166,15 @@ impl<'a> Tensor<'a> {
     }
 
     fn dense(&self, rows: usize, cols: usize) -> Result<Dense> {
-        let bytes = self.view.data();
-        let half = |value: fn(u16) -> f64| {
-            bytes.chunks_exact(2).map(|b| value(u16::from_le_bytes([b[0], b[1]]))).collect()
-        };
-        let data = match self.dtype()? {
-            DType::F16 => half(|bits| f16::from_bits(bits).to_f64()),
-            DType::BF16 => half(|bits| bf16::from_bits(bits).to_f64()),
-            _ => {
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into();
-                bytes.chunks_exact(4).map(value).collect()
-            }
-        };
+        let data = matrix::values(self.dtype()?, self.view.data())?;
         Ok(Dense { rows, cols, data })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use safetensors::Dtype;
+
     use super::*;
 
     #[test]
@@ -224,7 +212,7 @@ mod tests {
             safetensors::serialize(tensors, None).unwrap()
         };
         let e = says(&with("ffn.down.weight", Dtype::I64, vec![384, 1536]));
-        assert!(e.contains("ffn.down.weight is I64: expected F32, F16 or BF16"), "{e}");
+        assert!(e.contains("ffn.down.weight is i64: expected f32, f16 or bf16"), "{e}");
         let e = says(&with("ffn.down.weight", Dtype::F16, vec![1536, 384]));
         assert!(e.contains("[1536, 384]: expected [384, 1536]"), "{e}");
         let e = says(&with("ffn.up.bias", Dtype::F32, vec![1535]));

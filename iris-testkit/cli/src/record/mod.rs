@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use iris_heap::DType;
 use iris_testkit::say;
 
 use crate::errors::usage;
@@ -221,7 +222,7 @@ fn bytes(bytes: usize) -> String {
 
 /// Size in bytes of the message of `subject`, m x n elements.
 pub(crate) fn message_bytes(subject: &Subject) -> usize {
-    let size = if subject.dtype == "f32" { 4 } else { 2 };
+    let size = subject.dtype.parse().map(DType::size).unwrap_or_default();
     subject.m * subject.n * size
 }
 
