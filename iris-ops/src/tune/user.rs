@@ -365,4 +365,13 @@ mod tests {
         read_with("overlap_us", "0.0").unwrap();
         fs::remove_file(&path).unwrap();
     }
+
+    /// Tests that a file is read that an earlier commit wrote, and that files still have its keys.
+    #[test]
+    fn keys_of_files_stay() {
+        let old: toml::Table = include_str!("version_2.toml").parse().unwrap();
+        let file: TuningFile = old.clone().try_into().unwrap();
+        assert!(file.row[0].uniform_shape && file.row[0].columns);
+        assert_eq!(toml::Table::try_from(&file).unwrap(), old);
+    }
 }
