@@ -1,6 +1,5 @@
-//! Device barrier over a group of ranks. Every member stores the call number into a word at every
-//! other member, then waits until all words that the other members store at its own rank hold that
-//! number.
+//! Device barrier over a group of ranks. Every member stores the call number into its word at every
+//! other member, then waits until the words of all other members at its own rank hold that number.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Aborted, Access, Call, Channel, Limit, Memory, divergent};

@@ -15,9 +15,9 @@
 pub struct Call(i32);
 
 /// Number of calls from one refresh to the next. In every call whose number is a multiple of this
-/// period, writers store the number into all of their words. Without the refresh, a word that many
-/// calls leave unused could become 2^31 calls old; the wrapping difference between its value and
-/// the current call's number would then change sign.
+/// period, each rank stores the number into all words that it writes at peers. Without the refresh,
+/// a word that many calls leave unused could become 2^31 calls old; the wrapping difference between
+/// its value and the current call's number would then change sign.
 pub const REFRESH_PERIOD: i32 = 1 << 29;
 
 impl Call {
@@ -37,15 +37,15 @@ impl Call {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The call before this one. Words of an op that has not run yet hold the number of the call
+    /// The call before this one. Words of an op that has not run yet are initialised to the number
     /// before the op's first call.
     #[must_use]
     pub const fn previous(self) -> Self {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether the call that set a word to the call number `seen` is this call or a later one;
-    /// correct also where call numbers wrap around.
+    /// Whether a word that holds the call number `seen` was set by this call or a later one;
+    /// correct also if call numbers wrap around.
     pub const fn reached_by(self, seen: i32) -> bool {
         seen.wrapping_sub(self.0) >= 0
     }
@@ -62,8 +62,8 @@ impl Call {
         Self(self.0.wrapping_sub(2))
     }
 
-    /// Whether this call refreshes the LL words of its parity that it did not write itself. True
-    /// for one call of each parity in every [`REFRESH_PERIOD`] calls.
+    /// Whether this call refreshes the LL words of its half of the inbox that it did not write
+    /// otherwise. True for one call of each parity in every [`REFRESH_PERIOD`] calls.
     pub const fn refreshes_slot(self) -> bool {
         self.0 & (REFRESH_PERIOD - 1) <= 1
     }

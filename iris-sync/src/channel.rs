@@ -4,21 +4,22 @@ use crate::{DevWord, Field, SymPair, SymWord};
 const PAIR_WORDS: u32 = 4;
 
 /// Number of pairs of LL words in the header of an LL message: the header has the fields of an
-/// entry record that ranks must agree on, two per pair.
+/// entry record that must be equal on all ranks, two per pair.
 pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
-/// Number of quads of a pack. A quad is an LL word of 128 bits, and lies where a [`SymPair`] would.
+/// Number of quads in a pack of the LL protocol. A quad is an LL word of 128 bits, and occupies the
+/// place of one [`SymPair`].
 pub const QUADS: u32 = 4;
 
-/// Number of packs whose quads are interleaved in memory, so that the threads of a warp, each with
-/// its own pack, access adjacent quads.
+/// Number of packs (messages of four 128-bit quads) whose quads are interleaved in memory, so that
+/// the threads of a warp, each with its own pack, access adjacent quads.
 pub const PACK_LANES: u32 = 32;
 
-/// Number of 4-byte words in a 128-byte line.
+/// Number of 4-byte words in a 128-byte cache line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Index, among the device words of an op, of the op's own call counter, which is used if not all
-/// ranks take part in the op. Ops of all ranks use the heap's common counter instead.
+/// Index, among the device words of an op, of the op's own sequence counter. Only ops in which not
+/// all ranks take part use it; ops of all ranks use the heap's common counter.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
 /// Layout of the synchronisation words of one op. The layout is the same on every rank, because the
@@ -36,11 +37,11 @@ pub struct Channel {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Number of tiles of the largest plan, rounded up to a multiple of [`LINE_WORDS`]: the stride
-    /// of signals and results.
+    /// Number of tiles of the op's largest plan, rounded up to a multiple of [`LINE_WORDS`]: the
+    /// stride between ranks in the signal and result words.
     pub tiles: u32,
-    /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`. In each
-    /// record, a source rank describes the call that it has entered.
+    /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`. By its record
+    /// a source rank describes the call that it has entered.
     pub entries: u32,
     /// Index of the first signal word, `[source][tiles]`; each signal is set by the rank that sends
     /// the tile.
@@ -54,8 +55,8 @@ pub struct Channel {
     /// Index of the first barrier word, `[phase][source][LINE_WORDS]`; an op has two barrier
     /// phases.
     pub barriers: u32,
-    /// Index of the first lock word, `[tile]`. The lock of a tile is the word with this index in
-    /// the memory of the rank that owns the tile.
+    /// Index of the first lock word, `[tile]`. A tile's lock is used only in the memory of the rank
+    /// that owns the tile.
     pub locks: u32,
     /// Index of the device word that holds the number of the op's current call.
     pub call: u32,
@@ -68,11 +69,11 @@ pub struct Channel {
     pub flags: u32,
     /// Number of staging flags: one for each unit of the staging buffer.
     pub flag_count: u32,
-    /// Number of pairs of LL words per source rank: header and data of the largest plan, rounded up
-    /// to a line, and then the quads of its packs, each in the place of a pair. The pairs lie after
-    /// the barrier words, `[parity][source][pair_count]`.
+    /// Number of pairs of LL words per source rank: first the header and data of the largest plan,
+    /// rounded up to a whole cache line, then the quads of the plan's packs, each in the place of a
+    /// pair. The pairs lie after the barrier words, `[parity][source][pair_count]`.
     pub pair_count: u32,
-    /// Number of packs per source rank, a multiple of [`PACK_LANES`].
+    /// Number of packs (four 128-bit quads each) per source rank, a multiple of [`PACK_LANES`].
     pub pack_count: u32,
 }
 
@@ -173,14 +174,14 @@ impl Channel {
         SymPair { rank: at, index: first + number * PAIR_WORDS }
     }
 
-    /// Number of the first pair whose place a quad has: the pairs before it are headers and items of
-    /// eight bytes.
+    /// Number of the first pair whose place belongs to a quad; the pairs before it hold headers and
+    /// items of eight bytes.
     pub fn first_quad(&self) -> u32 {
         self.pair_count - QUADS * self.pack_count
     }
 
-    /// Address of quad number `quad` of a pack that rank `source` writes at rank `at` in calls of
-    /// this parity. The quads of [`PACK_LANES`] packs are interleaved.
+    /// Address of quad number `quad` of pack number `pack`, which rank `source` writes at rank `at`
+    /// in calls of this parity. The quads of [`PACK_LANES`] packs are interleaved.
     pub fn quad(&self, at: u32, source: u32, parity: u32, (pack, quad): (u32, u32)) -> SymPair {
         debug_assert!(pack < self.pack_count, "pack {pack} of {}", self.pack_count);
         let (block, lane) = (pack / PACK_LANES, pack % PACK_LANES);
@@ -207,8 +208,8 @@ impl Channel {
     }
 
     /// All other ranks in ascending order with wrap-around, starting `turn` places later than
-    /// [`Channel::peers`]. A workgroup that moves one tile passes the tile's number as `turn`. So
-    /// the workgroups start with different peers, and all links are busy.
+    /// [`Channel::peers`]. A workgroup that sends one tile passes the tile's number as `turn`, so
+    /// that workgroups start with different peers and all links are busy.
     pub fn peers_in_turn(&self, turn: u32) -> impl Iterator<Item = u32> + use<> {
         let Self { rank, size, .. } = *self;
         let others = size - 1;

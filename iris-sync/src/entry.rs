@@ -3,10 +3,10 @@
 //!
 //! Each rank writes, at every peer, a record of the call that it is in. There are two records, one
 //! for each parity of the call number; the call number is stored last. The number also serves as
-//! credit, which is permission to overwrite slots. A rank that has entered call `c` has ended call
-//! `c - 1`, so its slots of call `c - 2`, which have the parity of `c`, are free. An entry record
-//! is a slot too and is written only with credit, so no rank is ever more than one call ahead of
-//! another.
+//! credit: permission for its reader to overwrite slots of the rank that wrote it. A rank that has
+//! entered call `c` has ended call `c - 1`, so its slots of call `c - 1` are free to be overwritten
+//! in call `c + 1`, which has the same parity. An entry record is a slot too and is written only
+//! with credit, so no rank is ever more than one call ahead of another.
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{
@@ -38,8 +38,8 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// Load, without waiting, the credit of `peer`: the number of the last call with parity `parity`
-/// that `peer` has entered.
+/// Load, without waiting, the credit of `peer`: the number of the last call of parity `parity` that
+/// `peer` has entered.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
@@ -98,8 +98,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
     wait_for(m, channel, Access::EntryLoad, awaited, look)?;
-    // All fields are loaded before the first comparison, so that the loads are in flight together:
-    // each takes the latency of device memory.
+    // All fields are loaded before the first comparison, so that the loads overlap, because each
+    // load has the latency of device memory.
     let all: [i32; Field::ALL.len()] = core::array::from_fn(|index| m.get(word(place, index)));
     for (index, field) in Field::ALL.into_iter().enumerate() {
         let (seen, wanted) = (all[index], record.fields[index]);
@@ -111,7 +111,7 @@ pub fn wait_entry<M: Memory + ?Sized>(
 }
 
 /// Record a fault and give up, because a field of the entry record of `peer` differs from this
-/// rank's record. The tuple has the field, the peer's value and this rank's value.
+/// rank's record. The tuple is (field, the peer's value, this rank's value).
 pub(crate) fn mismatch<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

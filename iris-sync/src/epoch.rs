@@ -1,8 +1,8 @@
 //! Versioned lock: one word by which a producer hands data to a consumer.
 //!
 //! The word holds the number of the call that filled the data. The word is never reset: the next
-//! version is the number of the next call. A second word, which the consumer sets, is needed to
-//! tell the producer that it may overwrite the data.
+//! version is the number of the next call. A second word of this kind, which the consumer sets,
+//! must tell the producer that it may overwrite the data.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Aborted, Access, Call, Channel, Limit, Memory, SymWord};

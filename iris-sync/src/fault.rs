@@ -16,15 +16,15 @@ pub enum FaultKind {
     NoProgress = 2,
     /// A peer entered the call with other arguments; `field` names the argument.
     Mismatch = 3,
-    /// A peer gave up. `rank` is that peer, or the rank for which it had waited in vain.
+    /// A peer gave up. `rank` is that peer, or the rank for which the peer had waited in vain.
     PeerGaveUp = 4,
     /// A peer is lost: its process or thread has ended, or it has dropped its world without close.
     PeerLost = 5,
     /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,
-    /// The rank with the same local rank on another node is in another step between nodes. `rank`
-    /// is the other node, `tile` the step, and `field` the number of the record's value that
-    /// differs.
+    /// This rank's counterpart (same local rank) on another node is in another step between nodes.
+    /// `rank` is the other node, `tile` the step, and `field` the index of the value of the step's
+    /// record that differs.
     StepDiffers = 7,
 }
 
@@ -38,7 +38,8 @@ impl FaultKind {
     }
 }
 
-/// Field of an entry record that must be equal on all ranks, in the order of the record's words.
+/// Field of an entry record that ranks compare; the variants are in the order of the record's
+/// words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[repr(i32)]
@@ -59,9 +60,9 @@ pub enum Field {
     Variant = 6,
     /// Other arguments and options of the call, as a [`Config`].
     Config = 7,
-    /// Whether peers may write results directly into C. The ranks do not compare this field in
-    /// every call. It must be equal only if a kernel of the caller runs at the same time as the op
-    /// and reads tiles of C as they arrive.
+    /// Whether peers may write results directly into C. Ranks compare this field only if a kernel
+    /// of the caller runs at the same time as the op and reads tiles of C as they arrive; in other
+    /// calls it may differ.
     Direct = 8,
 }
 
@@ -88,8 +89,9 @@ pub struct Config {
     pub bias: bool,
     /// Whether the call has a residual.
     pub residual: bool,
-    /// Hash, of which 24 bits are kept: of the tile shape and other options of the op and, if ranks
-    /// read A of each other, of the offset of A in the heap and its leading dimension.
+    /// Hash (only the lower 24 bits are kept) of the tile shape and other options of the op. If
+    /// ranks read each other's A, the hash includes the offset of A in the heap and its leading
+    /// dimension.
     pub hash: u32,
 }
 
@@ -107,13 +109,14 @@ impl Config {
         Self { root: word as u8 & 63, bias: option(6), residual: option(7), hash: word >> 8 }
     }
 
-    /// Texts of two words of this kind, by what differs between them.
+    /// Texts of two words of [`Config::to_word`], each listing only the arguments that differ
+    /// between the two.
     fn differences(words: [i32; 2]) -> [String; 2] {
         let [one, other] = words.map(Config::from_word);
         [one.unlike(&other), other.unlike(&one)].map(|texts| texts.join(" and "))
     }
 
-    /// Texts of the arguments that differ from those of `other`.
+    /// Texts of those arguments of `self` that differ from `other`.
     fn unlike(&self, other: &Config) -> Vec<String> {
         let some = |is: bool, name: &str| format!("{} {name}", if is { "a" } else { "no" });
         let mut texts = Vec::new();
@@ -180,9 +183,9 @@ impl Fault {
         fields.into_iter().find(|&field| field as i32 == self.field)
     }
 
-    /// Whether the ranks differ only in the place of A, its offset in the heap or its leading
-    /// dimension. The options of an op are compared when it is made, so if only the hashes of its
-    /// calls differ, the places of A do.
+    /// Whether the ranks differ only in the place of A: its offset in the heap or its leading
+    /// dimension. Options of an op were compared when the op was made, so if only the hashes of a
+    /// call differ, the places of A differ.
     pub fn is_about_place(&self) -> bool {
         let [theirs, ours] = [self.seen, self.wanted].map(Config::from_word);
         self.differing() == Some(Field::Config) && theirs.unlike(&ours).is_empty()
@@ -193,8 +196,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, field, .. } = self;
         match self.kind {
-            // The value found in the word is not printed, because the number of an older call would
-            // tell the user nothing.
+            // The value found in the word is not printed, because it is the number of an older
+            // call, which tells the user nothing.
             FaultKind::NotEntered => write!(
                 f,
                 "rank {rank} has not entered call {wanted} of operator {op}: it is late, has left out a call, \
@@ -240,8 +243,8 @@ impl fmt::Display for Fault {
                      call {call} of operator {op}"
                 )?;
                 if differing == Some(Field::Sequence) {
-                    // A rank in a call that uses the LL protocol does not overwrite its entry
-                    // record, so the peer may see the record of an older call.
+                    // A call that uses the LL protocol writes no entry record, so the record found
+                    // may be one of an older call.
                     f.write_str(
                         "; the two ranks have not issued the same operators before it, or this one with \
                          messages of different sizes",
@@ -296,7 +299,7 @@ mod tests {
         assert!(place.contains(expected), "{place}");
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
-        // The message must not show `seen` and `wanted` if they are not call numbers.
+        // Messages must not show `seen` and `wanted` for kinds in which they are not call numbers.
         let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
         let absent = other(FaultKind::NotEntered);
         assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");

@@ -14,14 +14,14 @@
 //! skeletons in [`flow`]. A user's own protocol uses [`epoch`], [`lock`], [`barrier`] and
 //! [`tile_flags`].
 //!
-//! **Errors.** Functions fail by [`Aborted`] alone: a wait timed out, or the rank or a peer gave
-//! up. All threads of the workgroup then leave the call, and nothing may be retried in it.
+//! **Errors.** Functions fail only with [`Aborted`]: a wait timed out, or the rank or a peer gave
+//! up. All threads of the workgroup then leave the call, and nothing in the call may be retried.
 //!
 //! **Debugging.** A wait that times out or is aborted leaves a [`Fault`] with op, call, tile,
 //! awaited rank, the value seen and the value wanted.
 //!
-//! **Limits.** No sequentially consistent access is used or offered. A `Memory` moves words only;
-//! the caller moves the bulk data, between the same two synchronising accesses.
+//! **Limits.** No sequentially consistent access is used or offered. A `Memory` moves words only.
+//! The caller moves the bulk data, after the acquire and before the release that synchronise it.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::missing_errors_doc,
@@ -56,13 +56,13 @@ pub use workgroup::{End, Workgroup};
 /// Number of words at the start of every rank's signal segment that are reserved for the heap. The
 /// words of ops follow them.
 ///
-/// Word [`ABORT_WORD`] is the abort word, which peers may set and nobody resets. The other reserved
-/// words are unused.
+/// Word [`ABORT_WORD`] is the abort word, which peers may set and which is never reset. The other
+/// reserved words are unused.
 pub const RESERVED_WORDS: u32 = 1024;
 
-/// Index of the abort word in every rank's signal segment. The word holds 0, or 1 + the rank that
-/// gave up or was waited for in vain, or [`PEER_LOST`] + the rank that was lost. Once set, it is
-/// never reset.
+/// Index of the abort word in every rank's signal segment. Values of the word: 0 (no abort); 1 +
+/// the rank that gave up, or for which a rank waited in vain; [`PEER_LOST`] + the rank that was
+/// lost. Once set, it is never reset.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value

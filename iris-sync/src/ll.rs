@@ -1,22 +1,23 @@
 //! LL protocol for small messages: each 64-bit word has four bytes of data and, as its flag, the
 //! number of the call in the other four (known from NCCL as LL, low latency).
 //!
-//! A receiver that sees the flag has the data. So neither a signal nor a memory order is needed,
-//! and a message costs one one-way latency. The receiver's region `[parity][source][pair]` holds
-//! nothing but LL words while the op exists. A flag is compared by `==`: no rank is more than one
-//! call ahead of another, so a word holds data of this call or of an older call of the same parity.
-//! Words are refreshed long before an old call number could wrap around to the current one.
+//! A receiver that sees the flag has the data too. So neither a signal nor a memory order is
+//! needed, and a message costs one one-way latency. The receiver's region `[parity][source][pair]`
+//! holds nothing but LL words while the op exists. A flag is compared by `==`: no rank is more than
+//! one call ahead of another, so a word holds data of this call or of an older call of the same
+//! parity. Unused words are refreshed long before call numbers wrap around to the number that such
+//! a word holds.
 //!
-//! The first [`HEAD`] pairs of a source are its header: the fields that ranks must agree on. An
-//! entry record would cost a round trip; the header arrives with the data. Words are stored and
-//! loaded in pairs because a device moves 16 bytes at a time; the two flags of a pair are checked
-//! separately.
+//! The first [`HEAD`] pairs of a source are its header: the fields of the entry record that must be
+//! equal on all ranks. The header arrives with the data, whereas an entry record would cost a round
+//! trip. Words are stored and loaded in pairs because a device moves 16 bytes at a time; the two
+//! flags of a pair are checked separately.
 //!
-//! Larger messages can consist of packs instead of pairs, on devices that access 128 bits as a
-//! whole: an [`Ll128`] of 48 bytes is sent as four quads, words of 128 bits with twelve bytes of
-//! data and a flag. So a message takes 4/3 of its bytes, and not twice as many. Pairs and packs
-//! have separate places, because the data of a quad could be taken for the flag of a pair's first
-//! word.
+//! On devices that access 128 bits as a whole, larger messages can consist of packs instead of
+//! pairs: an [`Ll128`] of 48 bytes is sent as four quads, words of 128 bits with twelve bytes of
+//! data and a flag. So a message takes 4/3 of its bytes in memory, and not twice its bytes. Pairs
+//! and packs have separate places, because the data of a quad could be taken for the flag of a
+//! pair's first word.
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
@@ -35,10 +36,10 @@ pub const SOURCES: usize = 8;
 pub const AT_ONCE: usize = 8;
 
 /// Number of source ranks whose headers [`wait_head`] polls together in exchanges of rows. The
-/// number is small because a thread already holds part of a row in registers.
+/// number is small because a thread also holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Message that consists of rows of items; one workgroup takes a whole row. Every rank sends all
+/// Division of a message into rows of items; one workgroup takes a whole row. Every rank sends all
 /// its items to every other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
@@ -46,14 +47,15 @@ pub struct Rows {
     pub items: u32,
     /// Number of items in a row; the last row may be shorter.
     pub len: u32,
-    /// Number of adjacent items that one thread takes: as many as there are elements in a vector.
+    /// Number of adjacent items that one thread takes: as many items as a vector access covers.
     pub piece: u32,
     /// Number of items that a thread waits for together: a multiple of `piece`, at most
     /// [`AT_ONCE`].
     pub at_once: u32,
     /// Whether all workgroups share the pushes evenly; otherwise each workgroup pushes the rows
-    /// that it will take. Several multiprocessors fill a link sooner than the one that takes a row.
-    /// If `spread` is true, the pushed buffer must not be overwritten before the launch has ended.
+    /// that it will take. Several multiprocessors together fill a link sooner than the single one
+    /// that takes a row. If `spread` is true, the pushed buffer must not be overwritten before the
+    /// launch has ended.
     pub spread: bool,
 }
 
@@ -66,11 +68,11 @@ pub struct Strip {
     pub across: u32,
     /// Position of the tile's first item in its row of the message.
     pub first: u32,
-    /// Number of items in a row of the tile. It must divide the number of threads, so that each
-    /// thread stays in one column.
+    /// Number of items in a row of the tile. It must divide the number of threads, so that all
+    /// items of a thread are in one column.
     pub line: u32,
-    /// Number of items of the tile's rows that exist in the message; less than `line` at the right
-    /// edge of the message.
+    /// Number of items in a row of the tile that lie within the message; less than `line` at the
+    /// right edge of the message.
     pub there: u32,
     /// Number of items that a thread waits for in one poll, at most [`AT_ONCE`].
     pub at_once: u32,
@@ -114,9 +116,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair` of the peer's receive region. This is allowed only
-/// after the credit of `peer` was seen. The peer has then entered the previous call, and no longer
-/// reads the pair of two calls ago, which this push replaces.
+/// Push `data` to `peer` as pair number `pair` of the peer's receive region. Allowed only after the
+/// credit of `peer` was seen: the peer has then entered the previous call, so it no longer reads
+/// the pair of two calls ago, which this push replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -234,13 +236,13 @@ impl LlUnit for Ll64 {
     }
 }
 
-/// Unit of 48 bytes: four quads. The first three have the first three words of three vectors of 16
-/// bytes; the last one has their last words.
+/// Unit of 48 bytes (three vectors of 16 bytes), sent as four quads of three 4-byte words. Quads 0
+/// to 2 have the first three words of the three vectors; quad 3 has the last word of each vector.
 #[derive(Clone, Copy, Debug)]
 pub struct Ll128;
 
 impl LlUnit for Ll128 {
-    /// Data of the quads, in their order.
+    /// Data of the four quads, three 4-byte words each.
     type Data = [[u32; 3]; QUADS as usize];
 
     fn push<M: Memory + ?Sized>(
@@ -291,7 +293,7 @@ impl LlUnit for Ll128 {
 /// Words that a call uses for a peer: the first `pairs` pairs, and the first `packs` packs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Used {
-    /// Number of pairs, with those of the header.
+    /// Number of pairs, header included.
     pub pairs: u32,
     /// Number of packs.
     pub packs: u32,
@@ -399,10 +401,10 @@ fn in_groups<M: Memory + ?Sized>(
 }
 
 /// Refresh the LL words of this call's parity that the call did not use, so that no flag becomes
-/// too old. The words `used(peer)` are not refreshed, because the peer may not have read them yet.
-/// The others get the number of the previous call of this parity, for which no rank waits any more.
-/// In every variant, all threads of the last workgroup call this function and share the words, in one
-/// call of each parity per refresh period.
+/// too old. The words `used(peer)` are left alone, because the peer may not have read them yet. All
+/// other words get the number of the previous call of this parity, for which no rank waits any
+/// more. All threads of the last workgroup call this function and share the words, whichever
+/// variant the call uses, in one call of each parity per refresh period.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -1,4 +1,4 @@
-//! Spinlock for a tile: one word, which a rank takes by compare-and-exchange.
+//! Spinlock for a tile: one word; a rank takes the lock by compare-and-exchange.
 
 use crate::wait::Awaited;
 use crate::{Aborted, Access, Call, Channel, Limit, Memory, SymWord};

@@ -14,9 +14,9 @@ pub struct SymWord {
     pub index: u32,
 }
 
-/// Two adjacent 64-bit LL words of symmetric memory, each with data and flag. Any rank may load
-/// them; one rank writes them. Each word is loaded and stored as a whole, but the pair is not
-/// atomic.
+/// Address of two adjacent 64-bit LL words of symmetric memory, each with data and flag. Any rank
+/// may load them; one rank writes them. Each word is loaded and stored as a whole, but the pair is
+/// not atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SymPair {
     /// Rank in whose signal segment the two words lie.
@@ -49,7 +49,7 @@ impl LlWord {
 }
 
 /// Word of 128 bits of the LL protocol: twelve bytes of data, and as flag the number of the call to
-/// which the data belongs. It lies in the place of a [`SymPair`].
+/// which the data belongs. In memory it occupies the place of one [`SymPair`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LlQuad {
     /// Data of the word: twelve bytes.
@@ -92,7 +92,7 @@ pub enum Scope {
 
 macro_rules! accesses {
     ($($(#[$doc:meta])* $name:ident: $order:ident, $scope:ident;)*) => {
-        /// Every access of the protocols by name; the only table of their memory orders and scopes.
+        /// Named accesses of the protocols; the only table of memory orders and scopes.
         ///
         /// `PROTOCOL.md` gives the reason for each row and names the mutant, a model with that row
         /// weakened, that must fail.
@@ -125,8 +125,8 @@ accesses! {
     /// A rank that enters a call stores the call number at a peer, after the other fields of its
     /// entry record.
     EntryStore: Release, System;
-    /// A writer polls whether a peer has entered the previous call. If so, the slot at that peer
-    /// may be overwritten.
+    /// A writer polls whether a peer has entered the previous call, after which the writer may
+    /// overwrite its slot at that peer.
     CreditLoad: Acquire, System;
     /// A reader polls whether a peer has entered this call.
     EntryLoad: Acquire, System;
@@ -136,7 +136,7 @@ accesses! {
     SignalLoad: Acquire, System;
     /// A reader signals that it has read everything it pulls from a peer.
     DoneStore: Release, System;
-    /// The owner of pulled data polls its readers' done words before it ends the call.
+    /// The owner of data that peers pull polls the readers' done words before it ends the call.
     DoneLoad: Acquire, System;
     /// A member of a barrier stores the call number into its word at another member.
     BarrierStore: Release, System;
@@ -151,7 +151,7 @@ accesses! {
     /// A rank releases a spinlock that it holds.
     LockGive: Release, System;
     /// The last workgroup of a launch stores the call number into all words that its rank writes,
-    /// so that no word becomes too old. All other workgroups have finished before.
+    /// so that no word becomes too old. All other workgroups have finished by then.
     StampStore: Release, System;
     /// A rank that gives up sets the abort word of each of its peers.
     AbortStore: Relaxed, System;
@@ -189,8 +189,8 @@ accesses! {
 /// Choice of the deadline for a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Limit {
-    /// Deadline for a peer to enter a call. It is long, because the peer's host may be compiling or
-    /// writing a file.
+    /// Deadline for a peer to enter a call. This deadline is long, because the peer's host may be
+    /// compiling or writing a file.
     Entry,
     /// Deadline for progress of a peer that has entered the call.
     Progress,
@@ -260,8 +260,8 @@ pub trait Memory {
     /// Store two adjacent LL words; each word is stored as a whole.
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
 
-    /// Load an LL word of 128 bits. If the flag is that of a store whose word has not been replaced
-    /// since, the data is that of the same store.
+    /// Load an LL word of 128 bits. If the loaded flag is the flag of some store, and no later
+    /// store has replaced the word before the load ended, the data is that store's data.
     fn load_quad(&self, place: SymPair, access: Access) -> LlQuad;
 
     /// Store an LL word of 128 bits; see [`Memory::load_quad`].
@@ -328,8 +328,8 @@ pub trait Memory {
     }
 }
 
-/// Items of `all` that this thread takes: the one of its own index, then every n-th, where n is the
-/// number of threads of the workgroup.
+/// Items of `all` that this thread takes: the item at the thread's index, then every n-th item,
+/// where n is the number of threads of the workgroup.
 pub(crate) fn share<M: Memory + ?Sized>(m: &M, all: Range<u32>) -> impl Iterator<Item = u32> {
     all.skip(m.thread() as usize).step_by(m.threads() as usize)
 }
@@ -361,11 +361,13 @@ pub(crate) mod tests {
         ABORT_WORD, Access, DevWord, Fault, Limit, LlQuad, LlWord, Memory, SymPair, SymWord,
     };
 
-    /// Symmetric words of all ranks, as one rank accesses them, with a log of the stores.
+    /// Test memory: symmetric words of all ranks, as one rank accesses them, with a log of the
+    /// stores.
     #[derive(Default)]
     pub(crate) struct Words {
         pub(crate) host: i32,
-        /// Index of the thread that accesses the words, and number of other threads.
+        /// Index of the thread that accesses the words; the next field is the number of other
+        /// threads.
         pub(crate) thread: u32,
         pub(crate) others: u32,
         pub(crate) words: RefCell<HashMap<SymWord, i32>>,

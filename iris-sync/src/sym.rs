@@ -24,15 +24,15 @@ pub const FAULT_WORDS: usize = 14;
 /// clock of CPU kernels.
 pub const PASSED: usize = size_of::<ControlBlock>() - 4;
 
-/// Byte offset in a [`ControlBlock`] of the last value of the clock advance [`PASSED`] that a
-/// waiting kernel has read.
+/// Byte offset in a [`ControlBlock`] of the copy of [`PASSED`]'s value that a waiting kernel has
+/// read last.
 pub const SEEN: usize = PASSED - 4;
 
 /// Codes that the host writes to its abort word; 0 means that kernels may continue.
 pub mod abort {
     /// The heap was dropped or closed while work was waiting.
     pub const CLOSED: i32 = 1;
-    /// Work of the program on the CPU, a kernel or a function, panicked or failed.
+    /// A kernel or a host function that the program had enqueued on the CPU panicked or failed.
     pub const FAILED: i32 = 2;
     /// The program aborted the heap's kernels.
     pub const USER: i32 = 3;
@@ -46,16 +46,16 @@ pub mod abort {
     pub const DISORDER: i32 = 6;
     /// A rank of another node was lost, or a step between nodes failed.
     pub const ELSEWHERE: i32 = 7;
-    /// Base of the code for a peer that died or left without closing its heap: the code is this
-    /// value plus the peer's rank.
+    /// Base of the code for a lost peer, which died or left without closing: the code is this value
+    /// plus the peer's rank.
     pub const PEER_LOST: i32 = 1000;
-    /// A rank of another node was lost, or the process that forwards this rank's messages. Like the
-    /// code of a lost peer, kernels tell it their peers.
+    /// A rank of another node was lost, or the process that forwards this rank's messages. Kernels
+    /// pass this code on to peers, as they do with the code of a lost peer.
     pub const WORLD_LOST: i32 = PEER_LOST + super::MAX_RANKS as i32;
 }
 
-/// Addresses that a kernel needs to reach symmetric memory. Each rank has a copy of its own, with
-/// addresses that are valid in its address space.
+/// Addresses that a kernel needs to reach symmetric memory. Each rank has its own copy, whose
+/// addresses are valid in that rank's address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {

@@ -27,9 +27,9 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Store the number of this call into this thread's share of the flags, so that no flag becomes 2^31
-/// calls old. All threads of the last workgroup call this function, in every
-/// [`crate::REFRESH_PERIOD`]-th call.
+/// Store the number of this call into this thread's share of the flags, so that no flag becomes
+/// 2^31 calls old, when the comparison would change sign. All threads of the last workgroup call
+/// this function, in every [`crate::REFRESH_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in share(m, 0..channel.flag_count) {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

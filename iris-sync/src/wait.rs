@@ -3,13 +3,13 @@ use crate::{
     PEER_LOST, SymWord,
 };
 
-/// Description of a wait: the awaited value, and the data that go into a fault record if the wait
+/// Description of a wait: the awaited call number, and values for the fault record if the wait
 /// fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
     /// Call that this workgroup is in.
     pub call: Call,
-    /// Call whose number the wait is for. The number of a later call also ends the wait.
+    /// Call whose number ends the wait; the number of a later call ends it too.
     pub want: Call,
     /// Rank that has to set the word.
     pub rank: u32,
@@ -36,15 +36,16 @@ impl Awaited {
 
 /// Whether this rank's host has aborted its kernels, or a peer has given up.
 ///
-/// If so, this function tells all peers to give up, and records a fault that names the rank of the
-/// abort word or of the host's code. An earlier fault of this rank is kept.
+/// If so, this function tells all peers to give up, and records a fault that names the rank that
+/// the abort word or the host's code names. An earlier fault of this rank is kept.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
         (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
-        // The abort word may hold any value here. The fault record has this value as `seen`.
+        // The abort word may hold an invalid value here; the fault record keeps the value as
+        // `seen`.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
@@ -65,10 +66,10 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
 /// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be
 /// gone.
 ///
-/// A rank that gives up because of its host or of a peer cannot know whether the other ranks know.
-/// It tells all peers before it leaves the call, because later work on its stream may overwrite
-/// memory that a peer still reads: the shard that the peer reads from this rank, or data that a
-/// copy engine sends to the peer.
+/// A rank that gives up because of its host or a peer cannot know whether the other ranks have been
+/// told. It tells all peers before it leaves the call, because later work on its stream may
+/// overwrite memory that a peer still reads: the shard that the peer reads from this rank, or data
+/// that a copy engine sends to the peer.
 fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
     let lost = code.checked_sub(PEER_LOST);
     for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
@@ -77,8 +78,8 @@ fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
-/// included. The word names the rank for which this one has waited in vain, so that all ranks name
-/// it, or else this rank, whose fault says more.
+/// included. After a missed deadline the word names the awaited rank, so that all ranks name the
+/// same culprit. Otherwise the word names this rank, whose fault record has the details.
 pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Fault) {
     m.record(fault);
     let named = match fault.kind {
@@ -104,9 +105,10 @@ fn abort_word(rank: u32) -> SymWord {
 /// value.
 ///
 /// One thread calls this function. It fails if the deadline passes, or if a rank or the host gave
-/// up. A missed deadline is recorded as a fault, and all ranks are told. The progress deadline runs
-/// only while all ranks are in the call. If the awaited rank itself waits for a third rank that has
-/// not entered the call, the fault names the third rank, and only after the longer entry deadline.
+/// up. After a missed deadline it records a fault and tells all ranks. The progress deadline
+/// applies only if all ranks have entered the call. If a rank has not entered, the awaited rank may
+/// itself wait for that rank, so the fault then names the rank that has not entered, and only after
+/// the longer entry deadline.
 pub fn wait_for<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -185,8 +187,8 @@ pub(crate) fn poll<M: Memory + ?Sized>(
                 return Err(Aborted);
             }
             if absent.is_none() {
-                // The late rank has now entered the call. This wait goes on, with the full deadline
-                // for progress.
+                // The late rank has now entered the call. This wait continues, and its progress
+                // deadline starts anew.
                 (late, spins) = (false, 0);
                 continue;
             }
@@ -224,8 +226,8 @@ mod tests {
     use crate::Shape;
     use crate::memory::tests::Words;
 
-    /// Tests that the abort word names a rank that was waited for in vain, and this rank, whose fault
-    /// has the values, for a difference.
+    /// Tests the rank that the abort word names: after a missed deadline the awaited rank; after a
+    /// mismatch this rank, whose fault record has the differing values.
     #[test]
     fn an_abort_word_names_the_rank_that_stands_still() {
         let shape = Shape { op: 0, size: 3, tiles: 1, ..Shape::default() };

@@ -1,7 +1,7 @@
 //! Protocol functions of a workgroup.
 //!
-//! This file is long because the functions share one type, which records what the workgroup has
-//! already seen of its peers.
+//! This file is long because all functions are methods of one type, which records what the
+//! workgroup has already seen of its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
@@ -132,14 +132,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them. A
-    /// peer that gave credit no longer reads the words of two calls ago. The last workgroup waits for
-    /// the credit of all peers, because it announces this rank's entry to all of them.
+    /// peer that gave credit no longer reads the LL words of two calls ago, which the new words
+    /// replace. The last workgroup waits for the credit of all peers, because it announces this
+    /// rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let announces = self.index == self.count - 1;
         let peers = if announces { self.others() } else { peers.bits() & self.others() };
-        // If there are two threads per peer, each thread loads the credit word of one parity from
-        // one peer, before the call number is known. So these loads overlap with the load of the
-        // call number.
+        // If there are at least two threads per peer, each thread loads one peer's credit word of
+        // one parity without knowing the call number, so that these loads overlap with the load of
+        // the call number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Aborted);
@@ -152,15 +153,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Count this workgroup as finished before its end, so that the count overlaps with waits for
-    /// data. All of its threads have then read the call number and passed a barrier. The next launch
-    /// begins when this one has ended, so until then nobody relies on the count.
+    /// data. All threads of the workgroup must have read the call number and passed a barrier.
+    /// Counting early is safe, because the next launch reads the advanced call number only after
+    /// this launch has ended.
     ///
     /// An LL exchange counts before it pushes items. The release of the counting thread waits until
-    /// the thread's pushes have arrived at the peers, so the last thread counts, because it pushes no
-    /// items. In workgroup 0 and in the last one, the last thread pushes the header or announces the
-    /// entry, so the thread before it counts. In calls that refresh words, this function does
-    /// nothing: the last workgroup to finish refreshes the words after all others have finished, so
-    /// workgroups are counted at their end.
+    /// the thread's pushes have arrived at the peers, so the last thread counts, because it pushes
+    /// no items. In workgroup 0 and in the last workgroup, the last thread pushes the header or
+    /// announces the entry, so the thread before it counts. In calls that refresh words, this
+    /// function does nothing: the last workgroup to finish refreshes the words after all others
+    /// have finished, so workgroups are counted at their end.
     pub fn count_out(&mut self) {
         if self.call.refreshes_slot() {
             return;
@@ -176,12 +178,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Push this rank's header to `peers` and announce its entry to every peer. The last thread of
     /// workgroup 0 pushes the header, and the last thread of the last workgroup announces the entry.
     ///
-    /// They are different workgroups if there are two, because the release of the entry takes a
-    /// round trip, and would take another one behind the header. A single workgroup pushes the
-    /// header first: peers wait for it in this call, but for the entry only in the next call. No
-    /// entry record is written, because the release of a record would wait for the arrival of the
-    /// data. If a peer makes a call without LL words in place of this one, it compares its record with
-    /// that of an older call of this rank, and reports the difference.
+    /// These are different workgroups if there are at least two, because the release store of the
+    /// entry waits for the arrival of the thread's earlier stores, such as the header. A single
+    /// workgroup pushes the header first, because peers wait for the header in this call, but for
+    /// the entry only in the next call. No entry record is written, because the release of a record
+    /// would wait for the arrival of the data. If a peer makes a call without LL words instead of
+    /// this call, it compares its record with this rank's record of an older call, and reports the
+    /// difference.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside(0) {
             ll::push_head(self.m, self.channel, self.call, &self.record, peers);
@@ -210,10 +213,11 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
     ///
-    /// The last thread (in device code, the last wave) gets no items: it pushes the header, announces
-    /// the entry, or counts the workgroup as finished. The last of several workgroups gets none either,
-    /// so that the release of the entry does not wait for the arrival of items. A workgroup of one
-    /// thread, as on the CPU, does all of this first and then pushes the items.
+    /// The last thread (in device code, the last wave) gets no items: it pushes the header,
+    /// announces the entry, or counts the workgroup as finished. If there are several workgroups,
+    /// the last workgroup gets no items either, so that the release store of the entry does not
+    /// wait for the arrival of items. A workgroup of one thread, as on the CPU, does this work
+    /// first and then pushes the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let (carriers, groups) = (self.carriers(), self.carrying());
         let thread = self.m.thread();
@@ -221,8 +225,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.place() * carriers + thread..count).step_by((groups * carriers) as usize)
     }
 
-    /// Batch number `number` of the items that this thread pushes if [`Rows::spread`] is set; empty
-    /// after the last batch.
+    /// Batch number `number` of the items that this thread pushes if [`Rows::spread`] is true;
+    /// empty after the last batch.
     pub fn batch_of_all(&self, rows: &Rows, number: u32) -> Batch {
         let mine = self.share_of_threads(rows.items);
         Batch::below(
@@ -231,9 +235,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: every n-th row, where n is the number of workgroups
-    /// with items.
-    /// Workgroups get their first rows in descending order of `index`.
+    /// Rows that this workgroup takes as a whole: every n-th row, where n is the number of
+    /// workgroups with items. The first rows go to the workgroups in descending order of `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let groups = self.carrying();
         let count = if self.index < groups { rows.items.div_ceil(rows.len.max(1)) } else { 0 };
@@ -254,7 +257,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait for the credit of `peers` before this rank writes to their inboxes. A peer that gave
     /// credit no longer reads the data of two calls ago in its inbox. If this rank allows peers to
-    /// write its matrix C directly, wait also until `peers` have entered this call.
+    /// write its matrix C directly, also wait until `peers` have entered this call.
     pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
@@ -330,8 +333,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Only
-    /// workgroups that copy in place of a copy engine use this function, because they know no other
-    /// state of the call.
+    /// workgroups that copy in place of a copy engine use this function, because like a copy engine
+    /// they send the number that [`crate::flow::open`] stored.
     pub fn push_copied(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -453,15 +456,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Count this workgroup as finished, whether `result` is an error or not. The last workgroup of
-    /// the launch then does what `end` requires. It waits for peers that pull, refreshes words if a
-    /// refresh is due, and advances the call number.
+    /// the launch then does what `end` requires: it waits for peers that still pull data, refreshes
+    /// words if a refresh is due, and advances the call number.
     pub fn finish(self, end: End, result: Result<(), Aborted>) -> Result<(), Aborted> {
         self.finish_push(end, result, |_| ll::Used::default())
     }
 
     /// End the workgroup's part of a call that used LL words; otherwise like [`Workgroup::finish`].
-    /// `used(peer)` are the words that the call used for `peer`. The others are refreshed if a
-    /// refresh is due.
+    /// `used(peer)` are the words that the call used for `peer`. All other LL words are refreshed
+    /// if a refresh is due.
     pub fn finish_push(
         self,
         end: End,
@@ -479,9 +482,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
         let settles = last && end == End::Pulled;
         let result = if settles { settle(m, channel, call, result) } else { result };
-        // If the rank has given up, not all signals of the call were raised. The words must then
-        // not be refreshed, because a refresh would raise the missing signals. All threads share
-        // the words. The launch ends after all of them, so the number may advance earlier.
+        // If the rank has given up, not all signals of the call were raised, and a refresh would
+        // raise the missing signals, so nothing is refreshed. All threads share the refresh. Thread
+        // 0 may advance the call number before the other threads have finished, because the launch
+        // ends after all of them.
         if call.refreshes_slot() && m.vote(m.thread() != 0 || last && !has_given_up(m, channel)) {
             ll::stamp(m, channel, call, used);
             if call.refreshes() {
@@ -510,7 +514,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
-    /// number. No other workgroup has written these two words since this workgroup read them.
+    /// number. Plain addition to the values read at the start suffices, because no other workgroup
+    /// writes these two words in a call.
     fn advance(&self) {
         let word = |index| crate::DevWord { index };
         let sequence = self.record.fields[crate::Field::Sequence as usize];
@@ -519,16 +524,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// Store this call's number into this thread's share of the words that this rank writes, so that
-    /// no word becomes too old. All workgroups of the rank have finished. The acquire of the last
-    /// count and the barrier after it order their tiles before these release stores. So a peer that
-    /// sees a refreshed word instead of a signal still sees the tiles.
+    /// Store this call's number into this thread's share of the words that this rank writes, so
+    /// that no word becomes too old. All workgroups of the rank have finished; the acquire of the
+    /// last count and the barrier after it order the tiles of these workgroups before these release
+    /// stores. So a peer that sees a refreshed word instead of a signal still sees the tiles.
     fn stamp(&self) {
         let Self { m, channel, call, .. } = *self;
         let refresh = |word| m.store(word, call.number(), Access::StampStore);
         self.share_of_peers(self.others(), |_, peer| {
-            // Done words are refreshed in every variant, because an op may read the peers' memory in
-            // some of its calls only.
+            // Done words are refreshed whichever variant the call uses, because an op may read the
+            // peers' memory only in some of its calls.
             refresh(channel.done(peer, channel.rank));
             (0..2).for_each(|phase| refresh(channel.barrier(peer, channel.rank, phase)));
             true
@@ -543,9 +548,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Load a credit word. Threads 2i and 2i + 1 load the two words of the i-th peer, one word for
-    /// each parity of call numbers, because the call number may not be known yet. The thread that
-    /// loaded the word of the previous call's parity then waits for the credit. Returns false if
-    /// that wait fails.
+    /// each parity of call numbers, because the call number may not be known yet. Only one of the
+    /// two words counts: the word whose parity is that of the previous call. If it does not show
+    /// the credit yet, its thread waits. Returns false if that wait fails.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
             let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
@@ -566,8 +571,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Number of workgroups to which items are assigned: all except the last one, unless it is the
-    /// only one or workgroups have one thread.
+    /// Number of workgroups to which items are assigned: all except the last workgroup, unless
+    /// there is only one or workgroups have only one thread.
     fn carrying(&self) -> u32 {
         if self.count > 1 && self.m.threads() > 1 { self.count - 1 } else { self.count }
     }
@@ -577,8 +582,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.carrying() - 1).saturating_sub(self.index)
     }
 
-    /// Whether this thread does the work of workgroup `at` other than items: push the header, or
-    /// announce the rank's entry.
+    /// Whether this thread is the last thread of workgroup `at`, which does the work other than
+    /// items: pushing the header, or announcing the rank's entry.
     fn is_beside(&self, at: u32) -> bool {
         self.index == at && self.m.thread() == self.m.threads() - 1
     }
@@ -650,8 +655,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 }
 
 /// Tell all peers that this rank has finished reading their memory, and wait until all peers have
-/// told the same to this rank. A later launch on this stream may overwrite the data that peers
-/// read.
+/// told the same to this rank, because a later launch on this stream may overwrite the data that
+/// peers read.
 fn settle<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -668,7 +673,7 @@ fn settle<M: Memory + ?Sized>(
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
     if has_given_up(m, channel) {
-        // A peer that gave up may have overwritten its shard before this rank had read the shard.
+        // A peer that gave up may have overwritten its shard before this rank had read it.
         keep_leaving(m, channel, call);
         return Err(Aborted);
     }
@@ -694,9 +699,9 @@ mod tests {
     use crate::memory::tests::Words;
     use crate::{ABORT_WORD, FaultKind, PEER_LOST, RESERVED_WORDS, Shape};
 
-    /// Tests a rank that its host or the abort word tells to leave a call: before it leaves, it
-    /// tells all peers except a lost one. It must tell them before the call number advances,
-    /// because afterwards its stream may overwrite data that peers read.
+    /// Tests that a rank which leaves a call, told by its host or by the abort word, first tells
+    /// all peers except a lost one. It must tell the peers before the call number advances, because
+    /// afterwards its stream may overwrite data that peers read.
     #[test]
     fn whoever_leaves_a_call_tells_the_peers_first() {
         const LOST: i32 = PEER_LOST + 2;
@@ -731,7 +736,7 @@ mod tests {
     }
 
     /// Tests that the threads of a workgroup share the words of a refresh evenly, that no word is
-    /// refreshed twice, and that only thread 0 advances the call number.
+    /// refreshed twice, and that thread 0 alone advances the call number.
     #[test]
     fn all_threads_share_a_refresh() {
         const THREADS: [u32; 4] = [0, 1, 2, 3];

@@ -61,8 +61,9 @@ pub fn add<M: Memory + ?Sized>(
     })
 }
 
-/// Read all tiles from their owners' workspaces into C. This is the last launch of the call. It ends
-/// when all ranks have read, because the next call may use the workspace for something else.
+/// Read all tiles from their owners' workspaces into C. This is the last launch of the call. It
+/// ends only when all ranks have read this rank's workspace, because the next call may use the
+/// workspace for something else.
 pub fn convert<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,

@@ -1,25 +1,25 @@
 //! Protocols for data that a copy engine moves instead of workgroups. A copy engine cannot wait,
-//! poll or abort, so one launch before the copies waits for the peers, and later launches check
-//! that the copies have arrived.
+//! poll or abort, so a launch before the copies waits for the peers, and later launches wait for
+//! the arrival of the peers' copies.
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
 use crate::wait::{has_given_up, raise_signal, wait_signal};
 use crate::{Aborted, Access, Call, Channel, DevWord, End, Memory, Record, entry};
 
-/// Copies that a launch makes to send this rank's data, part by part.
+/// Copies by which a launch sends this rank's data, part by part.
 pub trait CopiedTiles {
     /// Write `part` of the data for `peer` to its destination at the peer.
     fn copy(&mut self, peer: u32, part: u32);
 }
 
 /// Opens the call: this is the first launch, of one workgroup. It waits until all peers have
-/// entered the call, so that data which the peers read in the previous call may be overwritten.
-/// Then it stores the call number in staging flag 0, and the copies that follow send that number as
-/// their signal.
+/// entered the call, because only then may data be overwritten that the peers read in the previous
+/// call. Then it stores the call number in staging flag 0, and the copies that follow send that
+/// number as their signal.
 ///
-/// If the launch fails, the flag keeps the number of an older call, so copies that cannot be
-/// stopped raise no signal of this call.
+/// If the launch fails, the flag keeps the number of an older call, so that copies which are
+/// enqueued already and cannot be stopped raise no signal of this call.
 pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Aborted> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
@@ -31,7 +31,7 @@ pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Aborted> {
 
 /// Copies by workgroups, used if no copy engine is available. Each part of the data goes to its
 /// peers and is followed by a signal with the number that [`open`] stored. Part 0 has signal number
-/// `first`. Like a copy engine, the workgroups continue to copy if the rank has given up.
+/// `first`. If the rank has given up, the workgroups continue to copy, as a copy engine would.
 pub fn copies<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     first: u32,
@@ -52,7 +52,7 @@ pub fn copies<M: Memory + ?Sized>(
 }
 
 /// Launch of one workgroup that waits until the parts `first..first + parts` of `source` have
-/// arrived, before a later kernel reads them.
+/// arrived; a later kernel then reads them.
 pub fn gate<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     source: u32,
@@ -61,11 +61,11 @@ pub fn gate<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
-/// Waits of a single thread for the arrival of parts, inside a kernel that reads parts while copies
-/// are running.
+/// Waits of a single thread for arriving parts, inside a kernel that reads parts while later parts
+/// are still being copied.
 ///
-/// The kernel must run between [`open`], which has checked agreement with all peers, and [`close`].
-/// Such a kernel does not count its workgroups as finished, and does not end the call.
+/// The kernel must run between [`open`], which has compared the entry records of all peers, and
+/// [`close`]. The kernel does not count its workgroups as finished and does not end the call.
 pub struct Arrivals<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -74,7 +74,7 @@ pub struct Arrivals<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
-    /// Reads the number of the current call, for which the waits are.
+    /// Reads the number of the current call, whose parts the thread waits for.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
@@ -82,7 +82,7 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
     }
 
     /// Waits until part `part` of the data of `source` has arrived. After one failed wait all later
-    /// waits fail at once: the call has failed, but the launch must still reach its end.
+    /// waits fail at once, because the call has failed but the launch must still run to its end.
     pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Aborted> {
         if self.lost {
             return Err(Aborted);
@@ -96,7 +96,7 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
 
 /// Signals that a single thread raises, inside a kernel between [`open`] and [`close`], for data
 /// that this thread itself has stored at peers. A rank that has given up must not store to peers,
-/// because they may still be reading the data of an earlier call.
+/// because the peers may still be reading data of an earlier call.
 pub struct Departures<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -106,8 +106,8 @@ pub struct Departures<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Departures<'a, M> {
-    /// Reads the number of the current call, and whether this rank has given up. If it has, the
-    /// thread must not store to peers.
+    /// Reads the number of the current call, and whether this rank has given up. A rank that has
+    /// given up must not store to peers.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, record, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
@@ -133,8 +133,8 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
 }
 
 /// Closes the call: this is the last launch, of one workgroup, enqueued after the copies and after
-/// all readers of copied data. It fails if a peer gave up, because the peer's copies may have
-/// overwritten data while it was read here.
+/// all readers of copied data. It fails if a peer gave up, because that peer's copies may have
+/// overwritten data while this rank read it.
 pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Aborted> {
     launch.run(End::Advance, |wg| wg.check_not_aborted())
 }

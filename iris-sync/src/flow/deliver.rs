@@ -7,13 +7,14 @@ pub trait DeliverTiles {
     /// Compute or load `tile` of this rank's data, and store it at its destination on this rank.
     fn produce(&mut self, tile: u32);
     /// Write `tile` to `peer`: into the peer's C if `direct` is true, else into its inbox. The data
-    /// is this rank's own or, in a relay, data that has arrived in this rank's C.
+    /// is this rank's own data or, in [`relay`], data that has arrived in this rank's C.
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
     /// Copy the tile `tile` that `source` sent from half `parity` of the inbox to C.
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 
-/// Numbers of tiles that each rank produces and sends. All ranks must return the same values.
+/// Number of tiles that each rank produces, and sends to each other rank. All ranks must return the
+/// same values.
 pub trait Delivery {
     /// Number of tiles that this rank produces.
     fn produced(&self) -> u32;
@@ -25,12 +26,12 @@ pub trait Delivery {
 ///
 /// The first `senders` workgroups push tiles and the rest take tiles. If `senders` is 0 or not less
 /// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
-/// waits for credits, which peers return when they have finished an earlier call, and also for
-/// entries if it writes into peers' C. It never waits for a signal of this call, so the waits form no
-/// cycle. Workgroups are counted as finished before they take tiles.
+/// waits for credits, which peers give when they enter a call, and for entries into this call if it
+/// writes into peers' C. It never waits for a signal of this call, so the waits form no cycle.
+/// Workgroups are counted as finished before they take tiles.
 ///
 /// With dedicated senders, [`DeliverTiles::push`] must not read data that [`DeliverTiles::produce`]
-/// writes: another workgroup may produce the tile before or after.
+/// writes: another workgroup produces the tile, perhaps later than it is pushed.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
@@ -56,11 +57,12 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // A workgroup that sent nothing has not passed a barrier yet.
+        // A workgroup must pass a barrier before it is counted; one that sent nothing has passed
+        // none yet.
         wg.m.vote(true);
         wg.count_out();
-        // With dedicated senders, the other workgroups produce tiles too. They produce each tile
-        // before they wait for the peers' tiles with the same number.
+        // With dedicated senders, the other workgroups produce this rank's tiles: each tile before
+        // they wait for the peers' tiles with the same number.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
@@ -120,8 +122,8 @@ pub fn relay<M: Memory + ?Sized>(
             return Ok(());
         }
         let others = of(wg.channel, |peer| peer != root);
-        // A rank first receives the tiles that it must forward, because other ranks wait for them.
-        // These tiles come from the root.
+        // A rank first receives, from the root, the tiles that it must forward, because other ranks
+        // wait for them.
         let own = wg.share(tiles).map(|place| relays.relayed(me, place));
         for tile in own.take_while(|&tile| tile < tiles) {
             receive(wg, body, one(root), tile)?;

@@ -2,8 +2,8 @@ use super::Launch;
 use crate::barrier::Members;
 use crate::{Aborted, End, Memory, Span};
 
-/// Tile operations of an all-gather before a matrix product. The product reads shards from the
-/// peers' memory, or each rank pushes its shard before a barrier.
+/// Tile operations of an all-gather before a matrix product. Either the product reads shards from
+/// the peers' memory, or each rank pushes its shard to all inboxes before a barrier.
 pub trait GatherTiles {
     /// Write `part` of this rank's shard to the inbox of `peer`, or to this rank's own inbox if
     /// `peer` is this rank.
@@ -15,9 +15,8 @@ pub trait GatherTiles {
     fn store(&mut self, tile: u32);
 }
 
-/// Assignment of staging units (pieces of the gathered matrix) to source ranks and to the tiles
-/// that need these units. All functions are pure and depend only on values that all ranks agreed
-/// on.
+/// Assignment of staging units (pieces of the gathered matrix) to source ranks, and to the tiles of
+/// C that need them. All functions are pure and depend only on values that all ranks agreed on.
 pub trait Staging {
     /// Number of units of the gathered matrix. Each unit comes from one rank; this rank's own units
     /// are not staged.

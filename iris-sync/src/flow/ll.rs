@@ -5,9 +5,9 @@ use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Ll64, LlUnit, Rows, Strip, Used};
 use crate::{Aborted, Channel, End, Memory, Span, Workgroup, divergent};
 
-/// Numbers of items that ranks send each other: of pairs (8 bytes) or of packs (48 bytes). The last
-/// item of a message may be padded. All functions are pure and depend only on values that all ranks
-/// agreed on.
+/// Numbers of items that ranks send each other. An item is 8 bytes of data (in a pair of LL words)
+/// or 48 bytes (in a pack); the last item of a message may be padded. All functions are pure and
+/// depend only on values that all ranks agreed on.
 pub trait Exchange {
     /// Number of items that rank `from` sends to rank `to`. If `from` equals `to`, the number of
     /// items that the rank keeps for itself.
@@ -15,12 +15,13 @@ pub trait Exchange {
 }
 
 /// Operations on items that one thread performs in an exchange by the LL protocol. A thread takes
-/// only items that it has itself waited for.
+/// only items for which it has itself waited.
 pub trait LlTiles<I: LlUnit = Ll64> {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> I::Data;
-    /// Begin item `item`. A move stores this rank's own data at its destination. A sum clears its
-    /// accumulator; this rank's data is added at its place in the order of ranks.
+    /// Begin item `item`. An op that moves data stores this rank's own data at its destination. An
+    /// op that adds clears its accumulator; `take` later adds this rank's data too, in the order of
+    /// ranks.
     fn begin(&mut self, item: u32);
     /// Take the data of `item` from `source`. Called in ascending order of sources.
     fn take(&mut self, source: u32, item: u32, data: I::Data);
@@ -28,17 +29,17 @@ pub trait LlTiles<I: LlUnit = Ll64> {
     fn end(&mut self, item: u32);
 }
 
-/// Operations on items that one thread performs in an exchange of rows. The thread calls `begin`
-/// for all items of a batch, waits for the batch, and then calls `end` for all of its items.
+/// Operations on items that one thread performs in [`exchange_rows`]. The thread calls `begin` for
+/// all items of a batch, waits for the batch, and then calls `end` for all of its items.
 pub trait LlRows: LlTiles {
     /// Callback that runs when all threads of this workgroup have taken their items of `row`.
     fn row(&mut self, row: u32);
 }
 
-/// Operations on items that one thread performs for a tile of a matrix product.
+/// Operations on items that one thread performs in [`exchange_tile`].
 pub trait LlTile: LlTiles {
-    /// Finish the matrix product of the workgroup's tile, with all threads. After this call, `give`
-    /// can return the items of the tile.
+    /// Compute the matrix product of the workgroup's tile; all threads call this together. After
+    /// this call, `give` can return the items of the tile.
     fn multiply(&mut self);
 }
 
@@ -87,9 +88,9 @@ fn steps<I: LlUnit, M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Exchange like [`exchange`], but for rows, each of which is taken by one workgroup. A thread
-/// waits for several items at once. The body's `row` is called when all threads have taken their
-/// items of a row.
+/// Exchange like [`exchange`], but for a message of rows; one workgroup takes all items of a row. A
+/// thread waits for several items at once. The body's `row` is called when all threads have taken
+/// their items of a row.
 pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
@@ -112,8 +113,8 @@ fn row_steps<M: Memory + ?Sized>(
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a wave that runs
+    // in lockstep, a waiting thread could hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(all);
         if rows.spread {
@@ -125,8 +126,8 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // A workgroup without rows also waits for the peers' headers, which show whether all ranks made
-    // the same call.
+    // Workgroup 0 waits for the peers' headers, which show whether all ranks made the same call,
+    // even if it takes no row.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -147,7 +148,7 @@ fn row_steps<M: Memory + ?Sized>(
 
 /// Exchange like [`exchange`], but for the tiles of a matrix product, one tile per workgroup. The
 /// workgroup multiplies, pushes the items of its tile, and then takes the items of the same tile
-/// from all ranks. Together the tiles of a rank cover the message.
+/// from all ranks. The tiles of a rank together cover the message.
 pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     strip: &Strip,
@@ -168,8 +169,8 @@ fn tile_steps<M: Memory + ?Sized>(
     let begun = wg.begin_push(all);
     if begun.is_ok() {
         wg.count_out();
-        // The header is pushed before the product. The release of the rank's entry takes a round
-        // trip, which then overlaps with the product.
+        // The header and the entry are pushed before the product, so that the round trip of the
+        // entry's release store overlaps with the product.
         divergent(m, || wg.push_head(all));
     }
     // Multiply even if the call has failed: `multiply` waits for asynchronous copies to shared
@@ -178,8 +179,8 @@ fn tile_steps<M: Memory + ?Sized>(
     begun?;
     m.begin(Span::Signal, 0);
     let (thread, threads) = (m.thread(), m.threads());
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a wave that runs
+    // in lockstep, a waiting thread could hold up pushes for which peers wait.
     divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
     m.end(Span::Signal);
     let taken = divergent(m, || {
@@ -190,22 +191,22 @@ fn tile_steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Division of a message into parts for [`two_shot_ll`]: an owner receives the contributions to its
-/// part, finishes the part, and sends it to the other ranks.
+/// Division of a message into parts for [`two_shot_ll`]: each part has an owner, which receives the
+/// contributions to the part, finishes the part (adds or copies), and sends it to the other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     /// Number of ranks.
     pub size: u32,
     /// Number of items in the message.
     pub items: u32,
-    /// Rank that alone contributes, and that gets no finished parts (broadcast); `None` if every
-    /// rank contributes (all-reduce).
+    /// For a broadcast the root: the only rank that contributes, which gets no finished parts.
+    /// `None` for an all-reduce, to which every rank contributes.
     pub root: Option<u32>,
 }
 
 impl Parts {
-    /// Items that `owner` finishes. The first parts are one item longer if the items cannot be
-    /// divided evenly.
+    /// Items that `owner` finishes. If the items cannot be divided evenly, the parts of the first
+    /// ranks are one item longer.
     pub fn part(&self, owner: u32) -> Range<u32> {
         let (each, more) = (self.items / self.size, self.items % self.size);
         let first = owner * each + owner.min(more);
@@ -232,14 +233,14 @@ impl Parts {
     }
 
     /// Number of items that `from` sends to another rank `to`: first the contributions, then the
-    /// finished items. It saturates.
+    /// finished items; `u32::MAX` if the sum overflows.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         self.contributed(from, to).saturating_add(self.finished(from, to))
     }
 }
 
-/// Operations on items that one thread performs in an exchange in two hops. Items are numbered
-/// within the whole message.
+/// Operations on items that one thread performs in [`two_shot_ll`]. Items are numbered within the
+/// whole message.
 pub trait LlParts<I: LlUnit = Ll64> {
     /// Data of `item` that this rank contributes.
     fn give(&mut self, item: u32) -> I::Data;
@@ -255,13 +256,13 @@ pub trait LlParts<I: LlUnit = Ll64> {
 }
 
 /// Exchange by LL words in two hops: each rank pushes its contributions to the owners of the parts.
-/// Each owner finishes its part and pushes it to the other ranks. So a rank sends a message about
-/// twice, and not once to each peer.
+/// Each owner finishes its part and pushes it to the other ranks. So a rank sends about twice the
+/// message's size in total, and not the whole message to each peer.
 ///
 /// A thread first pushes all of its contributions, then takes and pushes all items that its rank
-/// owns, then takes finished items. The first step waits for nothing, the second for the first
-/// steps of other ranks, and the third for their second steps. So the waits form no cycle. Each
-/// thread has the items of the same numbers in all parts, so a call may run in place.
+/// owns, then takes finished items. The first step waits for no items, the second step for the
+/// first steps of other ranks, and the third step for their second steps, so the waits form no
+/// cycle. Each thread handles the same item numbers in all parts, so a call may run in place.
 pub fn two_shot_ll<I: LlUnit, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: &Parts,
@@ -287,7 +288,8 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     push_items::<I, _>(wg, heads.to, longest, sent, |peer, item| {
         body.give(parts.part(peer).start + item)
     })?;
-    // All threads of a wave complete each step before any of these threads begins the next one.
+    // All threads of a wave complete each of the three steps before any of these threads begins the
+    // next step.
     let finished = divergent(m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         wg.share_of_threads(own.len() as u32).try_for_each(|item| {
@@ -305,7 +307,8 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     let kept = divergent(m, || {
         finished?;
         wg.share_of_threads(longest).try_for_each(|item| {
-            // Ranks that contribute send finished items after their contributions, others at once.
+            // Finished items follow the contributions in the words of a rank that contributes; in
+            // the words of other ranks they come first.
             for (contributes, before) in [(true, own.len() as u32), (false, 0)] {
                 let sends = |owner| {
                     parts.contributes(owner) == contributes && item < parts.finished(owner, me)
@@ -320,9 +323,9 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     wg.leave_together(kept)
 }
 
-/// Peers with which a rank exchanges headers: those to which it sends items (`to`) and those which
-/// send it some (`from`). If its message is empty, it exchanges headers with all peers, so that a peer
-/// whose message is not empty is told of the difference.
+/// Peers with which a rank exchanges headers: peers to which it sends items (`to`), and peers from
+/// which it receives items (`from`). If its message is empty, it exchanges headers with all peers,
+/// so that a peer whose message is not empty notices the difference.
 struct Heads {
     to: Members,
     from: Members,
@@ -339,7 +342,7 @@ impl Heads {
         }
     }
 
-    /// All ranks, unless the channel has no room for headers.
+    /// Exchange of headers with all ranks; with none if the channel has no room for headers.
     fn all(channel: &Channel) -> Heads {
         let all = members(channel.size, |_| channel.pair_count > 0);
         Heads { to: all, from: all }
@@ -351,8 +354,9 @@ impl Heads {
     }
 }
 
-/// Announce the entry and push the headers, and the items of this thread: item after item, each to
-/// all peers. `most` is the largest number of items for a peer, `sent(peer)` the number for one.
+/// Announce the entry, push the headers, and push the items of this thread: item after item, each
+/// to all peers. `most` is the largest number of items for any peer, `sent(peer)` the number of
+/// items for `peer`.
 fn push_items<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     heads: Members,
@@ -364,8 +368,8 @@ fn push_items<I: LlUnit, M: Memory + ?Sized>(
     wg.begin_push(heads)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
+    // All threads of a wave push before any of these threads waits. Otherwise, in a wave that runs
+    // in lockstep, a waiting thread could hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(heads);
         for item in wg.share_of_threads(most) {

@@ -6,7 +6,7 @@ use crate::{Aborted, End, Memory, Span, Workgroup};
 ///
 /// `parity` is the half of the inbox that the call uses, 0 or 1.
 pub trait ReduceTiles {
-    /// Whether a workgroup reduces tiles while it still has other tiles to push. False for matrix
+    /// Whether a workgroup reduces a tile while it still has other tiles to push. False for matrix
     /// products, whose accumulators already fill the registers of a device.
     fn at_once(&self) -> bool {
         true
@@ -81,8 +81,7 @@ pub fn one_shot<M: Memory + ?Sized>(
                 wg.push_signals(all, next);
                 wg.m.end(Span::Signal);
             }
-            // In its first round, a workgroup has not pushed an earlier tile, so there is none to
-            // reduce.
+            // In its first round a workgroup has no earlier tile to reduce.
             let Some(tile) = next.checked_sub(launch.count).filter(|_| at_once) else {
                 continue;
             };
@@ -127,8 +126,8 @@ fn add_up<M: Memory + ?Sized>(
 ///
 /// The first `senders` workgroups push tiles that other ranks own, and then wait for the results of
 /// these tiles; the rest reduce. If `senders` is 0 or not less than the number of workgroups, every
-/// workgroup does both. Before its last push a sender waits for credits only, until peers have
-/// entered the previous call, so the waits form no cycle.
+/// workgroup does both. Until its last push a sender waits only for credits, which peers give when
+/// they enter a call, so the waits form no cycle.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -159,8 +158,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Numbers of the items, not the order of the work: first the tiles that this rank owns, then
-        // the tiles that the peers own, round-robin.
+        // Items are numbered as follows, which is not the order of the work: first the tiles that
+        // this rank owns, then the tiles that peers own, round-robin over the peers.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {
