@@ -55,7 +55,7 @@ pub enum Kernel {
     /// workgroups copy this rank's rows to all ranks.
     Copies,
     /// First copy step of a sum by copy engines, done by workgroups in place of a copy engine. Each
-    /// rank gets the rows of this rank's partial result that it owns.
+    /// peer gets those rows of this rank's partial result that the peer owns.
     Blocks,
     /// Second copy step of a sum by copy engines, done by workgroups in place of a copy engine. It
     /// follows [`Kernel::Blocks`] and copies this rank's rows of the sum to all ranks.

@@ -200,8 +200,8 @@ vocabulary! {
         /// Reduce-scatter of partial products: each rank sends to every other rank the rows of its
         /// partial product that the receiver owns.
         Blocks = "partials",
-        /// All-gather of the sums: each rank sends the rows that it has added up to all ranks. Its
-        /// signals are numbered after the signals of [`Transfer::Blocks`].
+        /// All-gather of the sums: each rank sends to all ranks the rows that it has added up. The
+        /// signals of this transfer are numbered after the signals of [`Transfer::Blocks`].
         Sums = "sums",
         /// All-gather of the result: each rank sends its rows of C to all ranks.
         Rows = "rows of C",

@@ -145,7 +145,6 @@ pub struct Comm {
     operators: Mutex<Option<Operators>>,
 }
 
-/// Operators of a communicator.
 struct Operators {
     /// One operator for each collective and element type, and last the barrier.
     all: Vec<Operator>,
@@ -326,10 +325,10 @@ impl Comm {
         &self.heap
     }
 
-    /// Returns the fault of an enqueued call as an error, if there is one. May be called at any time,
-    /// and waits for no call, but on a GPU for the copy of a word from the device. Kernels write a
-    /// fault to memory of the host before they end. So after a sync of the stream, `check` sees the
-    /// faults of all calls that were enqueued before the sync.
+    /// Returns the fault of an enqueued call as an error, if there is one. May be called at any
+    /// time. Waits for no call; on a GPU it waits for the copy of one word from the device. Kernels
+    /// write a fault to memory of the host before they end. So after a sync of the stream, `check`
+    /// sees the faults of all calls that were enqueued before the sync.
     ///
     /// # Errors
     /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and

@@ -345,9 +345,9 @@ impl MatRef {
         };
         let pitch = if a.count > 1 { a.pitch } else { b.pitch };
         let distance = i128::from(theirs.address) - i128::from(own.address);
-        // Line i of this matrix and line j of the other one share a byte if (i - j) * pitch is above
-        // distance - a.bytes and below distance + b.bytes. The differences i - j are those from
-        // 1 - b.count to a.count - 1.
+        // Line i of this matrix and line j of the other one share a byte if (i - j) * pitch is
+        // above distance - a.bytes and below distance + b.bytes. The differences i - j range from 1
+        // - b.count to a.count - 1.
         let least = (distance - a.bytes).div_euclid(pitch) + 1;
         let most = (distance + b.bytes - 1).div_euclid(pitch);
         least.max(1 - b.count) <= most.min(a.count - 1)

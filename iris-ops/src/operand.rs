@@ -65,7 +65,7 @@ enum Lent<'a> {
     /// must wait for these calls.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
-    /// Calls on the stream for which a scope waits: the memory is host memory.
+    /// Calls on the stream of a scope, which waits for them: the memory is host memory.
     Host(&'a Stream),
     /// Memory that this operand borrows from another operand. Calls that may use the other operand
     /// may use this one.

@@ -97,8 +97,8 @@ macro_rules! common_methods {
                 self.operator.plan()
             }
 
-            /// Checks whether enqueued calls of this heap have failed. This does not wait for calls,
-            /// but on a GPU for the copy of a word from the device. Over several nodes, after a rank
+            /// Checks whether enqueued calls of this heap have failed. Waits for no call; on a GPU
+            /// it waits for the copy of one word from the device. Over several nodes, after a rank
             /// was lost, it waits up to 2 s to learn which rank was lost first.
             ///
             /// # Errors

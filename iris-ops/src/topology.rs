@@ -64,7 +64,7 @@ impl Topology {
     }
 
     /// Sets the line rate in Gbit/s of the network port that each rank has, by which calls over
-    /// several nodes are cut into blocks. Default: 400; of a world, the value of
+    /// several nodes are cut into blocks. Default: 400 or, for the ranks of a world, the value of
     /// `IRIS_NETWORK_GBIT`.
     #[must_use]
     pub fn network_gbit(self, gbit: u32) -> Self {

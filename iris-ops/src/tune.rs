@@ -87,7 +87,7 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    /// Returns the sizes of the launches of `form` for this request.
+    /// Returns the sizes of the launches of the variant `form` for this request.
     pub(crate) fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();

@@ -7,7 +7,7 @@
 
 namespace iris::epoch {
 
-/// Publish version `version` of the data that `word` guards: the data is complete (release store).
+/// Publish, by a release store, that version `version` of the data that `word` guards is complete.
 IRIS_DEVICE void publish(const Words& m, SymWord word, Call version) {
     m.store<Access::VersionStore>(word, version.number());
 }

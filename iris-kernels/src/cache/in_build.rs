@@ -43,8 +43,8 @@ fn folder_of(program: &Path) -> Option<PathBuf> {
     Some(profile.join("compiled"))
 }
 
-/// Removes the least recently used entries if all entries together have more than `limit` bytes,
-/// until half of `limit` is left.
+/// Removes the least recently used entries until half of `limit` is left, if all entries together
+/// have more than `limit` bytes.
 fn shrink(folder: &Path, limit: u64) {
     let mut entries: Vec<(SystemTime, u64, PathBuf)> = fs::read_dir(folder)
         .into_iter()

@@ -84,8 +84,8 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // The 64-bit counter consists of two device words of 32 bits, which the host reads one by
-        // one. So the carry is added in a second step.
+        // The 64-bit counter consists of two device words of 32 bits, which have no common
+        // addition. So the carry is added to the high word in a second step.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {

@@ -203,7 +203,6 @@ struct HostLaunch {
 struct Launch {
     kernel: Kernel,
     args: OpArgs,
-    /// Control block of the heap.
     control: Arc<Control>,
     /// Number of workgroups that have not ended yet.
     left: AtomicU32,

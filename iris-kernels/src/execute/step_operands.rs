@@ -16,7 +16,6 @@ use crate::schedule::split;
 
 /// Operands of the steps of one call, computed from the call's arguments and workspace.
 pub(super) struct Places<'a> {
-    /// Kernel arguments of the call.
     pub(super) args: &'a OpArgs,
     /// Areas of the workspace that the program uses for intermediate matrices.
     pub(super) areas: Areas,

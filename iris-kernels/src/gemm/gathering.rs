@@ -25,7 +25,7 @@ use crate::library::GemmRequest;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     /// Number of rows and columns that come from each rank: an equal share in the dimension that is
-    /// split, all in the other.
+    /// split, all rows or columns in the other.
     pub shard: [u32; 2],
     /// Number of rows and columns of a part; the last parts may have fewer.
     pub part: [u32; 2],

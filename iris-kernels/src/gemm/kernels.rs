@@ -27,7 +27,6 @@ pub(super) enum GemmKernel {
     Gathering,
     /// GEMM that stores to peers.
     Scattering {
-        /// Number of peers.
         peers: usize,
     },
     /// GEMM of few rows with its all-reduce by the LL protocol.

@@ -331,7 +331,6 @@ impl Config {
         TensorMap::new(dtype, left, left_box)
     }
 
-    /// Tensor map of C.
     fn c_map(&self, dtype: DType, c: &Matrix) -> Result<TensorMap> {
         let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
         TensorMap::new(dtype, c, c_box)

@@ -356,8 +356,8 @@ fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
-/// Cache key of a compiled source: a hash of everything that determines the code. A key without a
-/// compiler version is the key in the folder of kernels that is shipped with a program.
+/// Cache key of a compiled source: a hash of everything that determines the code. The folder of
+/// kernels that is shipped with a program uses keys without a compiler version.
 pub fn key(
     source: KernelSource<'_>,
     options: &Options,

@@ -24,8 +24,8 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Nvidia, Tool::Library(api), version))
 }
 
-/// Options that make a compilation faster and leave its code as it is: from release 13 on, which was
-/// tried, all cores optimise the functions of a source.
+/// Option that makes a compilation faster and does not change the code: all cores optimise the
+/// functions of a source. `None` before release 13, with which the option was not tried.
 pub(super) fn parallel(version: (i32, i32)) -> Option<String> {
     (version >= (13, 0)).then(|| "--split-compile=0".into())
 }

@@ -194,13 +194,14 @@ impl Nccl {
 pub struct CommunicatorOptions {
     /// Largest number of thread blocks of a collective; `None` leaves it to the library.
     pub most_blocks: Option<u32>,
-    /// Time that a call of the library may take, once it is polled. `None` makes the communicator
-    /// blocking: a call returns when the library has taken it, however long that takes.
+    /// Maximum time for which a call of the library is polled until the library has accepted it.
+    /// `None` makes the communicator blocking: a call returns when the library has accepted it,
+    /// however long that takes.
     pub deadline: Option<Duration>,
 }
 
 /// Communicator of one rank. With a deadline it is non-blocking: each call is polled until the
-/// library has taken it, or the deadline has passed.
+/// library has accepted it, or the deadline has passed.
 pub struct Communicator {
     nccl: Arc<Nccl>,
     /// The library's handle; null after [`Communicator::abort`] or [`Communicator::close`].

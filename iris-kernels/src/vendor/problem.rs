@@ -104,7 +104,7 @@ impl Layout {
             rows: rows as u64,
             cols: cols as u64,
             // For a matrix with a single column the stride is never used, but the library requires
-            // at least the number of rows.
+            // a stride of at least the number of rows.
             ld: self.ld.max(rows as u64),
         }
     }

@@ -213,7 +213,7 @@ impl Comm {
         (output, got): (&Lent<'_>, usize),
         element: usize,
     ) -> Result<Message> {
-        // A call without elements has no launch, which would check for an earlier fault.
+        // A launch would check for an earlier fault, but a call without elements has no launch.
         check::no_fault(op, &self.heap)?;
         let (rank, size) = (self.rank(), self.world_size());
         let count = output.len() / got;

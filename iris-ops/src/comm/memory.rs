@@ -63,7 +63,6 @@ enum Place {
 /// enqueued; for host memory, until the call is complete.
 pub struct Lent<'a> {
     place: Place,
-    /// Number of elements of the lent memory.
     len: usize,
     writable: bool,
     /// Guard of cudarc. Work of cudarc on this memory that is enqueued after the guard is dropped

@@ -237,7 +237,6 @@ impl Options {
     }
 }
 
-/// Plans of a communicator's operators.
 #[derive(Clone, Debug)]
 pub(super) struct Plans {
     /// Plans of the operators that share a workspace: one for each collective and element type.

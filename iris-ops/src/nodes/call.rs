@@ -534,8 +534,8 @@ impl Calling<'_> {
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
         let staged = MatRef::in_block(block, c.dtype(), shape);
-        // All ranks of the node issue the same calls. On all ranks except the root, the copy is
-        // empty.
+        // All ranks of the node must issue the same calls, so all of them enqueue this copy. It is
+        // empty on all ranks except the root.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
         // Only the root exchanges data. The other ranks take part in the step to compare their
         // calls with those of the other nodes.

@@ -312,7 +312,8 @@ fn exchange(
             return Err(iris_heap::Error::other(error));
         };
         let word = |at: usize| header[8 * at..][..8].try_into().map_or(0, u64::from_le_bytes);
-        // A rank that has failed sends its error text; it may be in an earlier call.
+        // A rank that has failed sends its error text. Its record is then not compared, because it
+        // may be that of an earlier call.
         let text = usize::try_from(word(6)).unwrap_or(usize::MAX).min(rest.len());
         if text > 0 {
             let message = String::from_utf8_lossy(&rest[..text]).into_owned();

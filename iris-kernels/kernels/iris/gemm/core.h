@@ -207,8 +207,8 @@ template <class Op> class Core {
         __syncthreads();
     }
 
-    /// Eight bytes of the tile in a flipped build, after end(): from byte `byte` of the tile's part of row
-    /// `row` of C on.
+    /// Returns eight bytes of the tile in a flipped build, after end(): bytes `byte` to `byte` + 7 of the
+    /// tile's part of row `row` of C.
     IRIS_DEVICE u64 staged(u32 row, u32 byte) const {
         static_assert(FLIPPED, "only flipped tiles have one line per row");
         u32 offset = row * LINE + byte % LINE;

@@ -21,7 +21,7 @@ pub(crate) enum TileRoutes {
 }
 
 impl TileRoutes {
-    /// Position of `tile` of the data for rank `to`, in the sender's A or product.
+    /// Position, in the sender's A or product, of tile number `tile` of the data for rank `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
             // A sender has only its own rows, in A or in the product. Rows are counted from the

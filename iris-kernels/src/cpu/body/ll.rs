@@ -63,7 +63,8 @@ struct Body<'a> {
     sum: [f32; MOST],
     /// Whether this rank's own data has already been added to the sum.
     own: bool,
-    /// Data of the item that was taken last; in a broadcast in two hops, its owner passes it on.
+    /// Data of the item that was taken last; in a broadcast in two hops, the item's owner passes
+    /// the data on.
     taken: [u32; 2],
 }
 
