@@ -26,9 +26,7 @@ pub(super) enum GemmKernel {
     /// GEMM that waits for the rows or columns of A that copy engines deliver.
     Gathering,
     /// GEMM that stores to peers.
-    Scattering {
-        peers: usize,
-    },
+    Scattering { peers: usize },
     /// GEMM of few rows with its all-reduce by the LL protocol.
     ExchangingLl {
         /// Whether there are two ranks.
