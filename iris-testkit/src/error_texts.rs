@@ -1,5 +1,5 @@
 //! Checks of error texts. Every variant of an error enum must have an example and a section in the
-//! guide for users; the example's text must give the value, what was expected and what to do.
+//! user guide; the example's text must give the value, what was expected and what to do.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -55,7 +55,7 @@ pub fn check_texts<E: Display>(
 }
 
 /// Whether a section of `guide` covers an error with this text: headings of the third level quote
-/// parts of error texts in backticks, where `..` stands for anything.
+/// error texts in backticks, in which `..` stands for any text.
 pub fn has_section(guide: &str, text: &str) -> bool {
     let headings = guide.lines().filter_map(|line| line.strip_prefix("### "));
     let quoted = headings.flat_map(|heading| heading.split('`').skip(1).step_by(2));

@@ -1,5 +1,5 @@
-//! Fake HIP runtime, which computes on the host, and fakes of hipBLASLt and RCCL; compiled here and
-//! passed to programs under test.
+//! Fake HIP runtime, which runs kernels on the host, and fakes of hipBLASLt and RCCL. This module
+//! compiles them and starts programs under test with them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -17,8 +17,9 @@ pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
 const HOOKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels/tests/host");
 
 /// Folder of the kernels that the fake has compiled, next to this program. All programs that use
-/// the fake share it, because compiling takes most of their time. Its name depends on all that the
-/// compiled code depends on, except the program's text, headers and macros, which name the files.
+/// the fake share the folder, because compiling takes most of their time. The folder's name is a
+/// hash of the inputs that all kernels share (the fake's headers and the compiler's version); the
+/// names of the files in it depend on a kernel's text, headers and macros.
 fn code() -> &'static Path {
     static CODE: OnceLock<PathBuf> = OnceLock::new();
     CODE.get_or_init(|| {
@@ -33,7 +34,7 @@ fn code() -> &'static Path {
         let program = std::env::current_exe().unwrap();
         let folder = program.parent().unwrap().join("fake-hip");
         let name = format!("{:016x}", hasher.finish());
-        // Code of older sources is not used any more.
+        // Folders of other hashes were compiled from older sources and are not used any more.
         for old in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
             if old.file_name() != *name {
                 let _ = std::fs::remove_dir_all(old.path());
@@ -59,8 +60,8 @@ impl Fake {
         BUILT[usize::from(release == 7)].get_or_init(|| Fake::build(release))
     }
 
-    /// Fake runtime of HIP release 7, with fakes of hipBLASLt and RCCL in the same folder; compiled
-    /// at the first call.
+    /// Fake runtime of HIP release 7, with fakes of hipBLASLt and RCCL in the same folder; all
+    /// three are compiled at the first call.
     pub fn with_libraries() -> &'static Fake {
         static BUILT: OnceLock<Fake> = OnceLock::new();
         BUILT.get_or_init(|| {

@@ -5,15 +5,15 @@ use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
 
-/// Ports below those that Linux gives to connections and to listeners without a port (32768 to
-/// 60999, unless the host is configured otherwise).
+/// Ports below the range from which Linux assigns ports to connections and to listeners on port 0
+/// (32768 to 60999, unless the host is configured otherwise).
 const PORTS: Range<u16> = 15000..32768;
 
 /// Returns a port of `host` at which nobody listens.
 ///
-/// The caller listens at the port later, often in another process. A port that the system has
-/// chosen and that has been closed again might meanwhile be given to any connection of this host,
-/// so this function takes random ports out of a range from which the system gives none.
+/// The caller listens at the port later, often in another process. This function tries random ports
+/// of a range from which the system assigns none. A port that the system chose could be assigned to
+/// another connection before the caller listens at it.
 ///
 /// # Errors
 /// `host` is no address of this machine; all ports of the range are taken.
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_port_at_which_somebody_listens_is_not_taken() {
         let listen = |port| TcpListener::bind(("127.0.0.1", port)).ok();
-        // Three neighbours, of which the outer ones are taken.
+        // Three neighbouring ports, of which the test takes the two outer ones.
         let (ports, _taken) = (0..1000)
             .find_map(|_| {
                 let first = on("127.0.0.1").unwrap();

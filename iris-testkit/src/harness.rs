@@ -36,7 +36,7 @@ macro_rules! __named {
 }
 pub use __named as named;
 
-/// Makes a test for Rust's harness of each row, which is the test's name and body.
+/// Makes a test of Rust's built-in harness from each row `name: body`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __rows {
@@ -137,8 +137,8 @@ pub fn compile_for_host<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>,
 }
 
 /// Writes the output of the compiler command `command`, g++ or clang without an option `-o`, to the
-/// file `to`. The output is kept in cargo's build folder ([`in_build`]), and taken from there if the
-/// preprocessed source, the options and the compiler's version are the same.
+/// file `to`. The output is cached in cargo's build folder ([`in_build`]), and taken from the cache
+/// if the preprocessed source, the options and the compiler's version are the same.
 ///
 /// # Errors
 /// The compiler's output if compilation fails, or why the file cannot be written.
@@ -154,7 +154,8 @@ pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
     };
     let version = started(Command::new(&name).arg("--version").output())?;
     let mut preprocess = Command::new(&name);
-    // An option may have no effect here, about which the compiler would warn.
+    // Options of the compilation may have no effect on preprocessing, about which the compiler
+    // would warn.
     preprocess.args(command.get_args()).args(["-E", "-P", "-Wno-error"]);
     if let Some(folder) = command.get_current_dir() {
         preprocess.current_dir(folder);
@@ -164,7 +165,7 @@ pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
     let key = Key::of(&name.to_string_lossy(), "host", &[&version, options.as_bytes(), &text]);
     let written = |error: io::Error| format!("{}: {error}", to.display());
     let code = in_build(&key, || {
-        // A command that only checks the syntax leaves the file empty.
+        // Create the file first, because a command that only checks the syntax writes no output.
         File::create(to).map_err(written)?;
         started(command.arg("-o").arg(to).output())?;
         fs::read(to).map_err(written)
@@ -174,9 +175,9 @@ pub fn compile(mut command: Command, to: &Path) -> Result<(), String> {
 
 /// Writes the executable file `to` so that it can be started at once.
 ///
-/// A process of its own writes it. A descriptor that this process has open for writing would be
-/// open for a moment in each process that other threads start, and a system executes no file that
-/// is open for writing (`ETXTBSY`).
+/// A separate process writes the file. If this process wrote it, each process that another thread
+/// starts meanwhile would inherit the open descriptor for a moment, and the system executes no file
+/// that is open for writing (`ETXTBSY`).
 ///
 /// # Errors
 /// If the shell does not start, or cannot write the file.
@@ -210,11 +211,11 @@ pub fn compiled_by(
     in_build(&Key::of(source.name, arch, &parts), || compiler.compile(source, options, arch))
 }
 
-/// Runs the tests that the command line selects, one at a time: tests share the devices, and ranks
-/// as threads need a hardware queue for each stream.
+/// Runs the tests that the command line selects, one at a time, because tests share the devices,
+/// and ranks that are threads need a hardware queue for each stream.
 ///
-/// The command line is that of Rust's built-in harness, except that `--include-ignored` does not
-/// run tests whose requirement is missing.
+/// The command line has the options of Rust's built-in harness, except that `--include-ignored`
+/// does not run tests whose requirement is missing.
 pub fn run(groups: Vec<Group>) -> ExitCode {
     crate::launch::with_environment(&[crate::launch::QUEUES]);
     let mut arguments = Arguments::from_args();
@@ -266,7 +267,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let [source, to] = ["source.cpp", "output"].map(|name| folder.path().join(name));
-        // The process's number is in the text, so that nothing was compiled by an earlier run.
+        // The source contains the process id, so that no earlier run has compiled and cached it.
         fs::write(&source, format!("int number() {{ return {}; }}", std::process::id()))
             .expect("room");
         let output = |option: &str| {

@@ -5,15 +5,17 @@
 //! private folder of the job. Rank 0's stdout is forwarded as it comes. Stdout of the other ranks
 //! and stderr of all ranks are kept for the report of a failure.
 //!
-//! When a rank ends, a file `lost-RANK` in the job's folder tells ranks that still wait to meet it.
-//! When a rank fails, the others have a grace period to notice and report it; then they are killed.
-//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed. To this
-//! end all ranks are in the process group of a small shell, the keeper. It reads from a pipe that
-//! only the launcher holds open, and the kernel closes the pipe when the launcher ends. If the
-//! keeper is killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher
-//! removes the folder.
+//! When a rank ends, a file `lost-RANK` in the job's folder tells the ranks that still wait for
+//! that rank at the rendezvous. When a rank fails, the other ranks have a grace period to notice
+//! and report the failure; then they are killed. When the launcher itself ends, even by SIGKILL,
+//! its ranks end and the folder is removed. To this end all ranks are in the process group of a
+//! small shell, the keeper. The keeper reads from a pipe that only the launcher holds open, and
+//! kills the group when the system closes the pipe at the launcher's end. If the keeper is killed
+//! too, ranks that called [`end_with_launcher`] still end, and the next launcher removes the
+//! folder.
 //!
-//! This file is long because the start of a job and its end, whatever happens, are one concern.
+//! This file is long because the start of a job and its end in all cases share the state of the
+//! job.
 //!
 //! ```no_run
 //! # use iris_testkit::launch::{Options, launch};
@@ -61,17 +63,17 @@ pub use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended
 /// because another rank had ended, the system reports the end of that other rank within this delay,
-/// so that the other rank is announced first.
+/// so that the launcher announces the other rank first.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
 
-/// Environment variable that gives each stream a hardware queue of the CUDA driver if ranks share a
-/// GPU (32 is the maximum). The driver reads it when it starts.
+/// Environment variable that gives each stream its own hardware queue if ranks share a GPU (32
+/// queues are the maximum). The CUDA driver reads it when it is initialised.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// Environment variables for AMD's runtime: hardware queues for streams, and no kernels for copies
-/// by the host. A copy kernel would need compute units, which waiting kernels may not leave.
+/// Environment variables for AMD's runtime: a hardware queue for each stream, and no kernels for
+/// copies by the host, because waiting kernels may leave no compute units for a copy kernel.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
 /// Environment variable with the file to which NCCL writes its log, by default stdout.
@@ -93,17 +95,17 @@ pub fn end_with_launcher() {
     let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     if let Some(launcher) = launcher {
         let asked = set_parent_process_death_signal(Some(Signal::KILL));
-        // The launcher may have ended before this rank asked for a signal at the launcher's end;
-        // then the signal never comes.
+        // If the launcher ended before this rank asked for a signal at the launcher's end, the
+        // signal never comes, so check for that.
         if asked.is_ok() && getppid() != Some(launcher) {
             std::process::exit(1);
         }
     }
 }
 
-/// Ensures that these environment variables have these values. If a value differs, this program
-/// executes itself again with all of the values, because libraries may read variables only at their
-/// start.
+/// Ensures that these environment variables have these values. If a variable has another value,
+/// this program executes itself again with all of these values, because libraries may read
+/// variables only when they are initialised.
 pub fn with_environment(variables: &[(&str, &str)]) {
     if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
         return;
@@ -158,16 +160,15 @@ impl Options {
     }
 
     /// Simulates `nodes` nodes on this host, with equal numbers of ranks. All ranks meet over
-    /// loopback, with a secret that the launcher makes for the job.
+    /// loopback and authenticate each other by a secret that the launcher makes for the job.
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
         self
     }
 
-    /// Gives each simulated node a network and a host name of its own, by namespaces of Linux, where
-    /// this process may make them. Elsewhere the variable `IRIS_NODE` tells the nodes apart. Only
-    /// node 0 can be reached from all nodes, so this is not for GPUs, whose library connects all
-    /// ranks.
+    /// Gives each simulated node its own network and host name by Linux namespaces, if this process
+    /// may create them; otherwise the variable `IRIS_NODE` tells the nodes apart. Not for GPUs:
+    /// only node 0 can be reached from all nodes, whereas NCCL and RCCL connect all ranks.
     pub fn namespaces(mut self, namespaces: bool) -> Self {
         self.namespaces = namespaces;
         self
@@ -196,7 +197,7 @@ impl Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// Exited by itself, with this exit code.
+    /// Exit of the process itself, with this exit code.
     Exited(i32),
     /// Ended by this signal, which did not come from the launcher.
     Signalled(i32),
@@ -207,8 +208,9 @@ pub enum End {
 }
 
 impl End {
-    /// Whether a rank that ended in this way may have failed because of another rank: 0 for
-    /// unlikely, 2 for likely. Signals are 0, except SIGABRT, which an error may cause.
+    /// Likelihood that a rank that ended in this way failed because of another rank: from 0
+    /// (unlikely) to 2 (likely). Signals give 0, except SIGABRT, by which a program may react to an
+    /// error.
     fn follows(self) -> u8 {
         match self {
             End::Signalled(signal) => u8::from(signal == Signal::ABORT.as_raw()),
@@ -259,9 +261,9 @@ impl Outcome {
     }
 
     /// Rank that failed first; `None` if none failed. Of ranks that failed within half a second of
-    /// each other, a rank that was ended by a signal comes first. The system closes a dead
-    /// process's sockets before it reports the death, so other ranks may fail before the death is
-    /// known.
+    /// each other, a rank that was ended by a signal counts as first: the system closes a dead
+    /// process's sockets before it reports the death, so other ranks may fail before the launcher
+    /// learns of the death.
     pub fn first_failure(&self) -> Option<usize> {
         const TOGETHER: Duration = Duration::from_millis(500);
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
@@ -282,8 +284,8 @@ impl Outcome {
         }
     }
 
-    /// Report of a failed job for a person: the output that was not forwarded, each line with its
-    /// rank in front, then one line per rank with its end.
+    /// Report of a failed job for the user: all output that was not forwarded, each line preceded
+    /// by its rank, then one line per rank that says how it ended.
     pub fn report(&self) -> String {
         let mut text = String::new();
         for (rank, it) in self.ranks.iter().enumerate() {
@@ -341,7 +343,8 @@ pub fn launch(
             None => Command::new(program),
         };
         let simulated = if namespaces.is_some() { 1 } else { nodes };
-        // This launcher may run in a rank of another one, whose variables its own ranks must not see.
+        // This launcher may itself run in a rank of another launcher, whose variables the new ranks
+        // must not see.
         for name in launcher_variables() {
             command.env_remove(name);
         }
@@ -353,7 +356,7 @@ pub fn launch(
             .env("LOCAL_WORLD_SIZE", per_node.to_string())
             .env("IRIS_RENDEZVOUS", job.folder.path())
             .env(LAUNCHER, std::process::id().to_string())
-            // NCCL's log would be mixed with what the program prints to stdout.
+            // On stdout, NCCL's log would be mixed with the program's output.
             .envs(std::env::var_os(NCCL_LOG).is_none().then_some((NCCL_LOG, "/dev/stderr")))
             .envs(network.iter().map(|(name, value)| (name, value)))
             .envs(simulated_node(simulated, node))
@@ -365,8 +368,9 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Dropping the job kills processes that the ranks started and left running. Such processes hold
-    // the output pipes open, and the threads joined below read the pipes to their end.
+    // Dropping the job kills processes that the ranks started and left running. This comes first,
+    // because such processes hold the output pipes open, and the threads joined below read the
+    // pipes to their end.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -378,8 +382,8 @@ pub fn launch(
     Ok(Outcome { ranks: ranks.collect() })
 }
 
-/// Environment variables that make a rank a rank of node `node` of `nodes` simulated nodes. NCCL
-/// must not find out that the nodes are one host, so that it uses its sockets, over loopback.
+/// Environment variables of a rank on node `node` of `nodes` simulated nodes. They hide from NCCL
+/// that the nodes are one host, so that it uses sockets over loopback.
 fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
     if nodes <= 1 {
         return Vec::new();
@@ -388,7 +392,7 @@ fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
     own.into_iter().chain(NETWORK_ALONE.map(|(name, value)| (name, value.into()))).collect()
 }
 
-/// Environment variables by which NCCL uses its sockets, over loopback, between all ranks.
+/// Environment variables that make NCCL use sockets over loopback between all ranks.
 pub const NETWORK_ALONE: [(&str, &str); 4] = [
     ("NCCL_P2P_DISABLE", "1"),
     ("NCCL_SHM_DISABLE", "1"),
@@ -396,8 +400,8 @@ pub const NETWORK_ALONE: [(&str, &str); 4] = [
     ("NCCL_SOCKET_IFNAME", "lo"),
 ];
 
-/// Environment variables by which ranks on simulated nodes find each other at the IPv4 address
-/// `place` of node 0.
+/// Environment variables by which ranks on simulated nodes find each other at `place`, the IPv4
+/// address of node 0.
 fn network(folder: &Path, place: &str) -> Result<Vec<(&'static str, OsString)>> {
     let port = free_port::on("127.0.0.1").context("opening a port at 127.0.0.1")?.to_string();
     let secret = folder.join("secret");
@@ -415,14 +419,15 @@ struct Job {
     folder: TempDir,
     /// Lock file in the job's folder; the launcher keeps it locked for as long as it lives.
     _lock: File,
-    /// Keeper process, leader of the process group; reaped last, so that its id is not reused.
+    /// Keeper process, leader of the process group; reaped last, so that the group's id is not
+    /// reused while the group is killed.
     keeper: Child,
     ranks: Vec<Child>,
 }
 
 impl Job {
-    /// Shell program of the keeper: waits for the launcher's end, which closes its stdin, then
-    /// kills the group including itself. Signals of terminal keys go to the launcher's group only.
+    /// Shell program of the keeper: waits until its stdin is closed, which the launcher's end does,
+    /// then kills the process group including itself. It ignores signals of the terminal.
     const KEEPER: &str = "trap '' HUP INT TERM; read -r _; \
         kill -TERM 0; sleep 0.2; rm -rf -- \"$1\"; kill -KILL 0";
 
@@ -458,8 +463,8 @@ impl Job {
         self.ranks.last_mut().context("no rank was started")
     }
 
-    /// Waits until every rank has ended; kills ranks that still run at the deadline, or `grace`
-    /// after the first failure.
+    /// Waits until every rank has ended; kills ranks that still run at the deadline, or when the
+    /// time `grace` has passed since the first failure.
     fn wait(
         &mut self,
         start: Instant,
@@ -519,8 +524,8 @@ impl Job {
     }
 
     /// Writes a file that announces the end of `rank` to the other ranks. The file contains
-    /// `order`, the number of ranks that ended before. If it cannot be written, the other ranks
-    /// wait until their deadline.
+    /// `order`, the number of ranks that ended before. If the file cannot be written, the other
+    /// ranks wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // The file is written under another name and then renamed, so that readers see complete
@@ -537,8 +542,8 @@ impl Job {
         let open =
             |(child, _): (&Child, _)| pidfd_open(Pid::from_child(child), PidfdFlags::empty());
         let Ok(running) = running.map(open).collect::<Result<Vec<_>, _>>() else {
-            // Sleeps without watching the ranks if pidfds are not available: an old kernel, or too
-            // few file descriptors.
+            // Without pidfds (old kernel, or no file descriptors left), sleep a short time without
+            // watching the ranks.
             thread::sleep(most.min(Duration::from_millis(20)));
             return Ok(());
         };

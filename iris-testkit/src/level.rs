@@ -1,7 +1,7 @@
 //! Test levels by name, for command lines, for `IRIS_TEST_LEVEL` and for tests.
 //!
-//! xtask includes this file as a module, because it depends on no workspace member. So it may use
-//! nothing but the standard library.
+//! xtask includes this file as a module, because it depends on no workspace member. So this file
+//! may use only the standard library.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use std::str::FromStr;
 /// Test level. Each level runs at least the tests of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
-    /// Each operator and variant once or twice, on small matrices: for functional simulators, and
-    /// for devices on which iris has never run.
+    /// Each operator and variant once or twice, on small matrices; for functional simulators, and
+    /// for devices on which iris has not run before.
     Smoke,
     /// A sample of the tests, for use before every push.
     Quick,
@@ -51,8 +51,8 @@ impl Level {
         }
     }
 
-    /// Picks one of three values: `quick` for [`Level::Smoke`] and [`Level::Quick`], `normal` or
-    /// `full` for the others.
+    /// Picks one of three values: `quick` for [`Level::Smoke`] and [`Level::Quick`], `normal` for
+    /// [`Level::Normal`], `full` for [`Level::Full`].
     pub fn pick<T>(self, quick: T, normal: T, full: T) -> T {
         match self {
             Level::Smoke | Level::Quick => quick,

@@ -1,5 +1,5 @@
-//! Measure of error: every element is compared with a bound of its own, and the whole matrix in the
-//! Frobenius norm.
+//! Measure of error: every element's error is compared with a bound for that element, and the
+//! errors of the whole matrix by their Frobenius norm.
 //!
 //! A NaN never passes, whatever the bound. Outputs are filled with NaN before each call, so an
 //! element that was not written is found.
@@ -19,15 +19,16 @@ pub enum Allowed<'a> {
     Within {
         /// Largest possible rounding error of each element.
         bound: &'a [f64],
-        /// Expected error of each element if roundings are random.
+        /// Expected error of each element if rounding errors are random and partly cancel.
         typical: &'a [f64],
     },
 }
 
-/// Measured deviation of a result that was accepted from the expected one.
+/// Measured deviation of an accepted result from the expected result.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Measured {
-    /// Frobenius norm of the errors divided by that of the expected matrix; see [`relative`].
+    /// Frobenius norm of the errors divided by the Frobenius norm of the expected matrix; see
+    /// [`relative`].
     pub relative: f64,
     /// Largest ratio of an element's error to its bound; 0 for [`Allowed::Exact`].
     pub worst: f64,
@@ -105,7 +106,7 @@ pub fn compare(
         Allowed::Exact => 0.0,
         Allowed::Within { bound, .. } => bound[at],
     };
-    // Two infinities of the same sign have no error, but their difference is NaN.
+    // Equal values are tested first, because the difference of two equal infinities is NaN.
     let error =
         |at: usize| if seen[at] == wanted[at] { 0.0 } else { (seen[at] - wanted[at]).abs() };
     let right = |at: usize| error(at) <= limit(at);

@@ -10,15 +10,15 @@ use iris_ops::{
     Topology, Variant,
 };
 
-/// Options of any operator's plan: the fields of a request, and the backend. The operator is chosen
-/// when the plan is made. The fields `output`, `epilogue`, `rms_norm`, `members` and `blocks` are
+/// Options of any operator's plan: the fields of a request, and the backend. The operator is an
+/// argument of [`plan`]. The fields `output`, `epilogue`, `rms_norm`, `members` and `blocks` are
 /// always passed to the plan, which returns an error if the op does not have the option. Other
 /// fields are ignored if the op does not have the option.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Backend that the op runs on.
     pub backend: BackendKind,
-    /// Request with the other options; its operator is of no meaning.
+    /// Request with all other options; the request's operator is ignored.
     request: OpRequest,
 }
 
@@ -80,7 +80,7 @@ impl Options {
     }
 }
 
-/// Plans a call of `op` with the variant of this name; `auto` leaves the variant to the plan.
+/// Plans a call of `op` with the variant of this name; for `auto` the plan chooses the variant.
 ///
 /// # Errors
 /// Errors of the plan; a test option that the op does not have.
@@ -116,7 +116,7 @@ pub fn plan(
             "library" => pass!(library),
             "uniform_shape" => pass!(uniform_shape),
             "root" => pass!(root),
-            // Options that the code above has passed on, whether or not the op reads them.
+            // The code above has passed these options on already.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => {
                 bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")

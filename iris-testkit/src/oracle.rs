@@ -1,9 +1,9 @@
 //! Oracle: the expected result of every op, from a naive reference in f64, with bounds for rounding
 //! errors.
 //!
-//! The oracle shares only names with the code of the ops. The meaning of an op ([`Meaning`]),
-//! splits, products and sums are implemented again, as simply as possible. Everything else that
-//! tests and programs know about an op follows from its meaning.
+//! The oracle shares no code with the ops except names. The meaning of an op ([`Meaning`]), splits,
+//! products and sums are implemented again, as simply as possible. All other facts that tests and
+//! programs need about an op are derived from its meaning.
 
 mod meaning;
 
@@ -76,7 +76,7 @@ impl Dense {
 }
 
 /// Range of `total` items that `rank` of `size` ranks owns; the first `total % size` ranks own one
-/// more.
+/// item more.
 pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
     let len = |rank: usize| total / size + usize::from(rank < total % size);
     let start = (0..rank).map(len).sum();
@@ -99,7 +99,8 @@ pub struct Task {
     pub op: Op,
     /// Number of ranks that take part in the call.
     pub size: usize,
-    /// Number of nodes that the ranks are on; sums between nodes are rounded to the wire type.
+    /// Number of nodes that the ranks are on; sums between nodes are rounded to the type in which
+    /// data is sent.
     pub nodes: usize,
     /// Number of rows of the call.
     pub m: usize,
@@ -116,13 +117,13 @@ pub struct Expected {
     pub cols: usize,
     /// Elements of the result without any rounding, row-major.
     pub value: Vec<f64>,
-    /// Result with partials rounded to the wire type and the sum rounded to the output type: the
-    /// only right result if all f32 sums are exact. `None` if there is an epilogue, or if sums
-    /// between nodes may be rounded.
+    /// Result with each rank's partial rounded to the type in which it is sent, and the sum rounded
+    /// to the output type. If all f32 sums are exact, this is the only right result. `None` if
+    /// there is an epilogue, or if sums between nodes may be rounded.
     pub exact: Option<Vec<f64>>,
-    /// Largest error of each element, for any order of additions.
+    /// Largest possible rounding error of each element, for any order of additions.
     pub bound: Vec<f64>,
-    /// Expected error of each element if roundings are random.
+    /// Expected error of each element if rounding errors are random and partly cancel.
     pub typical: Vec<f64>,
 }
 
@@ -152,8 +153,8 @@ pub fn gelu(x: f64) -> f64 {
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
     // Number of f32 roundings of an element, worst case and typical. Roundings of squares and of
-    // their sum count half, because a square root halves a relative error. The roundings of mean,
-    // root, quotient and two products follow.
+    // their sum count half, because a square root halves a relative error. The constant 7 covers
+    // the roundings of mean, root, quotient and two products.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -184,7 +185,7 @@ impl Task {
         Meaning::of(self.op)
     }
 
-    /// Number of rows that `rank` has of a matrix with the distribution `rows`.
+    /// Number of rows that `rank` has of a matrix whose rows are distributed as `rows` says.
     fn rows(&self, rows: Rows, rank: usize) -> usize {
         let own = split(self.m, self.size, rank).len();
         match rows {
@@ -330,8 +331,9 @@ impl Task {
         // rounding.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
-        // Number of times that a partial sum is rounded to the wire type: once by its rank, and over
-        // several nodes also after the sum of its node and after each addition of a node's sum.
+        // Number of times that a partial sum is rounded to the type in which it is sent: once by
+        // its rank and, over several nodes, once after the sum of its node and once after each
+        // addition of another node's sum.
         let roundings = if self.nodes > 1 { 1 + self.nodes } else { 1 };
         let single = unit_roundoff(DType::F32);
         let mut all = Expected {
@@ -352,8 +354,8 @@ impl Task {
             let magnitude =
                 parts.iter().map(|part| part.magnitude.at(row, col)).sum::<f64>() + bias.abs();
             let sizes: f64 = values.clone().map(f64::abs).sum();
-            // Sums of integers are rounded between nodes if they may exceed the integers that the
-            // wire type can represent.
+            // Integer sums that are sent between nodes are not exact if they exceed the integers
+            // that the sent type can represent.
             if self.nodes > 1 && sizes * unit_roundoff(wire) > 1.0 {
                 all.exact = None;
             }
@@ -366,8 +368,8 @@ impl Task {
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // The factor 1.01 covers products of several rounding errors, which are missing in
-                // the sum above.
+                // The factor 1.01 covers products of rounding errors, which this sum of first-order
+                // terms lacks.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
                     // The slope of GELU is below 1.13; for negative arguments 1 + erf loses digits
@@ -393,8 +395,9 @@ impl Task {
 }
 
 impl Expected {
-    /// Expected values for a comparison, and the allowed deviation: none if `exact_sums` and the
-    /// call has no epilogue, otherwise the bounds of rounding errors.
+    /// Expected values for a comparison, and the allowed deviation. If `exact_sums` is true and
+    /// [`Expected::exact`] is known, no deviation is allowed; otherwise the bounds of rounding
+    /// errors are.
     pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
         match &self.exact {
             Some(exact) if exact_sums => (exact, Allowed::Exact),
@@ -425,8 +428,8 @@ mod tests {
         assert!((gelu(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
     }
 
-    /// Tests that the bounds refuse an RMSNorm with another epsilon, and one whose squares come
-    /// from rows that were not rounded.
+    /// Tests an RMSNorm by hand, and that the bounds refuse an RMSNorm with another epsilon, and an
+    /// RMSNorm whose squares come from unrounded rows.
     #[test]
     fn a_norm_by_hand_and_the_bounds_of_one() {
         let rows = Dense { rows: 1, cols: 2, data: vec![3.0, -4.0] };

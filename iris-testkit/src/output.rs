@@ -1,5 +1,6 @@
-//! Output of programs without panics: if the reader of stdout is gone (`| head`) or a disk is full,
-//! [`say!`](crate::say) returns an error, and [`note!`](crate::note) does nothing.
+//! Output of programs without panics: if the output cannot be written, because its reader is gone
+//! (`| head`) or a disk is full, [`say!`](crate::say) returns an error, and [`note!`](crate::note)
+//! does nothing.
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -17,8 +18,8 @@ impl Unwritten {
     }
 }
 
-/// Exit code of a program whose reader of stdout is gone, as a shell reports a process that SIGPIPE
-/// ended.
+/// Exit code of a program whose reader of stdout is gone: the code that a shell reports for a
+/// process that SIGPIPE ended.
 pub const READER_GONE: u8 = 128 + 13;
 
 /// Prints a line to stdout; used by [`say!`](crate::say).

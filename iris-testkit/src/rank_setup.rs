@@ -68,14 +68,14 @@ impl Room {
         Room { data: rooms.fold(self.data, u64::saturating_add), ..self }
     }
 
-    /// Room for two things that need memory at the same time: the sum of both.
+    /// Room for two users of memory that exist at the same time: the sum of both rooms.
     #[must_use]
     pub fn and(self, other: Room) -> Room {
         let sum = u64::saturating_add;
         Room { data: sum(self.data, other.data), signal: sum(self.signal, other.signal) }
     }
 
-    /// Room for two things that need memory one after the other: the larger of both.
+    /// Room for two users of memory that exist one after the other: the larger of both rooms.
     #[must_use]
     pub fn or(self, other: Room) -> Room {
         Room { data: self.data.max(other.data), signal: self.signal.max(other.signal) }
@@ -109,7 +109,7 @@ impl Rig {
     }
 
     /// Allocates A, B and C with room for `most` elements each, the same numbers on all ranks;
-    /// `shapes` are this rank's (rows, columns). Collective.
+    /// `shapes` are this rank's (rows, columns) of each. Collective.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -159,8 +159,8 @@ impl Crossing {
         Ok(Crossing { word: heap.zeros(1)?, calls: 0, arrived: 0 })
     }
 
-    /// Sleeps for `late` on the host, then enqueues the write of this call's number into the
-    /// member's word. Call it before each barrier.
+    /// Sleeps for `late` on the host, then enqueues the write of this barrier's number into this
+    /// rank's word. Call this function before each barrier.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::write_on`].
@@ -171,8 +171,9 @@ impl Crossing {
         Ok(heap.write_on(stream, self.word, &[self.calls])?)
     }
 
-    /// Checks that no rank has left the barrier before the last rank of all nodes arrived. The memory
-    /// of other nodes cannot be read, so the check compares times of one clock. Collective.
+    /// Checks that no rank has left the barrier before the last rank of all nodes arrived. The
+    /// check compares times of the common host's clock, because the memory of other nodes cannot be
+    /// read. Collective.
     #[track_caller]
     fn on_all_nodes(&self, heap: &SymmetricHeap) -> Result<()> {
         let times = [self.arrived, now()].map(u64::to_le_bytes).concat();
@@ -194,13 +195,12 @@ impl Crossing {
     }
 
     /// Checks that the numbers that all `members`, which are ranks of this node, wrote before the
-    /// barrier are visible. Call it after the barrier has completed. In a world of several nodes,
-    /// which must be simulated on one host, also checks that no rank has left the barrier before the
-    /// last rank arrived; there, call it on all ranks.
+    /// barrier are visible. Call this function after the barrier has completed. In a world of
+    /// several nodes, which must be simulated on one host, call it on all ranks; it then also
+    /// checks that no rank has left the barrier before the last rank arrived.
     ///
     /// # Errors
-    /// A member whose write is not visible, and the number read instead; by how much a rank left too
-    /// early.
+    /// A member's write is not visible, or a rank left the barrier too early.
     #[track_caller]
     pub fn after(
         &self,

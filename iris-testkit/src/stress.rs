@@ -1,23 +1,23 @@
 //! Stress test: thousands of calls on a GPU without a host synchronisation between them, with
-//! random delays, and every bit of the results compared.
+//! random delays, in which every bit of the results is compared.
 //!
-//! **Problem.** The models show that the protocols are right for the C11 memory model, with few
+//! **Problem.** The models show that the protocols are right in the C11 memory model, with few
 //! ranks and calls. Effects of a device (caches, links, clocks, hundreds of workgroups) show only
-//! when it runs.
+//! when kernels run on it.
 //!
 //! **Solution.** Two kernels surround each call of an op. One fills the inputs with integers that
 //! are computed from call, rank and position, and C with NaN. The other computes the expected C and
 //! compares all of it. Ranks run as far ahead of each other as the protocol allows. The op's
-//! kernels are built with random delays before each access of the protocols; counters start near
-//! the ends of their range; the number of rows changes from call to call.
+//! kernels are built with random delays before each access of the protocols; call numbers can start
+//! near the ends of their range; the number of rows changes from call to call.
 //!
 //! **Running.** `iris stress`, or [`run`] for one [`Subject`].
 //!
-//! **Checks of the test itself.** Results of kernels built without one of the waits
-//! ([`FaultInjection::without`]) must be found wrong within [`HELD_CALLS`] calls. [`WAITS`] has a
-//! subject for each wait, and a place where workgroups are stalled so that the failure is certain.
-//! If the kernels have the wait, results must be right in spite of the stall. [`MORE_WAITS`] does
-//! the same for the waits of gates and of whole-matrix GEMMs.
+//! **Checks of the test itself.** Kernels are also built without one of the waits
+//! ([`FaultInjection::without`]); the test must find wrong results within [`HELD_CALLS`] calls. For
+//! each wait, [`WAITS`] has a subject and a place at which workgroups are stalled, so that the
+//! failure is certain. With the wait, results must be right in spite of the stall. [`MORE_WAITS`]
+//! lists the waits of gates and of whole-matrix GEMMs in the same form.
 //!
 //! **Limits.** GPUs only; on the CPU, `IRIS_DELAY` and the tests of counters do the same.
 
@@ -65,8 +65,8 @@ pub struct Setting {
     /// Number of the run's first call; tests let it begin near the ends of the range of call
     /// numbers.
     pub first_call: i32,
-    /// Delays and faults injected into the kernels. If one of the protocols' waits is left out, the
-    /// ranks synchronise now and then, and stop when one of them has found an error.
+    /// Delays and faults injected into the kernels. If a wait is left out, the ranks synchronise
+    /// from time to time, and stop when a rank has found an error.
     pub fault_injection: FaultInjection,
 }
 
@@ -115,17 +115,18 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Shape of messages that consist of packs with up to four ranks, in every type and operator, and
-    /// that are at most as large as the LL protocol allows. Rows have an odd number of elements.
+    /// Shape of messages that consist of packs (48 bytes of data in four 128-bit LL words) for up
+    /// to four ranks, in every type and operator, and that are not too large for the LL protocol.
+    /// Rows have an odd number of elements.
     pub const PACKS: (usize, usize, usize) = (1014, 517, 24);
 
-    /// Whether larger messages of the variant of this name consist of packs.
+    /// Whether the variant of this name sends larger messages as packs ([`Setting::PACKS`]).
     pub fn has_packs(variant: &str) -> bool {
         variant == "ll" || variant.ends_with("two_shot_ll")
     }
 
-    /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
-    /// tile's size or of eight.
+    /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's
+    /// dimension or of eight.
     pub fn new(dtype: DType, calls: usize, fault_injection: FaultInjection) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
@@ -152,7 +153,7 @@ impl Setting {
         fault_injection: FaultInjection,
     ) -> Self {
         let setting = Self::new(dtype, calls, fault_injection);
-        // Messages by the LL protocol consist of pairs in one type, and of packs in the other.
+        // Test both forms of LL messages: pairs in one element type, packs in the other (bf16).
         if subject.has_packs() && dtype == DType::BF16 {
             return Self { shape: Self::PACKS, ..setting };
         }
@@ -176,7 +177,7 @@ impl Setting {
     #[must_use]
     pub fn on(mut self, backend: BackendKind) -> Self {
         self.backend = backend;
-        // Other devices send no packs.
+        // Only CUDA devices send packs, so other backends use small matrices.
         if backend != BackendKind::Cuda && self.shape == Self::PACKS {
             self.shape = Self::SMALL;
         }
@@ -265,7 +266,7 @@ fn run_as<T: Element>(
         bench.read(&mut outcome)?;
         let mut over = !outcome.ok();
         if setting.fault_injection.without.is_some() {
-            // All ranks stop the run if one of them has found an error.
+            // All ranks stop the run if any rank has found an error.
             over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
         }
         if over {
@@ -294,7 +295,7 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), work)
 }
 
-/// Number of elements of the largest matrix that any rank has in the run.
+/// Number of elements of the largest matrix that any rank uses in the run.
 fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
     let Ok(Some((_, case))) = subject.plan::<T>(Topology::new(0, size), setting) else { return 1 };
     let shapes = case.shapes(Topology::new(case.options.root, size), case.options.m);
@@ -310,7 +311,7 @@ struct Bench<T> {
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
-    /// Whether C is passed as external memory of this rank, which peers cannot write.
+    /// Whether C is passed as external memory, which peers cannot write ([`Place::Own`]).
     own: bool,
     report: SymSlice<i32>,
     given: Given,
@@ -336,7 +337,8 @@ impl<T: Element> Bench<T> {
             dtype: iris_kernels::args::dtype_code(T::DTYPE).unwrap_or_default(),
             ..Given::zeroed()
         };
-        // C has two blocks: with [`Place::Apart`] every second rank uses the second block.
+        // There are two blocks for C; with [`Place::Apart`] every second rank uses the second
+        // block.
         let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);
@@ -345,9 +347,9 @@ impl<T: Element> Bench<T> {
             (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
-            // Every rank allocates C for the rank with the most rows. On a rank with fewer rows,
-            // the comparison then also covers memory after C, and shows if peers write more rows
-            // than C has.
+            // Every rank allocates as many rows of C as the rank with the most rows needs. On a
+            // rank with fewer rows, the comparison then also covers memory after C, and detects
+            // peers that write more rows than C has.
             let rows = |rank| case.shapes(Topology::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
@@ -366,7 +368,8 @@ impl<T: Element> Bench<T> {
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
         let Setting { first_call, step, .. } = *setting;
-        // No rank may run the first call before all ranks have prepared the words that peers write.
+        // No rank may run the first call before all ranks have prepared the memory that peers
+        // write.
         heap.local_world().barrier()?;
         let matrices = (a, b, c);
         Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })

@@ -1,10 +1,11 @@
 //! Test suite for every op and backend: a [`Case`] describes calls, and [`run_case`] runs them on a
-//! heap and checks everything that the op promises.
+//! heap and checks everything that the op guarantees.
 //!
 //! All ranks of the heap's world run the same case. Each rank makes its own inputs and fills its
 //! outputs with NaN. Then it runs several calls with changing inputs and numbers of rows, without
 //! synchronising with the other ranks. Afterwards the ranks exchange their contributions, and each
-//! rank compares every element that it has, and the gaps between rows, with [`crate::oracle`].
+//! rank compares every element of its outputs with [`crate::oracle`], and checks that gaps between
+//! rows were not written.
 
 mod buffer;
 mod run;
@@ -63,16 +64,16 @@ pub struct Case {
     pub b: Layout,
     /// Memory layout of C, of the residual and of the normalised rows.
     pub c: Layout,
-    /// Whether rank r has K (or N, if A is gathered) larger by r than rank 0. Ignored by ops that
-    /// do not allow it.
+    /// Whether rank r's K (or N, if A is gathered) is larger by r than that of rank 0. Ignored for
+    /// ops that do not allow it.
     pub uneven: bool,
-    /// Whether calls run in place (C is A) on ranks that have all rows of both.
+    /// Whether calls run in place (C is A) on ranks that have all rows of A and of C.
     pub in_place: bool,
     /// Whether all calls are enqueued before the host waits for the first one; each call then has
     /// its own buffers.
     pub burst: bool,
-    /// Whether the ranks synchronise before each call, so that its time includes no waiting for
-    /// late ranks.
+    /// Whether the ranks synchronise before each call, so that the call's time includes no waiting
+    /// for late ranks.
     pub paced: bool,
     /// Seed of the random inputs.
     pub seed: u64,
@@ -102,8 +103,8 @@ impl Case {
         }
     }
 
-    /// Cases of [`Case::new`] for each op, variant and shard, except variants that this machine's
-    /// device has no kernels for, or that do not support the wire type.
+    /// Cases of [`Case::new`] for each op, variant and shard, except variants for which this
+    /// machine's device has no kernels, or which do not support the type in which data is sent.
     pub fn each(options: &Options) -> Vec<Self> {
         let device = Topology::new(0, 2).on(options.backend).device;
         let mut cases = Vec::new();
@@ -124,8 +125,8 @@ impl Case {
         cases
     }
 
-    /// Whether finished sums are sent as items of the LL protocol, so that they are sent in the type of
-    /// C.
+    /// Whether owners send finished sums by the LL protocol. Such sums are sent in the type of C,
+    /// not in the type of partials.
     pub fn sends_sums_as_items(op: Op, variant: Variant) -> bool {
         matches!(
             (op, variant),
@@ -144,7 +145,7 @@ impl Case {
         Self::each(&options).into_iter().filter(is_able).collect()
     }
 
-    /// Options of `rank`; they differ between ranks only if `uneven` is set.
+    /// Options of `rank`; options differ between ranks only if `uneven` is true.
     pub fn options_of(&self, rank: usize) -> Options {
         let mut options = self.options.clone();
         if self.uneven {
@@ -162,7 +163,7 @@ impl Case {
         self.task(ranks, m).shapes(ranks.rank)
     }
 
-    /// Task for the oracle: a call of `m` rows, with the options of a rank.
+    /// Task for the oracle: a call of `m` rows, with the options of this rank.
     pub fn task(&self, ranks: Topology, m: usize) -> Task {
         Task {
             op: self.op,

@@ -1,4 +1,4 @@
-//! Worlds whose ranks are threads of a test, beyond those of [`World::run_threads`].
+//! Worlds whose ranks are threads of a test, in addition to [`World::run_threads`].
 
 use std::sync::Arc;
 use std::thread;
@@ -23,8 +23,8 @@ pub fn on_threads<I: Send, T: Send>(
     })
 }
 
-/// Runs `test` on ranks that are threads, each with a heap of these options; closes heap and world, and
-/// returns the result of each rank.
+/// Runs `test` on ranks that are threads, each with a heap that is opened with these options.
+/// Closes heaps and worlds, and returns the result of each rank.
 ///
 /// # Panics
 /// If a rank fails.
@@ -44,8 +44,8 @@ pub fn on_heaps<T: Send>(
     World::run_threads(size, rank).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-/// Runs `f` on ranks that meet over loopback and are authenticated by a secret; returns the result of
-/// each rank. `nodes` has the name of each rank's node.
+/// Runs `f` on ranks that meet over loopback and are authenticated by a secret; returns the result
+/// of each rank. `nodes` has the name of each rank's node, by rank.
 ///
 /// # Panics
 /// If `f` panics, or there is no free port or no randomness.

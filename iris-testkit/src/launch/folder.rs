@@ -8,13 +8,15 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Name of the file in a job's folder that the launcher keeps locked while it lives. It holds the
-/// folder's path, so that neither another program's file nor a copy of the folder counts as one.
+/// Name of the file in a job's folder that the launcher keeps locked while it lives. The file
+/// contains the folder's path, so that a file of another program, or a copy of the folder, does not
+/// count as a job's folder.
 const LOCK: &str = "launcher";
 
-/// Creates and locks the file [`LOCK`] in `folder`; while it is locked, the job's launcher lives.
+/// Creates and locks the file [`LOCK`] in `folder`; a locked file means that the job's launcher
+/// lives.
 pub(super) fn hold(folder: &Path) -> io::Result<File> {
-    // The file gets its name only once it is locked, because a file of this name that is not locked
+    // The file gets its final name only after it is locked, because an unlocked file of that name
     // means a dead launcher.
     let part = folder.join("launcher.part");
     let mut file = File::create(&part)?;
@@ -24,8 +26,8 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the folders of jobs whose launcher and keeper were both killed. They lie beside `own`,
-/// the folder of the current job.
+/// Removes the folders of jobs whose launcher and keeper were both killed. It searches the parent
+/// folder of `own`, the folder of the current job.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {
@@ -36,10 +38,10 @@ pub(super) fn sweep(own: &Path) {
     }
 }
 
-/// Whether a launcher of this user made `folder`, and has ended.
+/// Whether `folder` was made by a launcher of this user that has ended.
 fn is_left(folder: &Path) -> bool {
     let (user, lock) = (rustix::process::geteuid().as_raw(), folder.join(LOCK));
-    // Links and pipes of other users cannot be in a folder of this user and mode.
+    // Other users cannot put links or pipes into a folder with this owner and mode.
     let ours = |at: &fs::Metadata| at.is_dir() && at.uid() == user && at.mode() & 0o7777 == 0o700;
     fs::symlink_metadata(folder).is_ok_and(|at| ours(&at))
         && fs::symlink_metadata(&lock).is_ok_and(|at| at.is_file())

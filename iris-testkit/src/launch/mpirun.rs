@@ -1,4 +1,4 @@
-//! Commands of Open MPI's `mpirun`: the plain one, and one that starts a job on simulated nodes.
+//! Commands of Open MPI's `mpirun`: without arguments, and for a job on simulated nodes.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,13 +19,12 @@ pub fn open_mpi() -> Command {
     Command::new(if is_debian { OPEN_MPI } else { "mpirun" })
 }
 
-/// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on each
-/// of `nodes` nodes, which this host simulates. The ranks find each other over loopback, without a
-/// secret. `mpirun` ends a job that has not ended after `limit`, and a job of which a rank has
-/// failed.
+/// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on
+/// each of `nodes` nodes that are simulated on this host. The ranks find each other over loopback,
+/// without a secret. `mpirun` ends the job after `limit`, or if a rank has failed.
 ///
 /// # Errors
-/// An error of the system for a port at 127.0.0.1.
+/// An error of the system if there is no free port at 127.0.0.1.
 pub fn mpirun(
     program: &Path,
     arguments: &[impl AsRef<OsStr>],
@@ -38,7 +37,7 @@ pub fn mpirun(
     // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
     command.args(["--timeout", &limit.as_secs().max(1).to_string()]);
-    // Each node is an application of its own to mpirun, with its own variables.
+    // Each node is a separate application context of mpirun, with its own variables.
     let shared = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
     for node in 0..nodes {
         command.args((node > 0).then_some(":")).args(["-np", &per_node.to_string()]);

@@ -1,4 +1,4 @@
-//! Simulated nodes with a network and a host name of their own, as Linux namespaces.
+//! Simulated nodes, each with its own network and host name, by Linux namespaces.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use anyhow::{Context, Result, ensure};
 /// IPv4 address of node 0, which all other nodes can reach.
 pub(super) const FIRST: &str = "10.77.0.1";
 
-/// Namespaces of all nodes, each kept by a waiting shell. A virtual cable connects node 0 with each
-/// other node, since ranks meet at node 0. Namespaces and cables end with the shells, and the
-/// shells end when this is dropped or the launcher ends.
+/// Namespaces of all nodes, each kept by a waiting shell. A virtual cable (veth pair) connects node
+/// 0 with each other node, because ranks meet at node 0. Namespaces and cables end with the shells,
+/// and the shells end when this object is dropped or the launcher ends.
 #[derive(Debug)]
 pub struct Namespaces {
     shells: Vec<Child>,
@@ -21,8 +21,8 @@ impl Namespaces {
     /// Makes the namespaces of `nodes` nodes, with the host names node0, node1 and so on.
     ///
     /// # Errors
-    /// A program of util-linux or iproute2 that is missing, or its message, for example if this
-    /// process may not make namespaces.
+    /// A program of util-linux or iproute2 is missing, or fails, for example because this process
+    /// may not make namespaces.
     pub fn new(nodes: usize) -> Result<Namespaces> {
         ensure!(nodes < 255, "{nodes} nodes: expected at most 254, the hosts of one IPv4 network");
         let mut all = Namespaces { shells: Vec::new() };
@@ -49,7 +49,7 @@ impl Namespaces {
     /// device of the cable to node N is named nodeN; on the other nodes it is named node0.
     ///
     /// # Errors
-    /// A program that is missing, or the message of `ip`.
+    /// `ip` or `nsenter` is missing, or `ip` fails; the error has its message.
     pub fn ip(&self, node: usize, arguments: &str) -> Result<()> {
         let output = self.command(node, Path::new("ip")).args(arguments.split(' ')).output();
         let output = output.context("nsenter, of util-linux, does not start")?;

@@ -114,8 +114,8 @@ fn the_first_failure_gives_the_exit_code() {
 
 #[test]
 fn of_ranks_that_end_together_the_killed_one_failed_first() {
-    // Shell programs that end because of rank 2 as real ranks do: they notice that the system
-    // closed its file descriptors.
+    // Rank 2 is killed. The other shell programs end because of it as real ranks do: they notice
+    // that its file descriptors were closed.
     let text = "cd $FIFOS; case $RANK in
         2) exec 5>0 6>1 7>3; sleep 0.05; kill -KILL $$;;
         3) cat $RANK; kill -ABRT $$;;
@@ -135,7 +135,7 @@ fn of_ranks_that_end_together_the_killed_one_failed_first() {
 
 #[test]
 fn a_rank_that_ended_leaves_word_in_the_folder() {
-    // Rank 0 waits until the launcher has announced the ends of ranks 1 and 2 by two files.
+    // Rank 0 waits for the two files by which the launcher announces the ends of ranks 1 and 2.
     let text = "case $RANK in
         0) while ! [ -e $IRIS_RENDEZVOUS/lost-1 ] || ! [ -e $IRIS_RENDEZVOUS/lost-2 ]; do
                sleep 0.01; done; ls $IRIS_RENDEZVOUS;;
@@ -165,7 +165,7 @@ fn what_can_not_start_is_an_error_that_names_it() {
     launch(Path::new("/bin/sh"), &[""; 0], 0, quiet()).expect_err("a job of no rank");
 }
 
-/// Whether the process `pid` still runs; a zombie, which has yet to be reaped, does not.
+/// Whether the process `pid` still runs; a zombie (ended but not reaped) does not count.
 fn alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
@@ -180,7 +180,7 @@ fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Environment variable with the folder in which ranks note their process ids; set in a launcher
-/// that a test kills, and in its ranks.
+/// process that a test kills, and in that launcher's ranks.
 const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
 
 /// Launcher of two ranks, which a test started as a separate process to kill it.
@@ -246,7 +246,7 @@ fn a_folder_that_no_launcher_of_this_user_made_stays() {
     let make = |name: &str, mode: u32, content: Option<&str>| {
         let folder = temporary.path().join(name);
         fs::create_dir(&folder).expect("mkdir");
-        // A launcher's lock ends with the file that `hold` returns.
+        // Dropping the file that `hold` returns ends the lock, as a launcher's end does.
         match content {
             Some(content) => fs::write(folder.join("launcher"), content).expect("room"),
             None => drop(folder::hold(&folder).expect("room")),

@@ -1,5 +1,5 @@
-//! Meaning of every op, one row of a table for each: all knowledge that tests and programs have
-//! about an op by its name.
+//! Meaning of every op, as a table with one row per op: all facts about ops that tests and programs
+//! use.
 
 use iris_ops::{Op, Shard};
 
@@ -10,12 +10,13 @@ pub enum Rows {
     All,
     /// Each rank has its own part of the rows.
     Own,
-    /// One block from each rank, stacked; each block is as large as this rank's part of the rows.
+    /// One block of rows from each rank, stacked; each block is as large as this rank's part of the
+    /// rows.
     Blocks,
     /// All rows are on the root; other ranks have none.
     Root,
-    /// Each rank has its part of the rows or, by the option `shard`, all rows with its part of the
-    /// columns.
+    /// Each rank has its own part of the rows or, with the option `shard`, all rows of its own part
+    /// of the columns.
     Shard,
     /// No rows: the op has no such matrix.
     None,
@@ -44,7 +45,7 @@ pub struct Meaning {
     pub gets: Rows,
     /// Whether C is a sum over ranks; if a product comes first, K is split over the ranks.
     pub sums: bool,
-    /// Description for help texts; M, N and K are those of the whole problem.
+    /// Description for help texts; in it M, N and K are the dimensions of the whole problem.
     pub about: &'static str,
 }
 
@@ -94,8 +95,8 @@ impl Meaning {
         self.product == Product::Last
     }
 
-    /// Dimensions along which the option `shard` may split A; only rows if the op has no such
-    /// choice.
+    /// Dimensions along which the option `shard` may split A; only rows if the op does not have
+    /// this option.
     pub fn shards(&self) -> &'static [Shard] {
         match self.gives {
             Rows::Shard => &[Shard::Rows, Shard::Columns],
@@ -109,7 +110,7 @@ impl Meaning {
     }
 
     /// Whether each rank sends the rows that it owns to all ranks. If the op sums, these rows are
-    /// the sums, which the owner computes from the partials of all ranks.
+    /// sums that the owner computes from the partials of all ranks.
     pub fn spreads(&self) -> bool {
         self.gets == Rows::All
     }

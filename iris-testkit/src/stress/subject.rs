@@ -23,12 +23,12 @@ pub enum Subject {
         shard: Shard,
         /// Location of C in memory.
         place: Place,
-        /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in a program.
-        /// If not, message kernels do their work, because message kernels can be stalled at more
-        /// places.
+        /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in normal
+        /// use. If not, kernels that only communicate replace them, because these kernels can be
+        /// stalled at more places.
         whole: bool,
     },
-    /// Ring of ranks, each with a versioned lock beside its message.
+    /// Ring of ranks: each rank sends messages, guarded by a versioned lock, to the next rank.
     Ring,
 }
 
@@ -37,8 +37,8 @@ pub enum Subject {
 pub enum Place {
     /// Same offset in the heap on all ranks, so that peers may write it directly.
     Same,
-    /// Two different offsets in the heap, alternating from rank to rank; ranks learn in each call
-    /// that peers' offsets differ.
+    /// Two different offsets in the heap, alternating from rank to rank; ranks find out in each
+    /// call that the offsets of peers differ.
     Apart,
     /// External memory, which peers cannot write.
     Own,
@@ -50,7 +50,8 @@ impl Subject {
         let mut all = Vec::new();
         for op in Op::ALL {
             for variant in op.variants().into_iter().map(Variant::name) {
-                // Variants that may write results directly are tried with every location of C.
+                // Variants that may write results directly into peers' C are tested with every
+                // location of C.
                 let places: &[Place] = match variant {
                     "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
                     _ => &[Place::Same],
@@ -108,7 +109,7 @@ impl Subject {
         matches!(self, Subject::Op { whole: true, .. })
     }
 
-    /// Whether larger messages of the subject consist of packs.
+    /// Whether the subject sends larger messages as packs (groups of four 128-bit LL words).
     pub(super) fn has_packs(self) -> bool {
         matches!(self, Subject::Op { variant, whole: false, .. } if Setting::has_packs(variant))
     }
@@ -121,16 +122,17 @@ impl Subject {
         }
     }
 
-    /// Number of calls of the subject if the user asks for `asked` calls; a twentieth for subjects
-    /// with large matrices, whose calls take longer.
+    /// Number of calls of the subject if the user asks for `asked` calls; a twentieth of `asked`
+    /// for subjects with large matrices, whose calls take longer.
     pub fn calls(self, asked: usize) -> usize {
         if self.is_whole() { asked.div_ceil(20) } else { asked }
     }
 
-    /// M, N, K and row granularity for subjects with whole-matrix GEMMs; `None` for others. The
-    /// tiles (256 columns in clusters of two, or 64 columns for few rows) fill the device once, and
-    /// sums are exact in 16 bits. If A is split by rows, each rank's rows stay whole tiles.
-    /// `sharing` is the number of ranks that share a device; each of them gets a part of it.
+    /// M, N, K and row granularity for subjects with whole-matrix GEMMs; `None` for others. C has
+    /// about as many tiles (256 columns in clusters of two, or 64 columns for few rows) as fit on
+    /// the device at once, and sums are exact in 16-bit types. If A is split by rows, each rank's
+    /// rows are whole tiles. `sharing` is the number of ranks that share a device; the tiles are
+    /// for a rank's share of it.
     pub(super) fn whole_shape(
         self,
         ranks: usize,
@@ -142,7 +144,8 @@ impl Subject {
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
-            // The shape has nearly as many tiles as the device has multiprocessors.
+            // The shape has nearly as many tiles (64 columns) as the rank's share of the device has
+            // multiprocessors.
             return Some(((64, 128 / sharing * 64, DEPTH), 7));
         }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
@@ -155,8 +158,8 @@ impl Subject {
         })
     }
 
-    /// Tile of subjects in which a GEMM of few rows sends its own result. It must be set explicitly
-    /// because the plan chooses another one if ranks share a device.
+    /// Tile of subjects in which a GEMM of few rows sends its own result. It must be set
+    /// explicitly, because the plan chooses another tile if ranks share a device.
     pub(super) fn exchanged_tile(self) -> Option<TileShape> {
         match self {
             Subject::Op { variant: "unfused_one_shot", whole: true, .. } => {
@@ -252,9 +255,9 @@ impl std::fmt::Display for Subject {
 }
 
 /// Waits of the protocols, each with a subject and a stall. Without the wait, results of the
-/// subject must be wrong. The stall makes this certain: the stalled workgroup has not yet done, or
-/// not yet read, the thing that the wait protects. Other ranks, which should wait for this
-/// workgroup, go on.
+/// subject must be wrong. The stall makes this certain: the stalled workgroup has not yet done the
+/// work, or not yet read the data, that the wait protects. Other ranks, which should wait for this
+/// workgroup, continue.
 ///
 /// | without | stalled | meanwhile |
 /// |---|---|---|
@@ -279,9 +282,9 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
 
-/// Further waits: the waits of gates, which precede steps that read data from copy engines or
-/// GEMMs, and the waits inside whole-matrix GEMMs. If a whole-matrix GEMM takes part, the entry
-/// says which kernels lack the wait; all other kernels keep it.
+/// Further waits, listed like [`WAITS`]: waits of gates, which precede steps that read data sent by
+/// copy engines or GEMMs, and waits inside whole-matrix GEMMs. If a whole-matrix GEMM takes part,
+/// the entry says which kernels lack the wait; all other kernels keep it.
 ///
 /// | without the wait | stalled | meanwhile |
 /// |---|---|---|

@@ -19,15 +19,15 @@ fn every_wait_has_a_subject() {
     let all = Subject::all();
     assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
     assert!(MORE_WAITS.iter().all(|(_, _, subject, _)| all.contains(subject)));
-    // Checks that an entry with a whole-matrix GEMM says which kernels lack the wait: waits inside
-    // a GEMM that stores to peers and waits after it are left out in separate tests.
+    // An entry with a whole-matrix GEMM must say which kernels lack the wait, because waits inside
+    // a GEMM that stores to peers, and waits after the GEMM, are left out in separate runs.
     for (_, without, subject, _) in MORE_WAITS {
         assert_eq!(without.is_some(), subject.is_whole(), "{subject}");
     }
 }
 
-/// Tests that subjects with whole-matrix GEMMs can be planned for every number of ranks. Only a
-/// device shows whether the GEMMs accept these calls.
+/// Tests that subjects with whole-matrix GEMMs can be planned for every number of ranks. Whether
+/// the GEMMs accept these calls shows only on a device.
 #[test]
 fn subjects_of_whole_products_are_planned_for_every_world() {
     for subject in Subject::all().into_iter().filter(|it| it.is_whole()) {

@@ -15,18 +15,19 @@ use crate::oracle::Dense;
 pub struct Layout {
     /// Whether the matrix is column-major.
     pub transposed: bool,
-    /// Number of elements between the end of a row and the start of the next.
+    /// Number of elements between the end of a row and the start of the next row.
     pub pad: usize,
     /// Minimum number of elements of a row. A shorter row is padded to it; `pad` elements follow.
     pub line: usize,
     /// Number of elements between the start of the block and the first element.
     pub before: usize,
-    /// Whether the gap before the first element is larger by r elements on rank r, so that the
+    /// Whether rank r's gap before the first element is larger by r elements, so that the matrix's
     /// offset differs between ranks.
     pub skewed: bool,
     /// Whether the op gets the matrix's address (external memory) instead of the symmetric slice.
     pub external: bool,
-    /// Whether ranks with an odd number pass external memory, and the others the symmetric slice.
+    /// Whether ranks with odd numbers pass external memory, and ranks with even numbers the
+    /// symmetric slice.
     pub external_on_odd: bool,
 }
 
@@ -38,8 +39,8 @@ pub(super) struct Buffer {
 }
 
 impl Layout {
-    /// Number of elements that a matrix of `rows` x `cols` with this layout needs on any of `size`
-    /// ranks.
+    /// Number of elements that suffice for a matrix of `rows` x `cols` with this layout on each of
+    /// `size` ranks.
     pub(super) fn room(&self, (rows, cols): (usize, usize), size: usize) -> usize {
         let (lines, len) = if self.transposed { (cols, rows) } else { (rows, cols) };
         let gaps = 2 * self.before + self.pad + if self.skewed { size } else { 0 };

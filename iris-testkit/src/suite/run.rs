@@ -17,7 +17,7 @@ use crate::rank_setup::{Crossing, Rig, Room};
 /// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Variant of the call with the most rows, whether the case named it or the plan chose it.
+    /// Variant of the call with the most rows, which the case named or the plan chose.
     pub variant: Variant,
     /// Largest errors over all calls.
     pub measured: Measured,
@@ -115,8 +115,8 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let mut a = case.a;
     let sharded = Meaning::of(case.op).gives == Rows::Shard;
     if sharded && options.shard == Shard::Columns && a.pad > 0 {
-        // A row of A is as long on every rank as on the rank with the most columns, because the
-        // leading dimension must be equal on all ranks.
+        // Every rank's rows of A are as long as the rows of the rank with the most columns, because
+        // the leading dimension must be equal on all ranks.
         a.line = options.k.div_ceil(size);
     }
     // Calls without an RMSNorm have no residual, weight or normalised rows.
@@ -160,8 +160,8 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     op.check()?;
     let counts = case.options.backend.traits().host_threads || case.options.count_traffic;
     let counters = counts.then(|| op.counters()).transpose()?;
-    // Over several nodes the counters are not checked, because the traffic of a node's operators
-    // within a larger operator is not specified.
+    // Over several nodes the counters are not checked, because no traffic is specified for the
+    // operators of one node that are parts of an operator over several nodes.
     if let Some(Counters { pushed, pulled, flags, .. }) = counters
         && ranks.nodes() == 1
     {
@@ -311,8 +311,8 @@ fn read(
     Ok(Output { c, normed, bits })
 }
 
-/// Runs barriers, and checks that data that members store before a barrier are visible to every
-/// member after it.
+/// Runs barriers, and checks that data that members store before a barrier is visible to every
+/// member after the barrier.
 fn barriers(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
@@ -329,7 +329,7 @@ fn barriers(
         if !members.contains(&heap.rank()) {
             break;
         }
-        // One rank arrives late in a world of several nodes, where times are compared.
+        // In a world of several nodes, where [`Crossing`] compares times, one rank arrives late.
         let world = heap.whole_world();
         let late = world.nodes() > 1 && world.rank() + 1 == world.size();
         crossing.before(heap, stream, Duration::from_millis(if late { 2 } else { 0 }))?;
@@ -344,8 +344,8 @@ fn barriers(
     Ok(times)
 }
 
-/// Compares all outputs with the oracle and with the outputs of other ranks, and outputs of calls
-/// with equal inputs with each other.
+/// Compares all outputs with the oracle, with the outputs of other ranks, and, for calls with equal
+/// inputs, with each other.
 fn verify(
     heap: &SymmetricHeap,
     case: &Case,

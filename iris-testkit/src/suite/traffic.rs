@@ -7,7 +7,7 @@ use iris_kernels::schedule::packs;
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};
 
-/// Bytes and flags that one rank moves in one call.
+/// Numbers of bytes that one rank moves in one call, and of flags that it raises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// Number of bytes written to peers.
@@ -53,8 +53,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     // wire (`bytes`).
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Returns the number of tiles that owner `first` gets if the tiles are dealt round-robin to
-    // `owners` owners, and the number of elements of these tiles.
+    // For tiles that are assigned round-robin to `owners` owners: number of tiles of owner number
+    // `first`, and number of elements of these tiles.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -66,21 +66,21 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         (own, elements)
     };
-    // Number of bytes that `count` items or packs take with their flags, and number of packs or items
-    // of a message of `items` items of 8 bytes.
+    // `words`: number of bytes that `count` items (or packs) take with their flags. `counted`:
+    // number of packs, or of items, in a message of `items` items of 8 bytes.
     let packed = plan.has_packs_at(m);
     let words = |count: usize| if packed { 64 * count } else { 16 * count };
     let counted = |items: usize| if packed { packs(items as u32) as usize } else { items };
     match variant {
         _ if meaning.product == Product::Last => gathered(case, plan, m),
-        // The LL protocol writes two words of 8 bytes for each 8 bytes of data, or four of 16 for
-        // each pack, and raises no signals.
+        // The LL protocol writes two words of 8 bytes per item (8 bytes of data), or four words of
+        // 16 bytes per pack (48 bytes of data), and raises no signals.
         Variant::Ll | Variant::UnfusedLl => {
             let items = sent.map(|rows| counted((rows * n * bytes).div_ceil(8)));
             traffic(items.map(words).sum(), 0, 0)
         }
-        // Ranks with data (in a broadcast the root) send each owner its part; each owner sends its
-        // finished part to all ranks that lack it.
+        // Ranks that contribute (in a broadcast the root alone) send each owner its part; each
+        // owner sends its finished part to all ranks that lack it.
         Variant::TwoShotLl | Variant::UnfusedTwoShotLl => {
             let items = counted((m * n * bytes).div_ceil(8));
             let own = split(items, size, rank).len();
@@ -91,7 +91,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             traffic(words(others + own * lacking), 0, 0)
         }
         // Partials go to their owners, then sums go from the owners to all ranks; each rank also
-        // raises one flag of its own.
+        // raises one flag at itself.
         Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
@@ -103,7 +103,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             };
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
-        // Each tile of a partial goes to the owner of the tile, which sends the sum to all ranks.
+        // Each rank sends each tile of its partial to the tile's owner, which sends the sum to all
+        // ranks.
         Variant::TwoShot | Variant::Spinlock | Variant::Atomic | Variant::Unfused
             if meaning.sums && meaning.gets == Rows::All =>
         {
@@ -117,7 +118,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             }
         }
         // Tiles go from the root to the other ranks round-robin, starting with the rank after the
-        // root; each of these ranks passes its tiles on to the remaining ones.
+        // root; each of these ranks forwards its tiles to the remaining ranks.
         Variant::TwoShot if meaning.gives == Rows::Root => {
             let first = (rank + peers - options.root) % size;
             let (own, elements) = in_turn(first, peers);
@@ -127,7 +128,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             }
         }
         // Each peer gets the rows that it needs, with a signal per tile; with copy engines this
-        // rank also raises one flag of its own.
+        // rank also raises one flag at itself.
         _ => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
@@ -152,7 +153,7 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
         // Each peer gets a signal per tile of A; with copy engines this rank also raises one flag
-        // of its own.
+        // at itself.
         Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;
