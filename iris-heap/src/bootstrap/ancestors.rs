@@ -1,5 +1,6 @@
-//! Ancestors of this process as `/proc` shows them: the process that started it, that one's parent,
-//! and so on. They tell which launcher is the inner one, and identify jobs that have no other name.
+//! Ancestors of this process as `/proc` shows them: its parent, the parent's parent, and so on.
+//! They show which of two nested launchers is the inner one, and identify jobs that have no other
+//! name.
 
 #![allow(unsafe_code, reason = "a function that runs when the program is loaded")]
 
@@ -13,24 +14,25 @@ use rustix::process::{getpid, getppid};
 use super::launchers::variables;
 use super::process::{BY_PARENT, began_of, ignores_hangup, program, stat};
 
-/// Process above this one.
+/// Ancestor of this process.
 #[derive(Debug)]
 pub(super) struct Ancestor {
     pub(super) pid: i32,
-    /// Process id of its parent; 0 if it has none here.
+    /// Process id of the ancestor's parent; 0 if it has none in this pid namespace.
     parent: i32,
-    /// Session; 0 if it is one of another pid namespace.
+    /// Session id; 0 if the session belongs to another pid namespace.
     pub(super) session: i32,
-    /// Whether it ignores SIGHUP, as `nohup` arranges.
+    /// Whether the ancestor ignores SIGHUP, for example because `nohup` started it.
     pub(super) ignores_hangup: bool,
-    /// Start time since boot; with it, `pid` names one process for good.
+    /// Start time since boot; together with `pid` it identifies the process uniquely.
     pub(super) began: Duration,
     /// Name of the program, cut to 15 bytes by the system.
     pub(super) program: String,
-    /// Variables that describe a job in the environment with which the program was started; `None` if the
-    /// system does not show it, as for a process of another user.
+    /// Variables that describe a job in the environment with which the program was started; `None`
+    /// if the system does not show that environment, for example of another user's process.
     pub(super) environment: Option<BTreeMap<String, String>>,
-    /// Whether this is the parent and has not started this process: the one that did has ended.
+    /// Whether this is the parent of this process by adoption only: the process that started this
+    /// process has ended.
     pub(super) has_adopted: bool,
 }
 
@@ -68,10 +70,10 @@ impl Ancestor {
     }
 }
 
-/// Ancestors of this process, its parent first; empty if the system shows none.
+/// Ancestors of this process, the parent first; empty if the system shows none.
 pub(super) fn ancestors() -> Vec<Ancestor> {
     let first = getppid().and_then(|pid| Ancestor::read(pid.as_raw_nonzero().get()));
-    // There is no process 0.
+    // The list ends by itself, because there is no process 0 to read.
     let mut all: Vec<_> = std::iter::successors(first, |it| Ancestor::read(it.parent)).collect();
     if let Some(parent) = all.first_mut() {
         parent.has_adopted = is_adopted_by(parent);
@@ -80,17 +82,19 @@ pub(super) fn ancestors() -> Vec<Ancestor> {
 }
 
 /// Whether the process that started this one has ended, so that `parent` has adopted this one. The
-/// adopter need not be process 1, and process 1 may be a shell that started it.
+/// parent's process id does not tell: the adopter need not be process 1, and process 1 may be a
+/// shell that started this process.
 fn is_adopted_by(parent: &Ancestor) -> bool {
     let own = getpid().as_raw_nonzero().get();
     let fields = stat("self").unwrap_or_default();
     let is_younger = began_of(&fields).is_some_and(|own| own < parent.began);
-    // A fork keeps the session, so a parent in another session has not forked this process, unless
-    // this process has made a session of its own.
+    // A forked child keeps its parent's session. So a parent in another session has not forked this
+    // process, unless this process has created its own session.
     let is_elsewhere = parent_and_session(&fields)
         .is_some_and(|(_, session)| session != own && session != parent.session);
     let [loaded_by, at_load] = AT_LOAD.each_ref().map(|pid| pid.load(Ordering::Relaxed));
-    // A forked child has not loaded the library itself.
+    // The parent at load time counts only if this process loaded the library itself: a forked child
+    // did not.
     (loaded_by == own && at_load != parent.pid) || is_younger || is_elsewhere
 }
 
@@ -99,11 +103,12 @@ fn parent_and_session(fields: &[String]) -> Option<(i32, i32)> {
     Some((fields.get(1)?.parse().ok()?, fields.get(3)?.parse().ok()?))
 }
 
-/// Process ids of the process that has loaded this library, and of its parent then; 0 before.
+/// Process ids of the process that loaded this library and of its parent at that time; 0 before the
+/// library is loaded.
 static AT_LOAD: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 
-/// Function that the loader calls before the program starts. A later look would find the adopter of
-/// a process whose shell ended meanwhile.
+/// Function that the loader calls before the program starts. Looking later could find the adopter
+/// instead, if the shell that started this process has ended meanwhile.
 #[used]
 // SAFETY: the section holds addresses of functions without arguments, which the loader calls once;
 // this one makes two system calls and stores two numbers.
@@ -118,7 +123,7 @@ extern "C" fn note_parent() {
 
 #[cfg(test)]
 impl Ancestor {
-    /// Makes an ancestor that no process has, for tests of the table of launchers.
+    /// Makes an invented ancestor, for tests of the table of launchers.
     pub(super) fn made_up(program: &str, environment: Option<&[(&str, &str)]>) -> Ancestor {
         let pairs = |vars: &[(&str, &str)]| {
             vars.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()

@@ -18,7 +18,8 @@ use super::{Watcher, is_loss, loss_of_carrier};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
-/// Time limit after a failed send for reading the hub's message that gives the reason.
+/// Time limit, after a failed send, for reading the hub's message that has the reason of the
+/// failure.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
 /// Messages that the hub has sent to this process for one group (a world or split world).
@@ -38,7 +39,7 @@ pub(super) struct Letters {
     pub(super) watchers: Vec<Watcher>,
     pub(super) has_left: bool,
     /// Hub's answer about an exchange in progress: number of the exchange, missing ranks, and the
-    /// rank that shall tell the user.
+    /// rank that must tell the user.
     pub(super) missing: Option<(u64, Vec<usize>, usize)>,
     pub(super) told_waits: ToldWaits,
 }
@@ -49,9 +50,10 @@ pub(super) struct Mail {
     /// Hub's answer to this process's hello; `None` until it arrives.
     pub(super) welcome: Option<Result<()>>,
     /// Whether the relay has forwarded this process's hello, or its last question to the hub. If
-    /// not, the relay may be stopped.
+    /// false, the relay may be stopped.
     pub(super) forwarded: bool,
-    /// Whether a rank has parted without an answer of the hub, so that later partings await none.
+    /// Whether the hub did not answer when a group of this process ended its exchanges, so that
+    /// later ends do not wait for an answer.
     pub(super) silent: bool,
     /// Whether the hub has said goodbye or this process is closing; the end of the stream is then
     /// no loss.
@@ -61,7 +63,7 @@ pub(super) struct Mail {
 /// Connection of one process to the hub, or to the relay of its node.
 pub(super) struct Connection {
     pub(super) socket: Socket,
-    /// Rank whose process is at the other end: rank 0, or the one that has the relay.
+    /// Rank whose process is at the other end: rank 0, or the rank whose process runs the relay.
     pub(super) relay: usize,
     /// Frames to be written to the socket; the lock is held while a frame is written.
     pub(super) outbox: Mutex<Outbox>,
@@ -87,8 +89,8 @@ impl LastChance {
         LastChance { until, rounds: 0 }
     }
 
-    /// Whether the wait is over at time `now`. After the deadline it continues for one round, and
-    /// for up to a second while messages are unread.
+    /// Whether the wait is over at time `now`. After the deadline the wait continues for one round
+    /// (20 ms), or for up to a second while messages are unread.
     pub(super) fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
         if now < self.until {
             return false;
@@ -123,8 +125,8 @@ impl Connection {
         }))
     }
 
-    /// Sends a frame. While the system has no room for the frame, or another thread waits for that,
-    /// retries until the time `until`.
+    /// Sends a frame. While the system has no room for the frame, or another thread is still
+    /// sending, retries until the time `until`.
     pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
         let mut outbox = loop {
             match self.outbox.try_lock() {
@@ -179,8 +181,8 @@ impl Connection {
         !lock(&self.carriers).is_empty()
     }
 
-    /// Rank to blame if the hub does not answer: that of the relay if it has not even forwarded the
-    /// question, else rank 0.
+    /// Rank to blame if the hub does not answer: the relay's rank if the relay has not even
+    /// forwarded the question, else rank 0.
     pub(super) fn silent_rank(&self, mail: &Mail) -> usize {
         if mail.forwarded { 0 } else { self.relay }
     }
@@ -240,8 +242,8 @@ impl Drop for Connection {
     }
 }
 
-/// Main loop of the control thread: reads frames into `mail` until the stream from the process of rank
-/// `relay` ends.
+/// Main loop of the control thread: reads frames into `mail` until the stream ends that comes from
+/// the process of rank `relay`.
 fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
     let (mail, changed) = mail;
     let mut inbox = Inbox::default();
@@ -276,7 +278,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
                         group.missing = Some((number, ranks, teller as usize));
                     }
                     Frame::Forwarded => state.forwarded = true,
-                    // The relay closes the connection next.
+                    // The relay will close the connection next, which is then blamed on `rank`.
                     Frame::Gone { rank } => lost = rank as usize,
                     other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
                 }
@@ -328,8 +330,8 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
 }
 
 impl Mail {
-    /// Fails each group with the error that `of` returns for its members, unless the connection is
-    /// over. Returns the watchers to call, with their errors.
+    /// Fails each group with the error that `of` returns for the group's members, unless the
+    /// connection is over. Returns the watchers to call, with their errors.
     fn fail(&mut self, of: impl Fn(Option<&[usize]>) -> Error) -> Vec<(Watcher, Error)> {
         let (over, mut told) = (self.over, Vec::new());
         for group in self.groups.values_mut().filter(|_| !over) {
@@ -361,8 +363,9 @@ mod tests {
 
     use super::*;
 
-    /// Tests that an error of this process's own calls is told as one, with the call, and not as
-    /// the loss of rank 0. A file that is no socket stands for one on which the system forbids calls.
+    /// Tests that an error of this process's own calls is reported as such, with the name of the
+    /// call, and not as the loss of rank 0. A file that is no socket stands for a socket on which
+    /// the system forbids calls.
     #[test]
     fn a_call_that_fails_here_is_no_loss_of_rank_0() {
         let (reader, _writer) = std::io::pipe().unwrap();
@@ -378,8 +381,8 @@ mod tests {
         assert_eq!(told.to_string(), format!("recvmsg: {code}"));
     }
 
-    /// Tests that the end of the process at the other end is the loss of the member that it is, if the
-    /// group has it.
+    /// Tests that the end of the process at the other end is reported as the loss of a member if
+    /// the process is a member of the group.
     #[test]
     fn the_end_of_a_carrier_is_the_loss_of_a_member() {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -400,7 +403,7 @@ mod tests {
         };
     }
 
-    /// Tests that a frame does not wait beyond its own time for a frame of another thread.
+    /// Tests that a frame does not wait beyond its own deadline for a frame of another thread.
     #[test]
     fn a_frame_behind_one_that_is_stuck_is_given_up_in_time() {
         let (ours, _theirs) = UnixStream::pair().unwrap();

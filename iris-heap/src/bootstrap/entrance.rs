@@ -1,5 +1,5 @@
 //! Entrance to a star of Unix sockets: accepts connections at the listening socket, and refuses
-//! those that do not belong to the world.
+//! connections that do not belong to the world.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,9 +17,11 @@ use crate::system::peer_of;
 /// Largest number of connections that have not said hello. This limit also bounds the memory of
 /// these connections in the accepting process: 64 times 8 KiB.
 const STRANGERS: usize = 64;
-/// Largest number of connections that are accepted before those that are there are heard.
+/// Largest number of connections that are accepted in a row before messages of accepted connections
+/// are read.
 const IN_A_ROW: usize = 256;
-/// Time after which a connection that has sent no hello may be dropped to make room for another.
+/// Time after which a connection that has sent no hello may be dropped to make room for another
+/// connection.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
 /// Time for which the accepting process may lack file descriptors for new connections before it
 /// gives up.
@@ -35,7 +37,7 @@ pub(super) struct Entrance {
     known: Vec<bool>,
     /// Connections that have not said hello, oldest first.
     strangers: Vec<Peer>,
-    /// Failure of accepting; `None` after a success.
+    /// Failure of accepting connections; `None` after a success.
     jam: Option<Jam>,
 }
 
@@ -63,7 +65,8 @@ impl Entrance {
         Jam::follow(&mut self.jam, taken);
     }
 
-    /// Accepts new connections. An error is one of this process, with the name of the call.
+    /// Accepts new connections. Fails only if a call of this process fails; the error has the name
+    /// of the call.
     fn try_accept(&mut self) -> Result<(), FailedCall> {
         for _ in 0..IN_A_ROW {
             if self.is_crowded() {
@@ -88,12 +91,13 @@ impl Entrance {
         Ok(())
     }
 
-    /// Drops silent connections: all but the newest of the process that has most of them, since a
-    /// process of this library connects again only when it has said hello; else those that are old.
+    /// Drops silent connections. If a process has several, drops all but the newest connection of
+    /// the process with the most: a process of this library has at most one connection without a
+    /// hello. Otherwise drops connections that have been silent for [`SILENCE`].
     fn make_room(&mut self) {
         let mut silent: HashMap<Pid, Vec<usize>> = HashMap::new();
         for (at, stranger) in self.strangers.iter().enumerate() {
-            // A hello that has come and is not read yet is no silence.
+            // A connection whose hello has arrived but has not been read is not silent.
             if !stranger.is_ready()
                 && let Some(process) = peer_of(&stranger.socket).ok().and_then(|it| it.process)
             {
@@ -111,7 +115,8 @@ impl Entrance {
         }
     }
 
-    /// Ranks of the world that have not said hello here. Over several hosts, others may be elsewhere.
+    /// Ranks of the world that have not said hello here. In a world over several hosts, these ranks
+    /// may be on other nodes.
     pub(super) fn missing(&self) -> Vec<usize> {
         (0..self.known.len()).filter(|&rank| !self.known[rank]).collect()
     }
@@ -132,10 +137,11 @@ impl Entrance {
         self.jam.is_some()
     }
 
-    /// Error of this process's rank if it can accept no connection, or could not for too long, or
-    /// cannot although no time is left (`last`).
+    /// Fails if this process cannot accept connections: because the error is permanent, has lasted
+    /// too long, or no time is left (`last`).
     pub(super) fn check_full(&self, last: bool) -> Result<()> {
-        // A connection on which a later call than accept failed is closed, so its rank is lost.
+        // If a call after accept failed, the connection was closed and its rank is lost, so waiting
+        // does not help.
         let last = last || self.jam.as_ref().is_some_and(|jam| jam.call != "accept");
         Jam::check(&self.jam, (self.own, &self.place), NO_DESCRIPTOR, last)
     }
@@ -180,8 +186,8 @@ impl Entrance {
     }
 
     /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
-    /// another job, or whose first frame is no hello, is ignored; a process of this job that
-    /// contradicts the world makes the world impossible.
+    /// another job, or whose first frame is no hello, is refused alone. A process of this job whose
+    /// hello contradicts the world makes the world impossible.
     fn greet(&self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
             return Greeting::Stranger(
@@ -246,8 +252,8 @@ impl Entrance {
         self.refuse(&complete);
     }
 
-    /// Closes the entrance to a world that cannot be formed because of `error`, which is also left
-    /// as a note.
+    /// Closes the entrance to a world that cannot be formed because of `error`, and also writes
+    /// `error` into a note.
     pub(super) fn give_up(mut self, error: &Error) {
         self.refuse(error);
         self.door.make_room();
@@ -258,8 +264,8 @@ impl Entrance {
     }
 }
 
-/// Lists the terms of a meeting that differ, each with both values: job and number of ranks of this
-/// process, whose rank is `own`, and those of a hello of `rank`.
+/// Lists the differences between the job and number of ranks of this process, rank `own`, and those
+/// in the hello of `rank`, each with both values.
 pub(super) fn differing(
     (own, job, size): (usize, &str, u64),
     (rank, their_job, their_size): (u64, &str, u64),
@@ -271,7 +277,9 @@ pub(super) fn differing(
     let mut words: Vec<_> = ours.iter().zip(&theirs).filter(|(a, b)| a != b).collect();
     let variable = |word: &str| word.split_once('=').map(|(name, _)| name.to_owned());
     let named = |(a, b): &(&&str, &&str)| variable(a).is_some() && variable(a) == variable(b);
-    // A job is made of variables, except where its parent process or a number of a world differs.
+    // Single variables are shown only if every differing word is a variable with the same name on
+    // both ranks. Otherwise (the parent process differs, for example) both identities are shown
+    // whole.
     if ours.len() != theirs.len() || !words.iter().all(named) {
         words = vec![(&job, &their_job)];
     }
@@ -291,7 +299,8 @@ mod tests {
     use super::super::gather::tests::refusal;
     use super::*;
 
-    /// Tests that a process which nobody has heard when the world is complete is told the likely cause.
+    /// Tests that a process whose hello has not been read when the world is complete is told the
+    /// likely cause.
     #[test]
     fn a_process_that_a_complete_world_does_not_know_is_told() {
         let temp = tempfile::tempdir().unwrap();
@@ -304,8 +313,9 @@ mod tests {
         assert!(told.contains("another process may have taken its place"), "{told}");
     }
 
-    /// Tests that an entrance whose socket can accept nothing is an error of its own rank at once. A
-    /// socket that does not listen stands for one on which the system forbids the call.
+    /// Tests that an entrance whose socket can accept no connection is at once an error of its own
+    /// rank. A socket that does not listen stands for a socket on which the system forbids the
+    /// call.
     #[test]
     fn a_socket_that_never_accepts_is_named_with_the_call_and_the_rank() {
         let temp = tempfile::tempdir().unwrap();

@@ -10,16 +10,17 @@ use crate::error::{Error, Result};
 
 /// Size of a header in bytes: length of the body, kind, number of descriptors.
 pub(super) const HEADER: usize = 16;
-/// Largest length of a frame in bytes; a greater length in a header means that the sender does not
-/// speak this protocol.
+/// Largest length of a frame in bytes; a larger length in a header means that the sender does not
+/// use this protocol.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// Most bytes that all ranks together contribute to an exchange: what fits one frame, with room for
-/// the lengths of the parts.
+/// Maximum number of bytes that all ranks together contribute to an exchange: a frame's maximum
+/// length, less room for the lengths of the parts.
 pub(super) const EXCHANGED: u64 = LONGEST - (1 << 20);
 /// Largest body of a hello in bytes. Together with the maximum number of connections without a
 /// hello, it bounds the memory that unidentified processes can occupy in rank 0.
 pub(super) const HELLO: usize = 8 << 10;
-/// Longest name of a job in bytes. A hello has the name, its length, a rank and a size.
+/// Longest name of a job in bytes. A hello consists of the name, the name's length, a rank and a
+/// size.
 pub(super) const JOB_NAME: usize = HELLO - 3 * size_of::<u64>();
 
 /// Contribution of one rank to an exchange: bytes, and file descriptors.
@@ -50,8 +51,8 @@ pub(crate) enum Frame {
     Hello { job: String, rank: u64, size: u64 },
     /// Hub to process: all ranks have arrived.
     Welcome,
-    /// Hub to process: the world cannot be formed, for this reason. Later, from hub to process or from
-    /// relay to process: the sender gave up a connection, for this reason.
+    /// Hub to process: the world cannot be formed, for this reason. After the world has formed, hub
+    /// or relay to process: the sender gave up the connection, for this reason.
     Refuse(Error),
     /// Process to hub: the sender is a member of `group`; `members` are ranks of the launched
     /// world.
@@ -64,8 +65,8 @@ pub(crate) enum Frame {
     Late { group: u64, number: u64, what: String, waited: Duration },
     /// Hub to process: the group can make no further exchange, for this reason.
     Broken { group: u64, error: Error },
-    /// Process to hub: the sender leaves a group. If it is not `clean`, all members get `Broken`, the
-    /// sender too.
+    /// Process to hub: the sender leaves a group. If `clean` is false, all members get `Broken`,
+    /// including the sender.
     Leave { group: u64, clean: bool },
     /// Hub to process: all ranks have closed the world.
     Goodbye,
@@ -74,23 +75,23 @@ pub(crate) enum Frame {
     /// Process to hub: asks which ranks are missing in an exchange.
     Ask { group: u64, number: u64 },
     /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
-    /// informs the user.
+    /// prints the notice for the user.
     Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
-    /// Hub to relay: passes `packet` on to these ranks behind the relay. Relay to hub: passes on
-    /// `packet` of the only rank in `ranks`.
+    /// Hub to relay: the relay must pass `packet` on to the ranks `ranks`. Relay to hub: `packet`
+    /// comes from the only rank in `ranks`.
     Relayed { ranks: Vec<u64>, packet: Packet },
-    /// Relay to hub: the process of `rank`, behind the relay, has ended. Relay to process: the
-    /// relay has lost `rank`, which runs the hub.
+    /// Relay to hub: the process of `rank`, which is connected to the relay, has ended. Relay to
+    /// process: the relay has lost `rank`, whose process runs the hub.
     Gone { rank: u64 },
-    /// Relay to process: the relay has forwarded the sender's hello, or its last question to the
+    /// Relay to process: the relay has forwarded this process's hello, or its last question, to the
     /// hub.
     Forwarded,
-    /// Hub to relay: asks whether the relay runs. Relay to hub: all messages that the relay's ranks
-    /// had sent have been forwarded.
+    /// Hub to relay: asks whether the relay runs. Relay to hub, in answer: the relay has forwarded
+    /// all messages that its ranks had sent.
     Probe,
 }
 
-/// Encoded frame. Cheap to clone, because one frame is sent to many processes.
+/// Encoded frame; cheap to clone, as needed to send one frame to many processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(super) bytes: Arc<[u8]>,
@@ -365,7 +366,7 @@ mod tests {
 
     #[test]
     fn parts_that_fit_no_frame_are_refused_by_size_and_every_rank_can_be_told() {
-        // The memory is never written, so it takes no room.
+        // The zeroed memory is never written, so it occupies no physical memory.
         let part = |bytes: u64| Part { bytes: vec![0; bytes as usize], descriptors: vec![] };
         check_exchanged([&part(EXCHANGED)]).unwrap();
         let halves = [part(EXCHANGED / 2), part(EXCHANGED / 2 + 1)];

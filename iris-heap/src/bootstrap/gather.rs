@@ -1,4 +1,4 @@
-//! Gathering of a world's processes by rank 0, which names missing ranks.
+//! Gathering of a world's processes by rank 0, which reports ranks that do not arrive.
 
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub(super) struct Gathering {
 
 impl Gathering {
     /// Gathers a world of `size` ranks; `own` is rank 0's own connection. Returns the peers by
-    /// rank, or `None` if the world could not be formed; then all processes get the reason.
+    /// rank; `None` if the world could not be formed, after telling all processes the reason.
     pub(super) fn run(
         place: Place,
         door: Door,
@@ -112,7 +112,8 @@ impl Gathering {
         }
     }
 
-    /// Reads messages of strangers and of waiting ranks.
+    /// Reads messages of strangers (connections without a hello) and of ranks that wait for the
+    /// world.
     fn hear(&mut self) -> Result<()> {
         let peers = &mut self.peers;
         self.entrance.hear(|rank, peer, frames| {
@@ -135,8 +136,8 @@ impl Gathering {
     }
 }
 
-/// Fails if one of `frames` says that a rank gave up, with the rank's reason; a waiting rank can
-/// send nothing else before all ranks have arrived.
+/// Fails, with the rank's reason, if one of `frames` says that a rank gave up. Other frames are
+/// ignored, because a rank that waits for the world can send nothing else.
 pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),
@@ -173,7 +174,8 @@ pub(super) mod tests {
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         let door = place.listen().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // Ranks say hello in this order; rank 1, whose hello is read first, names the wrong size.
+        // Ranks say hello in this order. Rank 1, whose hello is read first, has the wrong world
+        // size.
         let come = |rank: usize| {
             let size = if rank == 1 { 3 } else { 4 };
             place.connect(rank, size, deadline, None).unwrap()

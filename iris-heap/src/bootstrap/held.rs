@@ -1,8 +1,8 @@
 //! Descriptors that end with the process of a rank: a forked child does not keep them open.
 //!
-//! By a socket or a locked file of a rank the others see that the rank's process lives. A child that
-//! the rank forks has a copy of each, and would keep them open after the rank's end. So in the child a
-//! handler puts an unconnected socket in the place of each of them.
+//! Other ranks see from a rank's open sockets and locked files that its process lives. A child that
+//! the rank forks inherits these descriptors and would keep them open after the rank's end. So a
+//! fork handler replaces each of them by an unconnected socket in the child.
 
 #![allow(
     unsafe_code,
@@ -21,14 +21,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::util::lock;
 
-/// Numbers of the descriptors in all [`Held`] objects. Descriptors are made and closed under the lock,
-/// and a fork takes it, so a child has no descriptor that is not listed. Nothing else happens under
-/// the lock, so a fork waits for no other rank.
+/// Numbers of the descriptors in all [`Held`] objects. Descriptors are made and closed while this
+/// lock is held, and a fork takes the lock, so a child inherits no descriptor that is not listed.
+/// Nothing else is done under the lock, so a fork never waits for another rank.
 static NUMBERS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
 thread_local! {
-    /// Lock of the numbers while this thread forks. It has no destructor, so a thread that ends may
-    /// fork, too.
+    /// Guard of [`NUMBERS`] while this thread forks. It has no destructor, so it can be used even
+    /// in a thread that is ending.
     static FORKING: Cell<Option<ManuallyDrop<MutexGuard<'static, BTreeSet<RawFd>>>>> = const { Cell::new(None) };
 }
 
@@ -37,7 +37,8 @@ thread_local! {
 pub(crate) struct Held<T: AsFd>(ManuallyDrop<T>);
 
 impl<T: AsFd> Held<T> {
-    /// Holds the object that `make` returns. `make` opens its descriptor, and waits for nothing.
+    /// Holds the object that `make` returns. `make` opens the object's descriptor, and must not
+    /// block, because it runs under the lock.
     pub(super) fn new<E>(make: impl FnOnce() -> Result<T, E>) -> Result<Held<T>, E> {
         let mut numbers = numbers();
         Ok(Held::listed(make()?, &mut numbers))
@@ -48,7 +49,7 @@ impl<T: AsFd> Held<T> {
         Held(ManuallyDrop::new(object))
     }
 
-    /// Holds the same descriptor as another type.
+    /// Converts the object to another type with the same descriptor.
     pub(super) fn cast<U: AsFd>(self) -> Held<U>
     where
         T: Into<U>,
@@ -89,14 +90,14 @@ impl<T: AsFd> AsFd for Held<T> {
     }
 }
 
-/// Two connected sockets of this process.
+/// Makes two connected Unix sockets, both in this process.
 pub(super) fn pair() -> std::io::Result<(Held<UnixStream>, Held<UnixStream>)> {
     let mut numbers = numbers();
     let (one, other) = UnixStream::pair()?;
     Ok((Held::listed(one, &mut numbers), Held::listed(other, &mut numbers)))
 }
 
-/// Locks the numbers of all descriptors. From the first call on, forks heed them.
+/// Locks the numbers of all held descriptors. The first call registers the fork handlers.
 fn numbers() -> MutexGuard<'static, BTreeSet<RawFd>> {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
@@ -122,7 +123,7 @@ extern "C" fn child() {
     let Some(mut numbers) = FORKING.take().map(ManuallyDrop::into_inner) else { return };
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let unconnected = socket_with(unix, stream, SocketFlags::CLOEXEC, None);
-    // The set is left as it is, because a child may not be able to free memory.
+    // The set is not dropped, because a forked child must not free memory.
     for &number in ManuallyDrop::new(std::mem::take(&mut *numbers)).iter() {
         // SAFETY: objects of this library have these descriptors, and the child makes no call on them.
         // Their numbers stay valid, unless there is no room for another socket.

@@ -1,8 +1,9 @@
-//! Hub: rank 0's thread that carries the exchanges of processes. A star topology suffices, since a
-//! node has few processes, nodes are connected once each, and the host messages are small.
+//! Hub: rank 0's thread that carries the exchanges of processes. A star topology suffices, because
+//! a node has few processes, each node has only one connection, and messages of the hosts are
+//! small.
 //!
 //! The hub never blocks on a process: sockets are non-blocking, with one queue each, so a stopped
-//! process does not delay errors to the others.
+//! process does not delay errors for other processes.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -21,27 +22,28 @@ use crate::error::Error;
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
 /// process is stopped.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Time in which a relay must answer that it runs; after that, its rank is blamed and not those
-/// whose messages it should forward. Ranks await the verdict longer, for at least 2 s.
+/// Time in which a relay must answer that it runs; after that, the relay's rank is blamed, and not
+/// the ranks whose messages it should forward. It is shorter than the time that ranks wait for the
+/// hub's verdict, at least 2 s.
 const ANSWER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hub {
-    /// Connections to the ranks and relays; the first one is that of rank 0.
+    /// Connections to the ranks and relays; the first one is rank 0's own.
     links: Vec<Link>,
     /// Index in `links` of each rank's connection.
     link_of: Vec<usize>,
     /// Whether the process of each rank has ended, or cannot be reached any more.
     gone: Vec<bool>,
     groups: BTreeMap<u64, Group>,
-    /// Ranks whose deadline has passed, with their reports. They are handled only after all
-    /// messages that were sent have been read.
+    /// Ranks whose deadline has passed, with their reports. The reports are handled only after all
+    /// messages that ranks have sent have been read.
     late: Vec<Late>,
     /// Time at which rank 0 left after a collective close; `None` before that.
     draining: Option<Instant>,
 }
 
 struct Late {
-    /// Time until which relays are given to answer; `None` before they are asked.
+    /// Time by which relays must answer; `None` before they are asked.
     answers_until: Option<Instant>,
     rank: usize,
     group: u64,
@@ -77,8 +79,9 @@ impl Group {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
-    /// Error that the group receives when the member at `index` is lost, which `link` reached. If
-    /// the link has ended, the process of its first rank has ended, so that rank is named.
+    /// Error that the group receives when the member at `index`, which is connected by `link`, is
+    /// lost. If the link has ended, the process of the link's first rank has ended, so the error
+    /// names that rank.
     fn loss(&self, index: usize, link: &Link) -> Error {
         match &link.peer.fault {
             Some(Error::Wire { .. }) => link.peer.loss(index, 0),
@@ -121,8 +124,8 @@ impl Hub {
         }
     }
 
-    /// Carries the exchanges of all ranks, which are reached by `links`, until all have left. The
-    /// first link is that of rank 0.
+    /// Carries the exchanges of all ranks, which are connected by `links`, until all ranks have
+    /// left. The first link is rank 0's.
     pub(super) fn carry(links: Vec<Link>) {
         let size = links.iter().map(|link| link.ranks.len()).sum();
         let mut link_of = vec![0; size];
@@ -159,7 +162,7 @@ impl Hub {
                 timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
             wait(self.links.iter().map(|link| &link.peer), None, timeout);
-            // Rank 0 is heard last: it may leave because of the end of another.
+            // Rank 0 is read last, because it may leave only because another rank has ended.
             for at in (0..self.links.len()).rev() {
                 let link = &mut self.links[at];
                 if link.peer.gone {
@@ -175,7 +178,8 @@ impl Hub {
                         let error = link.peer.loss(link.ranks[0], 0);
                         link.broadcast(&Frame::Refuse(error).pack());
                     }
-                    // The first rank is lost first, because the connection ended with its process.
+                    // The link's first rank is handled first, because the connection ended with
+                    // that rank's process.
                     for rank in self.links[at].ranks.clone() {
                         self.lose(rank);
                     }
@@ -280,13 +284,12 @@ impl Hub {
     }
 
     /// Handles a rank that waited past its deadline: blames the ranks that have not contributed to
-    /// the exchange. If all ranks have contributed, the cause is that the system had no room to
-    /// send the answer.
+    /// the exchange. If all ranks have contributed, the system had no room to send the answer.
     fn judge(&mut self, mut late: Late) {
         let Some(group) = self.groups.get_mut(&late.group).filter(|g| !g.broken) else {
             return;
         };
-        // Messages of the missing ranks may wait for a relay whose process is stopped.
+        // Messages of the missing ranks may be held up by a relay whose process is stopped.
         let mut relays: Vec<usize> = Vec::new();
         if late.number == group.number {
             relays.extend(group.missing().iter().map(|&rank| self.link_of[group.members[rank]]));
@@ -338,8 +341,9 @@ impl Hub {
         self.send_to_group(id, Frame::Broken { group: id, error });
     }
 
-    /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`. Also
-    /// a group that is broken is told of a loss, which ends the calls of its kernels.
+    /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`.
+    /// A loss is sent even to a group that is broken already, because it ends the calls of the
+    /// group's kernels.
     fn give_up(&mut self, rank: usize, id: u64, error: Error) {
         if let Some(group) = self.groups.get_mut(&id)
             && group.members.contains(&rank)
@@ -365,7 +369,8 @@ impl Hub {
     /// Handles the end of a rank's process, or of the connection to it.
     fn lose(&mut self, rank: usize) {
         self.gone[rank] = true;
-        // The world, group 0, is told last: rank 0 may end when it has read that, and the hub with it.
+        // The world, group 0, is told last, because rank 0's process, and the hub with it, may end
+        // when rank 0 has read that message.
         let groups: Vec<u64> = self.groups.keys().copied().collect();
         for group in groups.into_iter().rev() {
             self.leave(rank, group, false);
@@ -385,7 +390,8 @@ impl Hub {
         if !clean {
             group.broken = true;
             let error = group.loss(index, &self.links[self.link_of[rank]]);
-            // The rank that leaves is told, too: it may wait for that before its process ends.
+            // The rank that leaves is told too, because it may wait for this message before its
+            // process ends.
             self.send_to_group(id, Frame::Broken { group: id, error });
         }
         if let Some(group) = self.groups.get_mut(&id) {
@@ -403,7 +409,7 @@ mod tests {
     use super::super::peer::Peer;
     use super::*;
 
-    /// Test's end of a link that the hub takes for a relay.
+    /// Simulated relay: the test's end of a link of the hub.
     struct Relay {
         socket: UnixStream,
         inbox: Inbox,
@@ -449,18 +455,19 @@ mod tests {
         let (mut other, link_of_3) = Relay::new(&[3]);
         let links = vec![link_of_0, link_of_1, link_of_3];
         let hub = std::thread::spawn(move || Hub::carry(links));
-        // Rank 1 has left this group when its process, with the relay, ends.
+        // Rank 1 has left this group by the time its process, with the relay, ends.
         other.send(3, Frame::Group { group: 5, members: vec![1, 2, 3] });
         relay.send(1, Frame::Group { group: 5, members: vec![1, 2, 3] });
         relay.send(1, Frame::Leave { group: 5, clean: true });
-        // The group is known to the hub before the relay ends.
+        // This exchange shows that the hub knows the group before the relay ends.
         relay.send(1, Frame::GaveUp { group: 5, error: Error::PeerLost { rank: 7 } });
         let told = other.broken(5);
         assert!(matches!(told, Error::PeerLost { rank: 7 }), "{told}");
         drop(relay);
         let told = other.broken(5);
         assert!(matches!(told, Error::PeerLost { rank: 0 }), "{told}");
-        // These groups begin after the end of the relay. Rank 2 has not ended.
+        // These groups are made after the relay's end. Rank 2, whose process has not ended, is a
+        // member.
         for (group, members) in [(6, vec![2, 1, 3]), (7, vec![2, 3])] {
             other.send(3, Frame::Group { group, members });
             let told = other.broken(group);
@@ -473,8 +480,8 @@ mod tests {
         hub.join().unwrap();
     }
 
-    /// Tests that the ranks of a group which an absence has broken are told why a rank leaves it, before
-    /// that rank is lost to them.
+    /// Tests a group that an absence has broken: if a rank leaves it with a reason, the other ranks
+    /// get the reason before the loss of the rank.
     #[test]
     fn a_rank_that_leaves_a_broken_group_may_say_why() {
         let (own, link_of_0) = Relay::new(&[0]);

@@ -1,7 +1,8 @@
 //! Detection of the launcher from its environment variables: rank, size, place and job of this
 //! process. No launcher library is linked.
 //!
-//! This file is long because launchers are told from each other by all of their variables together.
+//! This file is long because launchers can be distinguished only by all of their variables
+//! together.
 
 use super::ancestors::{Ancestor, ancestors};
 use super::launcher_nesting::Surroundings;
@@ -34,8 +35,8 @@ pub(crate) struct Launch {
     /// Identity of the job, equal on all processes of the job and different for other jobs that meet
     /// at the same host.
     pub(crate) job: String,
-    /// Folder of the job in which its ranks meet: `IRIS_RENDEZVOUS`, unless it is another job's, in
-    /// one of whose ranks this job runs.
+    /// Folder of the job in which its ranks meet: `IRIS_RENDEZVOUS`, unless that is the folder of
+    /// an outer job, in one of whose ranks this job runs.
     pub(crate) folder: Option<String>,
     /// Text of the variables that say that the ranks are on several hosts; `None` if no variable
     /// says so.
@@ -51,13 +52,14 @@ impl Launch {
         Launch::among(&read, &ancestors())
     }
 
-    /// Detects the launcher of a process of which only the parent is known.
+    /// Detects the launcher of a process from its variables, with the parent as the only known
+    /// ancestor.
     #[cfg(test)]
     pub(crate) fn detect(get: Get<'_>) -> Result<Launch> {
         Launch::among(get, &[Ancestor::made_up("sh", None)])
     }
 
-    /// Finds the launcher that started this process, in a given environment and below given ancestors.
+    /// Finds the launcher that started this process, given its environment and its ancestors.
     pub(super) fn among(get: Get<'_>, ancestors: &[Ancestor]) -> Result<Launch> {
         let surroundings = Surroundings { get, ancestors };
         match surroundings.launcher()? {
@@ -66,7 +68,7 @@ impl Launch {
         }
     }
 
-    /// Describes rank and job; `None` without a launcher.
+    /// Describes rank and job as text; `None` without a launcher.
     pub(crate) fn description(&self) -> Option<String> {
         let Launch { rank, size, place, job, .. } = self;
         let (rank_there, ranks_there) = (place.local_rank, place.local_size);
@@ -77,9 +79,10 @@ impl Launch {
         ))
     }
 
-    /// Handles the absence of a launcher. A Slurm batch script has a task's variables although it
-    /// is no task, and a shell of `salloc` has those of its allocation. If there is more than one
-    /// task or node, srun was forgotten, or the environment lost the step's variables.
+    /// Handles the absence of a launcher. A Slurm batch script has the variables of a task although
+    /// it is none, and a shell of `salloc` has the variables of its allocation. If these describe
+    /// more than one task or node, it is an error: srun was forgotten, or the environment lost the
+    /// variables of the step.
     fn without(get: Get<'_>) -> Result<Launch> {
         let task = get(SLURM.rank)?.map(|task| (SLURM.rank, task));
         if task.is_some() || get(SLURM.job[0])?.is_some() {
@@ -113,7 +116,8 @@ impl Launch {
         Ok(Launch { launcher, rank: 0, size: 1, place, job, folder, several_hosts, master, ports })
     }
 
-    /// Reads the variables of `launcher`, whose rank is `age` ancestors old.
+    /// Reads the variables of `launcher`; `age` is the number of ancestors that have the same
+    /// variables (see [`Surroundings::age`]).
     fn by(launcher: &'static Launcher, age: usize, around: &Surroundings<'_>) -> Result<Launch> {
         let get = around.get;
         let sizes = launcher.size.join(" or ");
@@ -131,8 +135,9 @@ impl Launch {
             wrong(launcher.rank, "(not set)", &format!("a rank, since {size_name} is set"))
         })?;
         let rank = number(launcher.rank, &rank, 0, size - 1, &below)?;
-        // A launcher sets all its variables at once; an older name of a job is another job's, in one of
-        // whose ranks this one runs. Variables set by hand may be of any age, but not another launcher's.
+        // A launcher sets all its variables at once, so a job name that is older than the rank's
+        // variables belongs to an outer job, in one of whose ranks this job runs. Variables set by
+        // hand may be older, but must not be those of another launcher.
         let others = LAUNCHERS.iter().filter(|it| *it != launcher).filter_map(|it| it.mark);
         let set_by_hand = around.age(others)?.unwrap_or(usize::MAX);
         let younger = |name: &str, limit: usize| -> Result<Option<String>> {
@@ -150,7 +155,7 @@ impl Launch {
             None => 0,
         };
         let local_size = match own_first(launcher.local_size)? {
-            // Slurm has one variable for all nodes.
+            // Slurm lists the numbers for all nodes in one variable.
             Some((name, text)) if text.contains(['(', ',']) => {
                 tasks_of_node(&text, node).map(|tasks| (name, tasks))
             }
@@ -244,8 +249,8 @@ mod tests {
         Launch::detect(&|name| Ok(vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string())))
     }
 
-    /// Detects the launcher of a process below ancestors that have the variables `outer`; the process
-    /// has `inner`, too.
+    /// Detects the launcher of a process whose ancestors have the variables `outer`; the process
+    /// itself has `inner` too.
     fn inside(outer: &[(&str, &str)], inner: &[(&str, &str)]) -> Result<Launch> {
         let get = |name: &str| {
             let found = inner.iter().chain(outer).find(|v| v.0 == name);
@@ -291,7 +296,7 @@ mod tests {
         assert!(l.job.contains(&format!("{}", rustix::process::getppid().unwrap())), "{}", l.job);
         assert!(l.job.len() < 50, "{}", l.job);
         assert_eq!(l.place.local_rank, 1);
-        // The command of the test's parent: cargo, a shell, or a runner of tests.
+        // The parent of the test is cargo, a shell or a test runner, so only some name is expected.
         assert!(parent_command(&l.job).is_some_and(|command| !command.is_empty()), "{}", l.job);
         assert_eq!(parent_command("MASTER_PORT=29500"), None);
     }
@@ -331,8 +336,8 @@ mod tests {
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
         let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
         assert_eq!(detect(&older).unwrap().size, 4);
-        // A task whose environment lost the step's variables looks like a batch script without
-        // srun, and is an error.
+        // A task whose environment lost the variables of the step looks like a batch script without
+        // srun, which is an error.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
         fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
         fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);
@@ -340,7 +345,8 @@ mod tests {
         let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
         assert_eq!(detect(&alone).unwrap().size, 1, "a batch script of one task");
         assert_eq!(detect(&[("SLURM_PROCID", "0")]).unwrap().size, 1);
-        // A program without srun in a shell of salloc, and in batch scripts of sbatch -n2 and -N2.
+        // Programs that were started without srun, in a shell of salloc and in batch scripts of
+        // sbatch -n2 and -N2.
         let job = ("SLURM_JOB_ID", "77");
         for (vars, named) in [
             (&[job, ("SLURM_NTASKS", "2"), ("SLURM_NNODES", "1")][..], "SLURM_NTASKS=2"),
@@ -372,7 +378,7 @@ mod tests {
         fails(&with(&[("PMI_RANK", "2"), ("PMI_SIZE", "3")]), &["PMI_RANK=2 PMI_SIZE=3"]);
         let alone = [("RANK", "1"), ("WORLD_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
         fails(&alone, &["RANK=1 WORLD_SIZE=2", "PMI_RANK=0 PMI_SIZE=1"]);
-        // A program may set RANK from its launcher's variable.
+        // A program may set RANK itself, with the value of its launcher's variable.
         assert_eq!(detect(&with(&[("RANK", "2"), ("WORLD_SIZE", "4")])).unwrap().rank, 2);
         // A launcher or a shell may run in the only task of a step, and torchrun in the only task
         // of mpirun.
@@ -421,19 +427,20 @@ mod tests {
         let above = |names: &[&str], environment: Option<&[(&str, &str)]>| {
             names.iter().map(|name| Ancestor::made_up(name, environment)).collect::<Vec<_>>()
         };
-        // MPICH names no job; its process on this host does, whatever runs between it and the rank.
+        // MPICH gives jobs no name. The job is identified by MPICH's process on this host, even if
+        // other processes run between that process and the rank.
         let job = |vars: &[(&'static str, &'static str)], ancestors: &[Ancestor]| {
             Launch::among(&get(vars.to_vec()), ancestors).map(|launch| launch.job)
         };
         let by_proxy = job(&mpiexec, &above(&["timeout", "hydra_pmi_proxy", "mpiexec"], open));
         assert_eq!(by_proxy.unwrap(), "launcher's process 77 of 4.50s");
-        // Two mpiexec in one Slurm step inherit its PMI_JOBID.
+        // Two mpiexec in one Slurm step inherit the same PMI_JOBID, so it must not identify a job.
         let step = [("PMI_JOBID", "7.0")];
         let inherited = [&mpiexec[..], &step].concat();
         let by_proxy = job(&inherited, &above(&["hydra_pmi_proxy", "slurmstepd"], Some(&step)));
         assert_eq!(by_proxy.unwrap(), "launcher's process 77 of 4.50s");
         assert_eq!(job(&inherited, &above(&["slurmstepd"], hidden)).unwrap(), "PMI_JOBID=7.0");
-        // Over several hosts nothing names a job of MPICH but a port.
+        // Over several hosts only a port identifies a job of MPICH.
         let hosts = [&mpiexec[..], &[("MPI_LOCALNRANKS", "1"), ("MPI_LOCALRANKID", "0")]].concat();
         let proxy = above(&["hydra_pmi_proxy"], open);
         let text = job(&hosts, &proxy).unwrap_err().to_string();
@@ -448,7 +455,7 @@ mod tests {
             job(&hosts_with(&[("I_MPI_HYDRA_UUID", "5")]), &proxy).unwrap(),
             "I_MPI_HYDRA_UUID=5"
         );
-        // Ranks whose shell has ended have an adopter, which names nothing.
+        // If a rank's shell has ended, its parent is an adopter, which identifies no job.
         let by_hand = [("RANK", "0"), ("WORLD_SIZE", "2")];
         let mut shell = above(&["sh"], open);
         assert_eq!(job(&by_hand, &shell).unwrap(), "parent process 77 of 4.50s");

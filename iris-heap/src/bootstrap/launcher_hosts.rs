@@ -8,8 +8,8 @@ use crate::env::wrong;
 use crate::error::Result;
 
 impl Launch {
-    /// Term for the host of rank 0, equal for all its names and addresses, if `MASTER_ADDR` names
-    /// another host than this one.
+    /// Text that identifies the host of rank 0, the same for all names and addresses of that host;
+    /// `None` unless `MASTER_ADDR` names another host than this one.
     ///
     /// # Errors
     /// [`Error::Env`](crate::Error::Env) for a `MASTER_ADDR` that is more than a host.
@@ -25,8 +25,9 @@ impl Launch {
     /// Host and port at which the ranks of several hosts meet.
     ///
     /// # Errors
-    /// [`Error::Env`](crate::Error::Env) if no variable names the host of rank 0, or it names more than
-    /// a host; the error's text has a command that sets the variable, or its right value.
+    /// [`Error::Env`](crate::Error::Env) if no variable names the host of rank 0, or it names more
+    /// than a host; the error's text has a command that sets the variable, or the right value of
+    /// the variable.
     pub(crate) fn master(&self) -> Result<Address> {
         let host = self.master.as_ref().ok_or_else(|| {
             let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
@@ -41,7 +42,7 @@ impl Launch {
             (name, list) => (*name, first_host(name, list)?),
         };
         let [master, own] = self.ports;
-        // Port: `IRIS_PORT`, or the port after `MASTER_PORT`, because torchrun's own store uses
+        // Port: `IRIS_PORT`, or else `MASTER_PORT` + 1, because torchrun's own store uses
         // `MASTER_PORT`.
         let port = match (own, master) {
             (Some(port), _) => port,
@@ -135,7 +136,7 @@ mod tests {
             assert_eq!(first_host("X", list).unwrap(), host, "{list}");
         }
         assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
-        // `MASTER_PORT` need not be a number if no variable says that there are several hosts.
+        // If no variable says that there are several hosts, `MASTER_PORT` need not be a number.
         let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
         assert_eq!(detect(&here).unwrap().several_hosts, None);
     }

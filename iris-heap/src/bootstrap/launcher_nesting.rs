@@ -1,20 +1,21 @@
-//! Choice between launchers, one of which runs inside another: from the variables of both, and from
-//! the processes above this one.
+//! Choice of the inner one of nested launchers, from the variables of both and from the ancestors
+//! of this process.
 
 use super::ancestors::Ancestor;
 use super::launchers::{Get, LAUNCHERS, Launcher, PMIX, SLURM, SLURM_STEP, first};
 use crate::env::wrong;
 use crate::error::Result;
 
-/// Environment of this process, and its ancestors with theirs.
+/// Environment of this process, and its ancestors with their environments.
 pub(super) struct Surroundings<'a> {
     pub(super) get: Get<'a>,
     pub(super) ancestors: &'a [Ancestor],
 }
 
 impl Surroundings<'_> {
-    /// Number of ancestors, from the parent on, that had these variables as this process has them:
-    /// the process above them set one of them, or nobody knows who did. `None` if no variable is set.
+    /// Number of ancestors, from the parent on, that have the same values of these variables as
+    /// this process: the process above these ancestors set one of the variables, or it is unknown
+    /// who did. `None` if no variable is set.
     pub(super) fn age<'n>(
         &self,
         names: impl IntoIterator<Item = &'n str>,
@@ -31,21 +32,23 @@ impl Surroundings<'_> {
         Ok(youngest)
     }
 
-    /// Number of ancestors below the nearest process of this launcher; of all without such a process.
+    /// Number of ancestors between this process and the nearest process of this launcher; number of
+    /// all ancestors if there is no such process.
     pub(super) fn process_of(&self, launcher: &Launcher) -> usize {
         let is_its = |it: &Ancestor| launcher.programs.contains(&it.program.as_str());
         self.ancestors.iter().position(is_its).unwrap_or(self.ancestors.len())
     }
 
-    /// Identity of a job by the process that started its ranks on this host: the launcher's, or else the
-    /// parent. `None` if there is no such process any more.
+    /// Identity of a job, made from the process that started its ranks on this host: the launcher's
+    /// process, or else the parent. `None` if that process has ended.
     pub(super) fn starter(&self, launcher: &Launcher) -> Option<String> {
         let process = self.ancestors.get(self.process_of(launcher));
         let parent = || self.ancestors.first().filter(|parent| !parent.has_adopted);
         process.map(|it| it.identity(true)).or_else(|| parent().map(|it| it.identity(false)))
     }
 
-    /// Age of the rank and size that this launcher's variables announce; `None` without them.
+    /// Age (see [`Surroundings::age`]) of this launcher's variables; `None` if they describe no
+    /// rank of this launcher.
     fn age_of(&self, launcher: &Launcher) -> Result<Option<usize>> {
         let is_set = |name: &str| (self.get)(name).map(|value| value.is_some());
         let named = match launcher.rank {
@@ -53,8 +56,9 @@ impl Surroundings<'_> {
             rank if rank == PMIX.rank => is_set(rank)?,
             rank => is_set(rank)? || (is_set(launcher.size[0])? && !is_set(PMIX.rank)?),
         };
-        // A launcher sets all its variables at once. Rank and size alone may by chance be those of an outer
-        // one; a person may change others within a rank.
+        // A launcher sets all its variables at once, so all are compared: rank and size alone may
+        // by chance equal those of an outer rank. Of variables set by hand only rank and size are
+        // compared, because a person may change the others within a rank.
         let age = match launcher.is_by_hand() {
             true => self.age([launcher.rank].into_iter().chain(launcher.size.iter().copied()))?,
             false => self.age(launcher.variables())?,
@@ -62,18 +66,20 @@ impl Surroundings<'_> {
         let Some(age) = age.filter(|_| named) else { return Ok(None) };
         match launcher.mark {
             None => Ok(Some(age)),
-            // A mark that is older than the rank is another job's, in one of whose ranks this one runs.
+            // A mark that is older than the rank's variables belongs to an outer job, in one of
+            // whose ranks this job runs.
             Some(mark) => Ok(self.age([mark])?.filter(|&mark| mark <= age)),
         }
     }
 
     /// Finds the launcher that started this process: the innermost one, if one runs inside another.
-    /// Variables are inherited, so those of the inner launcher are the ones that the nearest ancestors
-    /// lack. Where two launchers' are equally old, the nearest ancestor that is a launcher decides.
+    /// Variables are inherited, so the inner launcher is the one whose variables the fewest
+    /// ancestors have. If the variables of two launchers have the same age, the nearest ancestor
+    /// that is a launcher's process decides.
     pub(super) fn launcher(&self) -> Result<Option<(&'static Launcher, usize)>> {
         let mut found: Vec<(usize, &'static Launcher)> = Vec::new();
         for launcher in LAUNCHERS {
-            // `RANK` has one launcher only.
+            // Of several launchers with the same rank variable, only the first in the table counts.
             if found.iter().all(|(_, other)| other.rank != launcher.rank)
                 && let Some(age) = self.age_of(launcher)?
             {
@@ -82,7 +88,8 @@ impl Surroundings<'_> {
         }
         let Some(age) = found.iter().map(|(age, _)| *age).min() else { return Ok(None) };
         found.retain(|it| it.0 == age);
-        // Several launchers set PMIx variables beside their own, which include the size.
+        // Several launchers set PMIx variables in addition to their own variables, which unlike
+        // PMIx's include the number of ranks.
         if found.len() > 1 {
             found.retain(|(_, it)| it.rank != PMIX.rank);
         }
@@ -92,7 +99,7 @@ impl Surroundings<'_> {
         });
         let chosen = started.unwrap_or(found[0].1);
         for (_, other) in &found {
-            // No ancestor shows who has set `RANK` by hand.
+            // Ancestors do not show who has set `RANK` by hand, so its values must agree.
             if started.is_none() || other.is_by_hand() {
                 self.check_agreement(chosen, other)?;
             }

@@ -14,8 +14,8 @@ struct Case {
     name: &'static str,
     /// Name of the process that starts ranks.
     program: &'static str,
-    /// Whether that process is a child of the one that gave the command, and so has its environment. If
-    /// not, a daemon of the system starts it, and its environment cannot be read.
+    /// Whether `program` is a child of the process that ran the launcher's command, and so inherits
+    /// its environment. Otherwise a system daemon starts it, and its environment cannot be read.
     is_child: bool,
     /// Whether the launcher removes other launchers' variables.
     clears: bool,
@@ -33,7 +33,7 @@ const fn srun(vars: &'static str) -> Case {
 
 const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK=# OMPI_COMM_WORLD_SIZE=% OMPI_COMM_WORLD_LOCAL_RANK=# \
 OMPI_COMM_WORLD_LOCAL_SIZE=% PMIX_RANK=# PMIX_NAMESPACE=$";
-/// Variables of a task of srun, and those that a plugin of MPI adds.
+/// Variables of a task of srun, and variables that an MPI plugin of Slurm adds.
 macro_rules! slurm {
     ($plugin:literal) => {
         concat!(
@@ -86,7 +86,8 @@ impl Case {
         pairs.map(|(name, text)| (name, value(text))).collect()
     }
 
-    /// Environment of a rank with the variables `own`, started by a command with those of `outer`.
+    /// Environment of a rank with the variables `own`, if the launcher's command had the variables
+    /// `outer`.
     fn inside(&self, outer: &Vars, own: &Vars) -> Vars {
         let stay = |name: &str| !self.clears || !variables().any(|known| known == name);
         let left =
@@ -94,7 +95,7 @@ impl Case {
         own.iter().chain(left).cloned().collect()
     }
 
-    /// Process that starts ranks, for a command with the variables of `outer`.
+    /// Process that starts the ranks, if the launcher's command had the variables `outer`.
     fn starter(&self, outer: &Vars) -> Ancestor {
         let vars: Vec<_> = outer.iter().map(|(name, value)| (*name, value.as_str())).collect();
         Ancestor::made_up(self.program, self.is_child.then_some(&vars))
@@ -119,7 +120,8 @@ fn nested(outer: &Case, (rank, size): (usize, usize), inner: &Case) -> (Vars, Ve
     (env, ancestors)
 }
 
-/// Checks that `inner` is found, and no name of the outer job in the name of its own.
+/// Checks that `inner` is found as launcher, and that the job's identity contains no name of the
+/// outer job.
 fn check(outer: &Case, place: (usize, usize), inner: &Case) {
     let (env, ancestors) = nested(outer, place, inner);
     let pair = format!("{} in {} {place:?}: {env:?}", inner.program, outer.program);
@@ -135,7 +137,8 @@ fn check(outer: &Case, place: (usize, usize), inner: &Case) {
 fn of_two_launchers_the_inner_one_counts() {
     for outer in &CASES {
         for inner in &CASES {
-            // A `RANK` that was set before srun looks like one that srun's task has set.
+            // A `RANK` that was set before srun cannot be distinguished from a `RANK` that was set
+            // in srun's task.
             if outer.program == "bash" && !inner.is_child {
                 let (env, ancestors) = nested(outer, (2, 4), inner);
                 let text = detect(&env, &ancestors).unwrap_err().to_string();
@@ -144,8 +147,8 @@ fn of_two_launchers_the_inner_one_counts() {
             } else {
                 check(outer, (2, 4), inner);
             }
-            // Rank and size are by chance those of the outer rank. A `RANK` that was set by hand is then
-            // not to be told from an outer one.
+            // Rank and size are by chance equal to those of the outer rank. A `RANK` that was set
+            // by hand then cannot be distinguished from the outer `RANK`.
             if inner.program != "bash" {
                 check(outer, (1, 2), inner);
             }

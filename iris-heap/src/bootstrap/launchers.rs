@@ -1,5 +1,5 @@
-//! Table of launchers: the variables by which each describes a rank, the names of its processes, and
-//! the command that passes variables to its ranks.
+//! Table of launchers: for each launcher, the variables by which it describes a rank, the names of
+//! its processes, and the command that passes variables to its ranks.
 
 use crate::env::wrong;
 use crate::error::{Error, Result};
@@ -7,15 +7,16 @@ use crate::error::{Error, Result};
 /// Function that looks up an environment variable.
 pub(crate) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
-/// Launcher of ranks. In a list of variables, the first that is set is used.
+/// Launcher of ranks. If a field lists several variables, the first one that is set is used.
 #[derive(Debug, PartialEq)]
 pub(super) struct Launcher {
-    /// Name for messages.
+    /// Name of the launcher in messages.
     pub(super) name: &'static str,
-    /// Names of the processes that start its ranks on each host. None are needed for a launcher whose
-    /// own environment shows that it does not have the variables of its ranks.
+    /// Names of the processes that start the launcher's ranks on each host. Empty if no names are
+    /// needed, because the processes' environments show that they lack the variables of a rank.
     pub(super) programs: &'static [&'static str],
-    /// Variable that tells this launcher from others with the same `rank`.
+    /// Variable that distinguishes this launcher from other launchers with the same `rank`
+    /// variable.
     pub(super) mark: Option<&'static str>,
     pub(super) rank: &'static str,
     pub(super) size: &'static [&'static str],
@@ -25,16 +26,17 @@ pub(super) struct Launcher {
     /// Variables with the number of hosts.
     pub(super) hosts: &'static [&'static str],
     /// Variables that together identify the job. If none is set, the process that has started the
-    /// ranks identifies it on one host.
+    /// ranks identifies the job, on one host only.
     pub(super) job: &'static [&'static str],
     /// Variable with the number of restarts, which is appended to the job's identity if set.
     pub(super) restart: &'static [&'static str],
-    /// Command that passes variables to all ranks: its start, the text before each name, between name
-    /// and value, and at the end.
+    /// Command that passes variables to all ranks, as four texts: start of the command, text before
+    /// each name, text between name and value, and end.
     pub(super) passing: [&'static str; 4],
 }
 
-/// Variables of a shell's loop, in which a rank is whatever has `RANK` set.
+/// Variables that a person sets, for example in a shell loop; every process with `RANK` set is a
+/// rank.
 const BY_HAND: Launcher = Launcher {
     name: "hand",
     programs: &[],
@@ -50,8 +52,8 @@ const BY_HAND: Launcher = Launcher {
     passing: ["", " ", "=", " PROGRAM on all ranks"],
 };
 
-/// Variables of PMIx launchers, among them `prterun`. PMIx has no variable for the size, so other
-/// launchers' are tried.
+/// Variables of PMIx launchers, among them `prterun`. PMIx has no variable for the number of ranks,
+/// so variables of other launchers are tried.
 pub(super) const PMIX: Launcher = Launcher {
     name: "PMIx",
     rank: "PMIX_RANK",
@@ -105,7 +107,7 @@ pub(super) const SLURM: Launcher = Launcher {
     passing: ["srun --export=ALL", ",", "=", " PROGRAM"],
 };
 
-/// All launchers. A row with a `mark` stands before the row with the same `rank` and none.
+/// All launchers. A row with a `mark` stands before the row with the same `rank` and no `mark`.
 pub(super) const LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "torchrun",
@@ -132,22 +134,23 @@ pub(super) const LAUNCHERS: &[Launcher] = &[
     BY_HAND,
 ];
 
-/// Variables that exist in a Slurm task but not in a batch script; the second is the older name.
+/// Variables that exist in a Slurm task but not in a batch script; the second name is the older
+/// one.
 pub(super) const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
 
-/// Whether a variable may be set where no launcher has started a rank: Slurm's in a batch script, and
-/// those that a user may set for launches to come.
+/// Whether a variable may be set although no launcher has started this process: Slurm sets its
+/// variables in batch scripts too, and users set some variables for later launches.
 fn is_ambient(name: &str) -> bool {
     ["MASTER_PORT", "LAUNCHER_PID"].contains(&name)
         || SLURM.variables().any(|it| it == name) && !SLURM_STEP.contains(&name)
 }
 
-/// Variables that ranks on several hosts need, with words that stand for their values.
+/// Variables that ranks on several hosts need, with placeholders for their values.
 pub(super) const FOR_SEVERAL_HOSTS: [(&str, &str); 2] =
     [("MASTER_ADDR", "HOST"), ("IRIS_SECRET_FILE", "FILE")];
 
 impl Launcher {
-    /// Whether this is the row of variables that a person or a shell sets.
+    /// Whether this is the row of [`BY_HAND`].
     pub(super) fn is_by_hand(&self) -> bool {
         self.rank == BY_HAND.rank && self.mark.is_none()
     }
@@ -173,8 +176,9 @@ impl Launcher {
         format!("{start}{}{end}", pairs.collect::<String>()).trim_start().into()
     }
 
-    /// Error of a rank whose job nothing identifies. On several hosts (`several`) it names all variables
-    /// that such ranks need, unless they know their host (`has_master`).
+    /// Error of a rank whose job is identified by no variable or process. If ranks are on several
+    /// hosts (`several`) and no variable names rank 0's host (`has_master` is false), the error
+    /// names all variables that such ranks need.
     pub(super) fn no_port(&self, several: bool, has_master: bool) -> Error {
         let why = match several {
             true => "ranks are on several hosts",
@@ -192,12 +196,12 @@ impl Launcher {
     }
 }
 
-/// Variables by which launchers describe ranks, some of them twice.
+/// Variables by which launchers describe ranks; some occur twice.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
     LAUNCHERS.iter().flat_map(Launcher::variables)
 }
 
-/// Variables that only a process which a launcher has started has.
+/// Variables that are set only in processes that a launcher has started.
 pub(super) fn proofs() -> impl Iterator<Item = &'static str> {
     variables().chain(["IRIS_NODE"]).filter(|name| !is_ambient(name))
 }

@@ -4,10 +4,11 @@
 use super::frames::{Frame, Packet};
 use super::peer::Peer;
 
-/// Connection of the hub to one rank, or to the relay of several.
+/// Connection of the hub to one rank, or to the relay of several ranks.
 pub(super) struct Link {
     pub(super) peer: Peer,
-    /// Ranks that are reached by this connection. It ends with the process of the first one.
+    /// Ranks that are reached by this connection. The connection ends with the process of the first
+    /// of these ranks.
     pub(super) ranks: Vec<usize>,
     is_relay: bool,
     /// Frames that were read with the relay's hello and are not handled yet.
@@ -28,7 +29,8 @@ impl Link {
         Link { peer, ranks: vec![rank], is_relay: true, early, is_silent: false }
     }
 
-    /// Sends a packet to `ranks`, which must be reached by this link; crosses the connection once.
+    /// Sends a packet to `ranks`, which must be ranks of this link; the packet crosses the
+    /// connection once.
     pub(super) fn send(&mut self, ranks: &[usize], packet: &Packet) {
         if ranks.is_empty() || self.peer.gone {
             return;
@@ -54,15 +56,16 @@ impl Link {
         }
     }
 
-    /// Whether the relay has not answered [`Link::probe`]. If it has, all messages that its ranks
-    /// had sent before have been returned by [`Link::read_if_ready`].
+    /// Whether the relay has not answered [`Link::probe`]. If the relay has answered,
+    /// [`Link::read_if_ready`] has returned all messages that its ranks had sent before.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent && !self.peer.gone
     }
 
-    /// Reads available frames, each with the rank that sent it. Frames of ranks that are not behind
-    /// this link are dropped, except hellos and what follows them: a rank that has just said hello
-    /// may be gone already. [`Frame::Gone`] is returned as a frame of the rank that has gone.
+    /// Reads available frames, each with the rank that sent it. Frames of ranks that are not in
+    /// [`Link::ranks`] are dropped, except hellos and frames after a hello, because a rank that has
+    /// just said hello may already have ended. [`Frame::Gone`] is returned as a frame of the rank
+    /// that has ended.
     pub(super) fn read_if_ready(&mut self) -> Vec<(usize, Frame)> {
         let mut frames = std::mem::take(&mut self.early);
         frames.extend(self.peer.read_if_ready());
@@ -79,7 +82,7 @@ impl Link {
         opened
     }
 
-    /// Opens a frame from the relay; `None` if it is not one that a relay may send. `is_new` tells
+    /// Opens a frame from the relay; `None` if a relay may not send such a frame. `is_new` tells
     /// whether a rank has said hello just before.
     fn open(&mut self, frame: Frame, is_new: impl Fn(usize) -> bool) -> Option<(usize, Frame)> {
         let relayed = match frame {

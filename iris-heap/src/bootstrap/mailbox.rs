@@ -31,8 +31,9 @@ pub(crate) struct Outbox {
     descriptors_sent: usize,
     /// Encrypts the frames; `None` on a Unix socket, whose frames are not encrypted.
     sealer: Option<Sealer>,
-    /// Number of the first chunk of the first packet, if that packet is encrypted. The others are
-    /// not yet: the numbers of chunks that are sent have no gaps, although packets may be removed.
+    /// Number of the first chunk of the first packet, if that packet is encrypted. Later packets
+    /// are not encrypted before it is their turn, so that chunk numbers have no gaps even if a
+    /// packet is removed.
     sealed_from: Option<u64>,
 }
 
@@ -46,7 +47,7 @@ impl Outbox {
         self.packets.push_back(packet);
     }
 
-    /// Drops all waiting frames, because the stream is broken off.
+    /// Drops all waiting frames; called when nothing more is sent on the stream.
     pub(crate) fn clear(&mut self) {
         self.packets.clear();
         (self.bytes_sent, self.descriptors_sent, self.sealed_from) = (0, 0, None);
@@ -75,7 +76,7 @@ impl Outbox {
     }
 
     /// Writes as [`Outbox::flush`] does, but fails with `TimedOut` if frames are left at `until`,
-    /// however slowly the peer reads.
+    /// even if the peer still reads, slowly.
     pub(crate) fn flush_until(
         &mut self,
         socket: &impl AsFd,
@@ -94,8 +95,8 @@ impl Outbox {
             let last = self.descriptors_sent + descriptors.len() == packet.descriptors.len();
             let mut rest = &packet.bytes[self.bytes_sent..];
             if !last {
-                // Descriptors can only be sent with at least one byte of data; while more
-                // descriptors remain, send one byte per message.
+                // A message with descriptors needs at least one byte of data, so send one byte per
+                // message while more descriptors remain.
                 rest = &rest[..1];
             }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -128,8 +129,9 @@ impl Outbox {
 /// Interval between attempts to send a message for which the system had no room.
 pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 
-/// Whether an error means that the system currently has no room for a message: descriptors in
-/// transit are limited per user (by the limit of open files), and so is socket memory.
+/// Whether an error means that the system currently has no room for a message: the number of
+/// descriptors in transit is limited per user (by the limit of open files), and socket memory is
+/// limited too.
 pub(crate) fn crowded(error: &std::io::Error) -> bool {
     let code = Errno::from_io_error(error);
     code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
@@ -144,7 +146,7 @@ pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
     )
 }
 
-/// Bytes and descriptors that were read from a socket and do not form a whole frame yet.
+/// Bytes and descriptors that were read from a socket, but not yet taken as whole frames.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,

@@ -49,8 +49,8 @@ pub type Object = Arc<dyn Any + Send + Sync>;
 /// Function called with the ranks that have not arrived in an exchange.
 pub type Missing = dyn Fn(&[usize]) + Send + Sync;
 
-/// Callback during a wait in an exchange, called with the missing ranks each time that these are
-/// determined. It runs on the waiting thread, with locks held, so it must not wait.
+/// Callback during a wait in an exchange, called with the missing ranks each time they are
+/// determined. It runs on the waiting thread while locks are held, so it must not block.
 #[derive(Clone)]
 pub struct OnMissing(pub Arc<Missing>);
 
@@ -69,7 +69,8 @@ pub struct Step {
     pub deadline: Instant,
     /// Callback during the wait, called with the ranks that are missing.
     pub on_missing: Option<OnMissing>,
-    /// Number by which notices and errors name each rank; `None` if it is the rank's own.
+    /// Number by which notices and errors name each rank; `None` if they use the ranks' numbers in
+    /// this world.
     pub numbers: Option<Arc<[usize]>>,
 }
 
@@ -80,14 +81,15 @@ impl Step {
     }
 }
 
-/// Whether `error`, which ended the exchanges, also ends the calls of waiting kernels. An absent rank
-/// may only be late, and a rank that gave up has told the kernels itself.
+/// Whether `error`, which ended the exchanges, also ends the calls of waiting kernels. False for an
+/// absence, because the rank may only be late, and for a rank that gave up, because that rank has
+/// told the kernels itself.
 pub(crate) fn is_loss(error: &Error) -> bool {
     !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
 }
 
-/// Error of a group of `members` if the process of the world's `rank`, which carries messages, has
-/// ended; it may be that of a member.
+/// Error that a group of `members` gets if the process of `rank` (numbered in the launched world),
+/// which carries the group's messages, has ended: the loss of a member if `rank` is one.
 fn loss_of_carrier(members: &[usize], rank: usize) -> Error {
     match members.iter().position(|&member| member == rank) {
         Some(rank) => Error::PeerLost { rank },
@@ -107,9 +109,10 @@ pub(crate) fn lost_rank(error: &Error) -> Option<usize> {
 /// processes of one host and for several hosts; other transports can be added.
 ///
 /// All methods except [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost),
-/// [`give_up`](Bootstrap::give_up) and [`leave`](Bootstrap::leave) are collective and must be called in the same order on every rank;
-/// the world ensures this and tags its messages. After an error of a collective method the
-/// bootstrap is broken, and every further collective method returns that error.
+/// [`give_up`](Bootstrap::give_up) and [`leave`](Bootstrap::leave) are collective and must be
+/// called in the same order on every rank; the world ensures this and tags its messages. After an
+/// error of a collective method the bootstrap is broken, and every further call of a collective
+/// method returns that error.
 pub trait Bootstrap: Send + Sync {
     /// Number of this rank in the world.
     fn rank(&self) -> usize;
@@ -123,7 +126,7 @@ pub trait Bootstrap: Send + Sync {
     /// [`Error::Absent`] with the ranks that did not arrive by the deadline; [`Error::PeerLost`].
     fn allgather(&self, bytes: &[u8], step: &Step) -> Result<Vec<Vec<u8>>>;
 
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called this method.
     ///
     /// # Errors
     /// Errors of [`Bootstrap::allgather`].
@@ -169,7 +172,7 @@ pub trait Bootstrap: Send + Sync {
     /// Makes the bootstrap of a subset of the ranks. `members` are ranks of this bootstrap in the
     /// order of their new ranks, and include this rank; an empty list means that this rank joins no
     /// group. Collective over this bootstrap: every rank calls it with the members of its own
-    /// group. `group` is equal on all ranks and is used for one call only.
+    /// group. `group` is a number that is equal on all ranks, and different in each call.
     ///
     /// # Errors
     /// Errors of [`Bootstrap::allgather`].
@@ -183,15 +186,15 @@ pub trait Bootstrap: Send + Sync {
     /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// Error that watchers got for a lost peer; `None` if all peers are alive.
+    /// Error about a lost peer, which watchers have got; `None` if no peer is lost.
     fn lost(&self) -> Option<Error>;
 
-    /// Tells the peers `error`, for which this rank takes part in no further exchange: the exchanges
-    /// of all ranks fail with it, unless they have failed before. Watchers are told, except of
-    /// [`Error::GaveUp`]. Never waits for another rank.
+    /// Tells the peers that this rank takes part in no further exchange because of `error`. The
+    /// exchanges of all ranks fail with this error, unless they have failed before. Watchers are
+    /// called, except for [`Error::GaveUp`]. Never waits for another rank.
     fn give_up(&self, error: Error);
 
     /// Ends this rank's participation. `clean` is true after a collective close; if it is false,
-    /// the peers get the error that this rank is lost. Never waits.
+    /// the peers get the error that this rank is lost. Never waits for another rank.
     fn leave(&self, clean: bool);
 }

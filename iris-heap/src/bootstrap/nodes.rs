@@ -1,5 +1,5 @@
-//! Bootstrap of ranks on several hosts: one connection of all ranks over TCP, and one of the ranks
-//! of each node over Unix sockets, which can pass descriptors.
+//! Bootstrap of ranks on several hosts: one connection between all ranks over TCP, and for each
+//! node one connection between its ranks over Unix sockets, which can pass descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// Determines which ranks share a node, and connects the ranks of this node. Collective over
-    /// `all`. `identity` is equal on all ranks of a node and on no others.
+    /// `all`. `identity` is equal exactly for ranks of the same node.
     pub(crate) fn join(
         all: Processes,
         (identity, name): (&str, &str),
@@ -34,7 +34,8 @@ impl Nodes {
         timeout: Duration,
         step: &Step,
     ) -> Result<(Nodes, Hosts)> {
-        // Another job of the same name may meet on this host, so an id of this world names the nodes.
+        // Another job of the same name may meet on this host, so the node's meeting place is named
+        // by a unique id of this world.
         let id = UniqueId::new()?.to_string();
         let here = Writer::default().text(identity).text(name).text(&id).finish();
         let (mut ranks, mut ids) = (Vec::with_capacity(all.size()), Vec::new());
@@ -53,13 +54,15 @@ impl Nodes {
         if let Err(own) = &local
             && Distance::of(own) == Distance::Root
         {
-            // The ranks of its node may wait for it without a file that tells them.
+            // Other ranks of this node may wait for this rank, and there may be no file that tells
+            // them of the failure.
             all.give_up(told(rank, MEETING, own));
         }
         // Every rank learns why any rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map(|error| told(rank, MEETING, error));
         let mine = mine.map_or(Vec::new(), |error| error_to_bytes(&error));
-        // Ranks of other nodes come here at once, and wait for the meeting of a node.
+        // Ranks of other nodes may enter this exchange at once, so the deadline must cover the
+        // meeting of this node.
         let deadline = Instant::now() + timeout + 2 * grace(timeout);
         let step = &Step { deadline, ..step.clone() };
         let error = match all.allgather(&mine, step) {
@@ -67,7 +70,8 @@ impl Nodes {
                 let errors = told.iter().filter(|bytes| !bytes.is_empty());
                 root(errors.map(|bytes| error_of_bytes(bytes)).collect::<Result<_>>()?)
             }
-            // The world knows first which rank is lost; others of its node may have ended since.
+            // The connection of the world reports the first lost rank; other ranks of that rank's
+            // node may have ended since.
             Err(error) => Some(error),
         };
         match (local, error) {
@@ -94,11 +98,11 @@ impl Nodes {
     }
 }
 
-/// Step in which the ranks of a node meet, as errors name it.
+/// Name that errors give the step in which the ranks of a node meet.
 const MEETING: &str = "meeting the ranks of its node";
 
-/// Converts an error of the meeting of a node, which names ranks by their numbers on the node, to
-/// one with the numbers of the world; `ranks` are the node's ranks.
+/// Converts the ranks in an error from numbers on the node to numbers in the world; `ranks` are the
+/// node's ranks in the world.
 fn in_world(error: Error, ranks: &[usize]) -> Error {
     let number = |rank: usize| ranks.get(rank).copied().unwrap_or(rank);
     match error {
@@ -114,11 +118,11 @@ fn in_world(error: Error, ranks: &[usize]) -> Error {
     }
 }
 
-/// Root among the errors that ranks have told: a rank's own failure, else a loss, else an absence.
-/// A rank that failed keeps others waiting, and is absent or lost for them. The order is not that of
-/// [`Distance`], by which an absence comes before a loss: in calls a rank may end because it has waited
-/// too long for an absent one. In a meeting no rank ends before all have told, so that a loss is a rank
-/// that has ended by itself, and its neighbours may wait for it in vain.
+/// Root among the errors that the ranks have reported: a rank's own failure, else a loss, else an
+/// absence. A failure comes first, because other ranks see the failed rank as absent or lost.
+/// [`Distance`] has an absence before a loss, because in calls a rank may end after waiting too
+/// long for an absent rank. In a meeting no rank ends before all ranks have reported, so a lost
+/// rank has ended by itself, and other ranks may report it as absent.
 fn root(errors: Vec<Error>) -> Option<Error> {
     errors.into_iter().min_by_key(|error| match error {
         Error::PeerFailed { .. } => 0,
@@ -145,7 +149,7 @@ impl Bootstrap for Nodes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // The ranks may have met over the network although all of them are on one host.
+        // All ranks may be on one node although they have met over the network.
         match (self.hosts.nodes(), self.size()) {
             (1, 1) => Ok(vec![descriptors]),
             (1, _) => self.local.share_descriptors(descriptors, step),
@@ -194,8 +198,8 @@ impl Bootstrap for Nodes {
     }
 
     fn leave(&self, clean: bool) {
-        // The reason is told on the connection of all ranks, so it precedes the loss on that of the
-        // node.
+        // The connection of all ranks carries the reason, so it must precede the loss on the node's
+        // connection.
         self.all.leave(clean);
         self.local.leave(clean);
     }

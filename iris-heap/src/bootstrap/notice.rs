@@ -1,4 +1,4 @@
-//! Messages to the user while a rank waits for others.
+//! Messages to the user while a rank waits for other ranks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,14 +41,15 @@ impl Patience {
     }
 }
 
-/// Longest waits of which the user was told, by what was awaited. The ranks of an idle server wait for
-/// rank 0 again and again, so a later wait is news only when it takes twice as long.
+/// Longest wait of which the user was told, for each awaited thing. A later wait for the same thing
+/// is told only when it takes twice as long, because the ranks of an idle server wait for rank 0
+/// again and again.
 #[derive(Debug, Default)]
 pub(crate) struct ToldWaits(BTreeMap<String, Duration>);
 
 impl ToldWaits {
-    /// Whether to tell the user that `awaited` was waited for for the time `waited`; it then counts
-    /// as told.
+    /// Whether to tell the user that `awaited` was waited for for the time `waited`; if true, the
+    /// wait counts as told.
     pub(crate) fn is_news(&mut self, awaited: String, waited: Duration) -> bool {
         let longest = self.0.entry(awaited).or_default();
         let is_news = waited >= longest.saturating_mul(2);
@@ -67,7 +68,7 @@ mod tests {
     fn idle_waits_are_told_of_until_they_are_usual() {
         let mut told = ToldWaits::default();
         let mut notices = |awaited: &str, seconds: u64| {
-            // Times at which the schedule of one wait is due.
+            // Seconds of a single wait at which notices are due.
             let due = (0..).map(|at| 7 << at).take_while(|&due| due <= seconds);
             due.filter(|&due| told.is_news(awaited.into(), Duration::from_secs(due))).count()
         };

@@ -16,12 +16,12 @@ pub(super) struct Peer {
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) since: Instant,
-    /// Reason why the system has no room for the first message in the outbox; `None` if it has
-    /// room.
+    /// Reason why the system has no room for the first message in the outbox; `None` if the system
+    /// has room.
     pub(super) crowded: Option<String>,
     pub(super) gone: bool,
-    /// Reason why this process gave the connection up: a failed read, or bytes that are no frame;
-    /// `None` if the peer ended it.
+    /// Reason why this process gave up the connection: a failed read, or bytes that are no frame.
+    /// `None` if it did not, for example because the peer ended the connection.
     pub(super) fault: Option<Error>,
 }
 
@@ -46,8 +46,8 @@ impl Peer {
         })
     }
 
-    /// Sends a packet, unless the peer has ended the connection. One that this process gave up can
-    /// take the reason.
+    /// Sends a packet, unless the peer has ended the connection. On a connection that this process
+    /// gave up, the reason can still be sent.
     pub(super) fn send(&mut self, packet: Packet) {
         if !self.gone || self.fault.is_some() {
             self.outbox.push(packet);
@@ -71,7 +71,7 @@ impl Peer {
                 self.outbox.clear();
                 let mut how = Shutdown::Write;
                 if is_own(&e) {
-                    // The peer is not to blame, and need not end the connection.
+                    // The error is this process's own, and the peer need not notice it, so log it.
                     tracing::warn!(error = %e, "sendmsg failed, so a connection is given up");
                     self.fault.get_or_insert(Error::system("sendmsg", e));
                     how = Shutdown::Both;
@@ -119,8 +119,9 @@ impl Peer {
         self.fault.get_or_insert(error);
     }
 
-    /// Error of the connection to `rank`, which has ended, as process `own` tells it. `own` is
-    /// blamed if it could not read the connection; no rank is, if bytes were broken on their way.
+    /// Error for the end of the connection to `rank`, from the view of rank `own`, this process.
+    /// The error names `own` if this process could not read the connection, no rank if bytes were
+    /// changed on their way, and otherwise `rank`.
     pub(super) fn loss(&self, rank: usize, own: usize) -> Error {
         let what = format!("messages of rank {rank}");
         match &self.fault {
@@ -156,7 +157,7 @@ pub(super) fn wait<'a>(
         if !peer.gone {
             let mut events = PollFlags::IN;
             // While the system lacks room for a message, a writable socket does not mean that the
-            // message can be sent. So this does not wait for a writable socket then.
+            // message can be sent. So do not wait for a writable socket then.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }
@@ -184,8 +185,8 @@ mod tests {
 
     use super::*;
 
-    /// Tests that an error of sending is told as one of this process, and an ended peer as a loss. A
-    /// file that is no socket stands for one on which the system forbids the call.
+    /// Tests that an error of this process's own send is reported as such, and an ended peer as a
+    /// loss. A file that is no socket stands for a socket on which the system forbids the call.
     #[test]
     fn a_call_that_fails_here_is_no_loss_of_the_peer() {
         let (_reader, writer) = std::io::pipe().unwrap();

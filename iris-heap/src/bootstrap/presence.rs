@@ -1,5 +1,5 @@
 //! Lock files by which processes that are not connected yet detect whether other processes are
-//! alive, and why one gave up.
+//! alive, and read why a process gave up.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,8 +19,8 @@ pub(super) struct Presence {
 
 impl Presence {
     pub(super) fn show(path: PathBuf) -> std::io::Result<Presence> {
-        // The file gets its final name only once it is locked, because a file without a lock means
-        // that its rank has ended. The name contains the rank, because processes in different PID
+        // The file gets its final name only after it is locked, because an unlocked file means that
+        // its rank has ended. The name contains the rank, because processes in different PID
         // namespaces may have the same id.
         let rank = path.extension().unwrap_or_default().to_string_lossy();
         let part = path.with_extension(format!("part-{rank}-{}", std::process::id()));
@@ -30,7 +30,7 @@ impl Presence {
         Ok(Presence { path, file })
     }
 
-    /// Whether there is no file of this name any more.
+    /// Whether another process has removed the file.
     pub(super) fn is_removed(&self) -> bool {
         !self.path.exists()
     }
@@ -42,8 +42,8 @@ impl Presence {
         }
     }
 
-    /// Leaves the file as that of an ended process, with the `reason` for which this process, which
-    /// may live on, will not come.
+    /// Writes `reason` into the file and unlocks it, so that this rank counts as ended, with that
+    /// reason, even if this process continues.
     pub(super) fn leave(&self, reason: &[u8]) {
         if let Err(error) = (&*self.file).write_all(reason) {
             tracing::debug!(%error, "the reason of an error is not told to ranks that wait");
@@ -56,8 +56,8 @@ impl Presence {
     pub(super) fn is_alive(path: &Path) -> Option<bool> {
         let file = File::open(path).ok()?;
         let held = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
-        // The opened file must still be there, because a living process may have replaced or
-        // removed it.
+        // The result counts only if the opened file is still at `path`, because a living process
+        // may have replaced or removed it.
         (held || is_at(&file, path)).then_some(held)
     }
 }

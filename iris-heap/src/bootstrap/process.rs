@@ -1,4 +1,4 @@
-//! Processes of ranks: their ids, when they began, and whether they are stopped.
+//! Processes of ranks: ids, start times, and whether a process is stopped.
 
 use std::fmt;
 use std::fs;
@@ -51,13 +51,13 @@ impl ProcessId {
     }
 }
 
-/// Start of the identity of a job that is named by its parent process.
+/// Prefix of a job's identity if the ranks' common parent process identifies the job.
 pub(super) const BY_PARENT: &str = "parent process ";
 
 /// Name of the parent process's command, such as `bash` or `timeout`, for messages about a job that
-/// the parent identifies; `None` for other jobs, and if the system does not show it. The name is no
-/// part of the job's identity, because a process may change its name between the starts of two
-/// ranks.
+/// is identified by its parent process; `None` for other jobs, or if the system does not show the
+/// name. The name is no part of the job's identity, because a process may change its name between
+/// the starts of two ranks.
 pub(super) fn parent_command(job: &str) -> Option<String> {
     let pid = rustix::process::getppid().filter(|_| job.contains(BY_PARENT))?;
     program(pid.as_raw_nonzero())
@@ -75,8 +75,8 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// Lists ranks as text: the number and, if known, the process that `named` returns for each, such as
-/// `1 (process 4242) and 3 (process 4244)`.
+/// Lists ranks as text, such as `1 (process 4242) and 3 (process 4244)`; `named` returns each
+/// rank's number and, if known, its process.
 pub(crate) fn list_processes(
     ranks: &[usize],
     named: impl Fn(usize) -> (usize, Option<ProcessId>),
@@ -111,7 +111,8 @@ pub(super) fn ignores_hangup(fields: &[String]) -> bool {
 /// `None` if there is no such process.
 pub(super) fn stat(pid: impl fmt::Display) -> Option<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything.
+    // The program's name, in parentheses, may contain any characters, so fields are read after the
+    // last parenthesis.
     let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().map(String::from).collect();
     (!fields.is_empty()).then_some(fields)
 }
@@ -122,11 +123,11 @@ pub(super) fn program(pid: impl fmt::Display) -> Option<String> {
     Some(name.trim_end().into())
 }
 
-/// Start time of this process since boot. Where the system shows none, the time of the first call
-/// of this function takes its place.
+/// Start time of this process since boot. If the system does not show it, the time of the first
+/// call of this function.
 pub(super) fn own_began() -> Duration {
     static BEGAN: OnceLock<Duration> = OnceLock::new();
-    // A forked child has a later start, so the system is asked each time.
+    // Ask the system each time, because a forked child has a later start time than its parent.
     began("self").unwrap_or_else(|| *BEGAN.get_or_init(up))
 }
 
@@ -142,7 +143,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Process that sleeps, and that tests stop and continue. It is killed when this is dropped.
+    /// Sleeping process that tests stop and continue; killed when this object is dropped.
     pub(crate) struct Sleeper(Child);
 
     impl Sleeper {
@@ -154,7 +155,7 @@ pub(crate) mod tests {
             ProcessId { pid: self.0.id(), ..ProcessId::own() }
         }
 
-        /// Stops or continues the process, and waits until it is in that state, because a signal
+        /// Stops or continues the process, and waits until the new state shows, because a signal
         /// may take effect only after `kill` has returned.
         pub(crate) fn set_stopped(&self, stopped: bool) {
             let signal = if stopped { "-STOP" } else { "-CONT" };

@@ -4,8 +4,8 @@
 //! The ranks of the node are connected to the relay by Unix sockets. The relay passes their frames
 //! to the hub, each with the number of its sender, and passes the hub's frames to the ranks that
 //! they name. An answer for all ranks thus crosses the network once per node. On node 0 the relay
-//! runs beside the hub in rank 0's process. A relay decides nothing about exchanges: it tells the
-//! hub which process has ended, and its ranks that the hub is lost.
+//! runs beside the hub in rank 0's process. A relay decides nothing about exchanges. It tells the
+//! hub which of its processes has ended, and tells its ranks if the hub is lost.
 //!
 //! The relay never blocks on a process: sockets are non-blocking, with one queue each.
 
@@ -31,26 +31,26 @@ pub(super) struct Relay {
     rank: usize,
     /// Connection to the hub.
     hub: Peer,
-    /// Connections to the ranks of the node that have said hello, and to the own rank.
+    /// Connections to the ranks of the node that have said hello, and to this process's own rank.
     ranks: BTreeMap<usize, Peer>,
     /// Entrance for ranks of the node; `None` once the world is formed or has failed.
     entrance: Option<Entrance>,
-    /// Ranks of the node that were seen before they entered.
+    /// Observations of the node's ranks that have not entered yet.
     watch: Watch,
-    /// Ranks whose deadline has passed, with their reports. They are passed on only after all
-    /// messages that the ranks sent have been read.
+    /// Ranks whose deadline has passed, with their reports. The reports are passed on only after
+    /// all messages that the ranks sent have been read.
     late: Vec<(usize, Packet)>,
-    /// Whether the hub has asked whether this relay runs. The answer, too, waits for these
-    /// messages.
+    /// Whether the hub has asked whether this relay runs. The answer is also sent only after all
+    /// messages that the ranks sent have been read.
     is_probed: bool,
-    /// Time at which the last messages must be sent; `None` before the end of the world.
+    /// Deadline for sending the last messages; `None` before the end of the world.
     ending: Option<Instant>,
 }
 
 impl Relay {
-    /// Starts the relay in the process of `rank`, with its own connection `own`. Ranks of the node
-    /// enter by `door` at `place`, and `watch` has seen them; `size` is the number of ranks of the
-    /// world.
+    /// Starts the relay in the process of `rank`; `own` is this rank's own connection to it. Ranks
+    /// of the node enter by `door` at `place`, and `watch` has observed them so far; `size` is the
+    /// number of ranks of the world.
     pub(super) fn start(
         (place, door, watch): (Place, Door, Watch),
         (rank, size): (usize, usize),
@@ -77,7 +77,8 @@ impl Relay {
         while !self.is_done() {
             self.wait();
             self.welcome_ranks();
-            // The own rank is heard last: it may leave because of the end of another.
+            // This process's own rank is read last, because it may leave only because another rank
+            // has ended.
             let others = self.ranks.keys().copied().filter(|&rank| rank != self.rank);
             for rank in others.collect::<Vec<_>>().into_iter().chain([self.rank]) {
                 self.hear(rank);
@@ -129,8 +130,8 @@ impl Relay {
         wait(peers().chain(strangers), listener, timeout);
     }
 
-    /// Accepts ranks of the node and tells the hub about them. If a process contradicts the world,
-    /// or ends before it has entered, the hub gets the reason from this rank.
+    /// Accepts ranks of the node and tells the hub about them. If a process has terms that differ
+    /// from the world's, or ends before it has entered, this rank sends the hub the reason.
     fn welcome_ranks(&mut self) {
         let Some(mut entrance) = self.entrance.take() else { return };
         entrance.accept();
@@ -155,7 +156,8 @@ impl Relay {
         }
     }
 
-    /// Passes on what a rank has sent, and tells the hub if its process has ended.
+    /// Passes on the frames that a rank has sent, and tells the hub if the rank's process has
+    /// ended.
     fn hear(&mut self, rank: usize) {
         let Some(peer) = self.ranks.get_mut(&rank).filter(|peer| !peer.gone) else { return };
         peer.flush();
@@ -190,9 +192,9 @@ impl Relay {
         }
     }
 
-    /// Tells the hub that all ranks of the node leave, and the ranks that the world is closed,
-    /// because this process may end now. The close is collective: each rank takes part in it
-    /// already, and its only further message would be that it leaves.
+    /// Tells the hub that all ranks of the node leave, and tells the ranks that the world is
+    /// closed, because this process may end now. No message is lost by that: the close is
+    /// collective, so the only message that a rank could still send is that it leaves.
     fn say_goodbye(&mut self) {
         let leave = Frame::Leave { group: 0, clean: true }.pack();
         for rank in self.ranks.keys().copied().collect::<Vec<_>>() {
@@ -263,8 +265,8 @@ impl Relay {
         self.hub.send(Frame::Relayed { ranks: vec![rank as u64], packet }.pack());
     }
 
-    /// Sends a packet to ranks of the node. The own rank is last: this process, and with it the
-    /// relay, may end when it has read an error.
+    /// Sends a packet to ranks of the node. This process's own rank is last, because this process,
+    /// and with it the relay, may end when its rank has read an error.
     fn send(&mut self, ranks: impl IntoIterator<Item = usize>, packet: &Packet) {
         let mut own = false;
         for rank in ranks {

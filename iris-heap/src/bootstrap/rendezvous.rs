@@ -1,24 +1,25 @@
 //! Rendezvous of a job's processes: one Unix socket in a folder that only this user can enter.
 //!
-//! The socket's name is derived from an identity that the processes of one job share and other jobs
-//! do not. Rank 0 listens, the others connect, and when all have arrived the socket is unlinked. A
-//! socket without a listener was left by a process that died. Rank 0 unlinks such a socket, under a
-//! lock of the folder. The other ranks keep trying until their deadline, unless the dead process is
-//! rank 0 of their own run.
+//! The socket's name is derived from the job's identity, which its processes share and other jobs
+//! do not have. Rank 0 listens, the others connect, and when all have arrived the socket is
+//! unlinked. A socket without a listener was left by a process that died. Rank 0 unlinks such a
+//! socket, under a lock of the folder. The other ranks keep trying until their deadline, unless the
+//! dead process is rank 0 of their own run.
 //!
 //! Files, and `/proc`, tell a rank before its deadline that waiting is useless:
 //!
 //! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies to
-//!   processes that already exist. A process that starts within two seconds after it may be of the
-//!   same run or of the next; it takes the note for its own if no rank 0 appears for five seconds.
-//! - Each rank holds the lock of a file of its own until it has met the others. The system releases
+//!   processes that already exist. A process that starts within two seconds after the note may
+//!   belong to the same run or to the next; it applies the note to itself if no rank 0 appears for
+//!   five seconds.
+//! - Each rank has a file, which it keeps locked until it has met the others. The system releases
 //!   the lock when the process ends. A rank that gives up releases the lock itself, and leaves its
 //!   reason in the file.
 //! - A launcher's children in `/proc` show which of a job's processes have ended.
 //! - If the process of a rank has ended, a launcher of this library leaves `lost-RANK` in the folder
 //!   that it made for the job.
 //!
-//! This file is long because all of the code is about one folder and the files in it.
+//! This file is long because all of its code concerns one folder and the files in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -55,14 +56,14 @@ use crate::util::{check_file_size, lock};
 /// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;
 
-/// Time limit for taking the folder's lock, which is held only briefly unless its holder is
+/// Time limit for taking the folder's lock, which its holder keeps only briefly unless it is
 /// stopped.
 const LOCKED: Duration = Duration::from_secs(10);
 /// Age at which the note of a failed world is removed from the folder.
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between checks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Largest time for which a rank waits for the end of the one that failed before it ends itself.
+/// Maximum time for which a rank waits for the end of the rank that failed, before it ends itself.
 const TURN: Duration = Duration::from_secs(1);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
@@ -70,7 +71,8 @@ const STARTS: Duration = Duration::from_secs(2);
 /// Name of a meeting at a place, for errors.
 const MEETING: &str = "meeting the other ranks";
 /// Waiting time after which this process attributes an event from shortly before its own start
-/// ([`STARTS`]) to its own run. Until then, rank 0 of that run may still appear.
+/// ([`STARTS`]) to its own run. Until then the event may belong to an earlier run, and rank 0 of
+/// this run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
 /// Resolution of file times and process start times, used as tolerance when they are compared.
 const TICK: Duration = Duration::from_millis(10);
@@ -85,13 +87,16 @@ pub(crate) struct Place {
     pub(crate) job: String,
     /// Whether the folder was made by this library, which then removes it when it is empty.
     ours: bool,
-    /// Whether a launcher may have made the folder, in which it then reports ended ranks.
+    /// Whether a launcher of this library may have made the folder; such a launcher reports ended
+    /// ranks in it.
     launched: bool,
     /// Launcher that starts all ranks on this host; `None` if none does.
     starter: Option<&'static Starter>,
-    /// World of which the ranks here are a part, and which may learn first that one is lost.
+    /// World of which the ranks at this place are a part; it may report a lost rank earlier than
+    /// files do.
     world: Option<Arc<dyn Bootstrap>>,
-    /// Text for a rank that waits here, although the other ranks may be on other hosts.
+    /// Hint for the user if a rank waits at this place although the other ranks may be on other
+    /// hosts.
     hint: Option<String>,
 }
 
@@ -123,14 +128,14 @@ impl Place {
         Ok(Place { launched: launched && !ours, ..Place::at(folder, ours, job) })
     }
 
-    /// Makes this the place of all ranks of a launcher. If the host of rank 0 is another one by a
-    /// variable that was set by hand, the text of this place has a hint.
+    /// Makes this the place of all ranks of a launcher. If `other_host` is true (a variable that
+    /// was set by hand names another host as rank 0's), the text of this place gets a hint.
     pub(crate) fn of_launched(self, other_host: bool) -> Result<Place> {
         let hint = if other_host { hosts_hint(&env::read)? } else { None };
         Ok(Place { starter: Starter::of_this_process(), hint, ..self })
     }
 
-    /// Makes this the place of a part of a world that has met already.
+    /// Makes this the place of some ranks of a world that has met already.
     pub(super) fn within(self, world: Arc<dyn Bootstrap>) -> Place {
         Place { world: Some(world), ..self }
     }
@@ -144,8 +149,9 @@ impl Place {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Makes the folder, and a file in it that shows the other ranks that this process is about to
-    /// meet them. Dropping the returned guard leaves a record that this process was here.
+    /// Makes the folder, and in it a file that shows the other ranks that this process is waiting
+    /// for them. Dropping the returned guard removes the file, and records in this process the time
+    /// of the visit.
     ///
     /// Every rank makes the folder if it is missing, and a file in it, so that every rank reports an
     /// error if that is impossible.
@@ -153,7 +159,8 @@ impl Place {
         // The launcher may end as soon as others see this process.
         Starter::of_this_process();
         self.make_folder()?;
-        // Nothing is written into a folder of another user, who could have put links there.
+        // Check the owner first: nothing is written into a folder of another user, who could have
+        // put links there.
         let presence = match self.has_folder()? {
             true => Presence::show(self.presence(rank)),
             // Another process has removed the empty folder meanwhile.
@@ -165,7 +172,8 @@ impl Place {
             Err(e) => match e.kind() {
                 PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull => {
                     let error = self.folder_error("making a file in the folder", &e);
-                    // Rank 0 can neither listen in such a folder, nor leave a note that it cannot.
+                    // Rank 0 must fail, because in such a folder it can neither listen nor leave a
+                    // note that it cannot.
                     if rank == 0 {
                         return Err(error);
                     }
@@ -193,13 +201,14 @@ impl Place {
         }
     }
 
-    /// Error of `step` in the folder, with the variables that name another folder.
+    /// Error of `step` in the folder; the text names the variables by which the user can choose
+    /// another folder.
     fn folder_error(&self, step: &str, error: &std::io::Error) -> Error {
         let (folder, why, variables) = (self.folder.display(), explain(error), self.variables());
         self.error(format!("{step} {folder}: {why}; or set {variables} to another folder"))
     }
 
-    /// Variables that name another folder.
+    /// Variables by which the user can choose another folder.
     fn variables(&self) -> &'static str {
         match self.ours {
             true => "TMPDIR or IRIS_RENDEZVOUS",
@@ -238,7 +247,8 @@ impl Place {
     }
 
     /// Listens, as rank 0. On failure a note tells the other ranks the reason. No note is written
-    /// if another process listens at the place, because that process's ranks would read it.
+    /// if another process listens at the place, because the ranks of that process would read the
+    /// note.
     pub(crate) fn listen(&self) -> Result<Door> {
         match self.bind(0) {
             Ok(Some(door)) => Ok(door),
@@ -254,7 +264,8 @@ impl Place {
     }
 
     /// Returns `outcome` of a step that `rank` takes before it visits the place. If the rank has
-    /// failed, the others are told the reason, unless another process listens at the place as rank 0.
+    /// failed, tells the other ranks the reason, unless another process listens at the place as
+    /// rank 0.
     pub(crate) fn prepared<T>(&self, rank: usize, outcome: Result<T>) -> Result<T> {
         match &outcome {
             Err(_) if rank > 0 => match self.visit(rank) {
@@ -289,8 +300,9 @@ impl Place {
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
-        // The socket has another name until it listens, because a socket that refuses connections
-        // means a dead process. Processes that connect still see this name ([`listener_rank`]).
+        // The socket gets its final name only when it listens, because a socket that refuses
+        // connections means a dead process. Processes that connect still see the first name, which
+        // contains the rank ([`listener_rank`]).
         let part = self.socket.with_extension(format!("part{rank}"));
         let _ = fs::remove_file(&part);
         let path = self.short(&part)?;
@@ -301,7 +313,7 @@ impl Place {
     }
 
     /// Removes a file at the socket's path: a socket of a dead process, or a dangling link, which
-    /// looks absent when followed but occupies the name.
+    /// occupies the name although its target does not exist.
     fn unlink_stale(&self) -> Result<()> {
         if fs::symlink_metadata(&self.socket).is_err() {
             return Ok(());
@@ -331,8 +343,8 @@ impl Place {
             let died = match self.try_connect(rank, size)? {
                 Tried::Connected(socket) => return Ok(socket),
                 Tried::Absent => false,
-                // A socket that refuses a connection had a listener once, so the process of that
-                // listener has ended.
+                // A socket that refuses connections had a listener before, whose process has ended.
+                // If the socket is of this run, rank 0 is lost.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
             let failure = || visit.and_then(Visit::failure).or_else(starter::lost);
@@ -344,7 +356,7 @@ impl Place {
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(error) = self.lost(&others, &mut watch) {
-                // Rank 0 may have ended because another rank did. Its note then names that rank.
+                // Rank 0 may have ended because another rank ended; then its note names that rank.
                 return Err(self.note_to_those_who_wait(started).unwrap_or(error));
             }
             if Instant::now() >= deadline {
@@ -447,8 +459,9 @@ impl Place {
         }
     }
 
-    /// Error of the first of `ranks` that has ended or given up, as reported by the launcher or by
-    /// the rank's own file; or error of the world of which the ranks are a part, with its numbers.
+    /// Error of the first of `ranks` that has ended or given up, as reported by the launcher, by
+    /// the rank's own file or by `/proc`. If the ranks are a part of a world that has lost a rank,
+    /// the error of that world, with the world's numbers.
     pub(crate) fn lost(&self, ranks: &[usize], watch: &mut Watch) -> Option<Error> {
         if let Some(error) = self.world.as_ref().and_then(|world| world.lost()) {
             return Some(error);
@@ -477,7 +490,7 @@ impl Place {
         Some(reason.unwrap_or(Error::PeerLost { rank }))
     }
 
-    /// Ranks that have a file here.
+    /// Ranks that have a file at this place.
     fn shown_ranks(&self) -> Vec<usize> {
         let rank = |entry: fs::DirEntry| {
             let path = entry.path();
@@ -487,8 +500,8 @@ impl Place {
         fs::read_dir(&self.folder).into_iter().flatten().flatten().filter_map(rank).collect()
     }
 
-    /// Returns the one of `ranks` whose process ended first, as reported by the launcher: the
-    /// report of a rank contains its position in the order of ends.
+    /// Returns the rank of `ranks` whose process ended first, as reported by the launcher: a rank's
+    /// report contains its position in the order of ends.
     fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
         if !self.launched {
             return None;
@@ -512,7 +525,7 @@ impl Place {
 
     /// Reason why the world of this run's rank 0 could not be formed; `None` if there is no note of
     /// this run. `started` is the time at which this process began to wait, or `None` if it was
-    /// connected to rank 0: then any note belongs to this run.
+    /// connected to rank 0, in which case any note belongs to this run.
     pub(crate) fn came_to_nothing(&self, started: Option<Instant>) -> Option<Error> {
         let note = fs::read(self.note()).ok()?;
         let (at, error) = note.split_first_chunk::<8>()?;
@@ -521,7 +534,7 @@ impl Place {
         ours.then(|| error_of_bytes(error).ok()).flatten()
     }
 
-    /// Reason that the note of this run's rank 0 tells a process that has waited here since `started`.
+    /// Reason in the note of this run's rank 0, for a process that has waited here since `started`.
     /// In a launcher's folder every note belongs to this run.
     pub(super) fn note_to_those_who_wait(&self, started: Instant) -> Option<Error> {
         self.came_to_nothing((!self.launched).then_some(started))
@@ -559,7 +572,7 @@ impl Place {
     }
 
     /// Removes the files of this world's ranks, expired notes, and old files of killed processes.
-    /// The caller holds the lock of the folder, which has been checked for it.
+    /// The caller holds the lock of the folder, so the folder has been checked.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -587,8 +600,9 @@ impl Place {
                     && is_old()
                     && self.short(&path).is_ok_and(refused)
             };
-            // A rank may wait longer than a file takes to be old, and watches its file. A turn file
-            // in use is not old, because each attempt to take the turn truncates it.
+            // An old file of a rank is kept while it is locked, because its rank may still wait and
+            // watches the file. A turn file in use is never old, because each attempt to take the
+            // turn truncates it.
             let is_left = of_a_rank && is_old() && Presence::is_alive(&path) != Some(true);
             let is_past = (is("over") || is("turn")) && is_old();
             if of_a_rank && ours || is_left || is_past || is_dead() {
@@ -597,9 +611,9 @@ impl Place {
         }
     }
 
-    /// Unlinks the socket, and the folder if this library made it and it is empty; a process
-    /// waiting for the lock then notices that the folder was replaced. If the world failed with
-    /// `error`, leaves a note.
+    /// Unlinks the socket. Also removes the folder if this library made it and it is empty; a
+    /// process that waits for the folder's lock then notices that the folder was removed. If the
+    /// world failed with `error`, leaves a note.
     pub(crate) fn clear(&self, error: Option<&Error>) {
         let Ok(_lock) = self.lock() else {
             return;
@@ -708,8 +722,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// Hint for ranks whose variables were set by hand and name another host as that of rank 0: that alone
-/// does not say that there are several hosts.
+/// Hint for ranks whose variables were set by hand and name another host as that of rank 0: such a
+/// variable alone does not say that there are several hosts.
 fn hosts_hint(get: Get<'_>) -> Result<Option<String>> {
     let (Some(host), Some(_), None) = (get("MASTER_ADDR")?, get("RANK")?, get("LOCAL_WORLD_SIZE")?)
     else {
@@ -737,15 +751,15 @@ impl ShortPath {
 }
 
 /// Lock that a thread holds from its connection to its hello, so that a process has at most one
-/// connection that has not said hello. An entrance drops others.
+/// connection that has not said hello. An entrance may drop further connections of the process.
 static GREETING: Mutex<()> = Mutex::new(());
 
 /// Time since boot at which this process last met others at a place, successfully or not, by socket
-/// path. Without a file of the place there is no event from before that time, so only places with
-/// files are kept.
+/// path. Only places with files are kept, because a place without files has no event from before
+/// that time.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
-/// Removes the places that have no file from `visited`.
+/// Removes from `visited` the places that have no file.
 fn forget(visited: &mut BTreeMap<PathBuf, Duration>) {
     // Names of the files of each folder, without extensions; `None` if they cannot be read now.
     let mut folders: BTreeMap<PathBuf, Option<BTreeSet<OsString>>> = BTreeMap::new();
@@ -788,9 +802,10 @@ pub(crate) struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Error for which this rank must not wait longer: a world has met or failed without it, or it
-    /// has no file by which others could see its end and rank 0 has not appeared soon. Another process
-    /// that comes as the same rank is no error yet: rank 0 tells all of the two.
+    /// Error because of which this rank must not wait longer: a world has met or failed without it;
+    /// or rank 0 has not appeared soon and this rank has no file by which others could notice its
+    /// end. Another process with the same rank is no error here, because rank 0 reports the two to
+    /// all ranks.
     pub(super) fn failure(&self) -> Option<Error> {
         if let Some(error) = &self.no_room {
             return (self.started.elapsed() >= STARTS).then(|| error.clone());
@@ -806,8 +821,8 @@ impl Visit<'_> {
         }))
     }
 
-    /// Ends the visit with its `outcome`. The others are told an error by the file of this rank. Rank 0
-    /// leaves a note instead.
+    /// Ends the visit with its `outcome`. An error is told to the other ranks by this rank's file;
+    /// rank 0's errors are told by a note instead.
     pub(crate) fn end<T>(mut self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(starter::cause);
         if let Err(error) = &outcome
@@ -817,13 +832,15 @@ impl Visit<'_> {
             let text = error_to_bytes(&told(self.rank, MEETING, error));
             let fits = check_file_size("the reason", text.len() as u64).is_ok();
             presence.leave(if fits { &text } else { &[] });
-            // Rank 0, or the relay of the node, removes the file after it has left a note. If it has, it
-            // might have read the folder before.
+            // Rank 0, or the relay of the node, leaves a note and then removes the ranks' files. If
+            // there is a note, that removal may have come before this file was written, so remove
+            // the file here.
             if self.place.came_to_nothing(Some(self.started)).is_some() {
                 presence.remove();
             }
         }
-        // A launcher's reports are in the order of ends, so this rank ends after the one that failed or was lost.
+        // A launcher reports ranks in the order in which they end, so this rank waits for the end
+        // of the rank that failed or was lost.
         if let Err(Error::PeerFailed { rank, .. } | Error::PeerLost { rank }) = &outcome
             && self.place.launched
             && *rank != self.rank
@@ -850,7 +867,7 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// Exclusive right of a process among those that meet at a place; ends when this is dropped.
+/// Exclusive right of one of the processes that meet at a place; ends when this guard is dropped.
 pub(super) struct Turn<'a> {
     place: &'a Place,
     _file: Held<File>,
@@ -920,8 +937,8 @@ fn since_boot(path: &Path) -> Option<Duration> {
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
 }
 
-/// Checks that the process at the other end belongs to this user. The error has a code only if the
-/// system does not tell the user.
+/// Checks that the process at the other end belongs to this user. The error has an OS error code
+/// only if the system cannot tell the user.
 pub(crate) fn check_user(socket: &UnixStream) -> std::io::Result<()> {
     let peer = peer_of(socket)?;
     let user = rustix::process::geteuid().as_raw();
@@ -990,7 +1007,7 @@ mod tests {
         drop(old.listen().unwrap());
         drop(new.listen().unwrap());
         let listener = used.listen().unwrap();
-        // Files of the program, one of which has a name like those of sockets.
+        // Files of the program; one of them has a name like a socket's.
         let folder = temp.path().join("iris");
         let files =
             ["notes", "lost-1", "0123456789abcdef0123456789abcdef"].map(|it| folder.join(it));
@@ -1039,8 +1056,8 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 ended. The error must blame rank 0 as long as there is no
-        // note, and rank 2 once there is a note.
+        // Rank 0 ended because rank 2 ended. The error must name rank 0 while there is no note, and
+        // rank 2 when there is a note.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();
@@ -1084,7 +1101,7 @@ mod tests {
         assert!(other.turn().exists(), "a new turn file is kept");
         let old = SystemTime::now() - 2 * NOTE;
         File::options().write(true).open(other.turn()).unwrap().set_modified(old).unwrap();
-        // The other process is still there, and another rank of its node asks for the turn.
+        // The other process still exists, and another rank of its node asks for the turn.
         assert!(other.take_turn().unwrap().is_none());
         place.clear(None);
         assert!(other.turn().exists(), "a turn file in use is kept");
@@ -1126,7 +1143,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         place.clear(Some(&place.error("an earlier run")));
-        // The end of a visit stands for a process that began after the note.
+        // Ending a visit makes this process treat the note as older than its run.
         drop(place.visit(1).unwrap());
         std::thread::sleep(2 * TICK);
         fs::write(place.presence(2), "").unwrap();

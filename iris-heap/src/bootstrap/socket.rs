@@ -26,21 +26,21 @@ pub(super) fn is_remote(code: Errno) -> bool {
     .contains(&code)
 }
 
-/// Whether an error of a call on a socket is this process's own: it has run out of something, a policy
-/// forbids the call, or its arguments are wrong.
+/// Whether an error of a call on a socket is this process's own: a resource is exhausted, a policy
+/// forbids the call, or the call's arguments are wrong.
 pub(super) fn is_own(error: &std::io::Error) -> bool {
     let passing = [Errno::AGAIN, Errno::INTR, Errno::INPROGRESS, Errno::ADDRNOTAVAIL];
     let code = Errno::from_io_error(error);
     code.is_some_and(|code| !is_remote(code) && !passing.contains(&code))
 }
 
-/// Whether an error of a call on a socket is this process's own and stays. A call that failed for
-/// another reason may succeed later.
+/// Whether an error of a call on a socket is this process's own and permanent. After another error
+/// the call may succeed later.
 pub(super) fn is_permanent(error: &std::io::Error) -> bool {
     is_own(error) && !is_full(error)
 }
 
-/// Error of `rank`, this process, which cannot meet the others at `place`.
+/// Error of `rank`, this process, which cannot meet the other ranks at `place`.
 pub(super) fn cannot_meet(rank: usize, place: &dyn fmt::Display, message: String) -> Error {
     Error::PeerFailed { rank, what: format!("rendezvous at {place}"), message }
 }
@@ -57,15 +57,16 @@ pub(super) struct Jam {
 }
 
 impl Jam {
-    /// Replaces the jam before an attempt to take connections by the outcome of the attempt: an error
-    /// with the name of its call.
+    /// Updates `jam` by the outcome `taken` of an attempt to take connections. A new error keeps
+    /// the start time of the present jam; a success ends the jam.
     pub(super) fn follow(jam: &mut Option<Jam>, taken: Result<(), FailedCall>) {
         let since = jam.take().map_or_else(Instant::now, |jam| jam.since);
         *jam = taken.err().map(|(call, error)| Jam { since, call, error });
     }
 
-    /// Error of rank `own`, this process, at the meeting `place`, if taking connections will not
-    /// succeed later (`last`: there is no time left), or has failed for `patience`.
+    /// Error of rank `own`, this process, at the meeting `place`, if taking connections has failed
+    /// for the time `patience`, or cannot succeed any more: the error is permanent, or no time is
+    /// left (`last`).
     pub(super) fn check(
         jam: &Option<Jam>,
         (own, place): (usize, &dyn fmt::Display),

@@ -1,6 +1,6 @@
-//! Process of the launcher that started this rank, and the ranks that it has started beside it. Some
-//! launchers leave their ranks running when they are killed, or when one rank ends: then no other
-//! process tells the ranks that are left.
+//! Process of the launcher that started this rank, and the other ranks that it has started. Some
+//! launchers leave their ranks running when they are killed, or when one rank ends; then the
+//! remaining ranks must notice that end themselves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,10 +21,11 @@ use super::socket::Socket;
 use crate::env::read;
 use crate::error::Error;
 
-/// Interval between looks at the ranks beside this one.
+/// Interval between checks of the other ranks' processes.
 const LOOK: Duration = Duration::from_millis(400);
-/// Age of the youngest rank at which one of which no process was ever seen counts as ended: launchers
-/// start one rank after the other.
+/// Age of the youngest running rank from which on a rank without a process counts as ended even if
+/// its process was never seen. Before, it may still start, because launchers start one rank after
+/// the other.
 const STARTED: Duration = Duration::from_secs(5);
 
 /// Launcher's process that started this one, directly or through wrappers such as `timeout`.
@@ -39,8 +40,8 @@ pub(super) struct Starter {
 }
 
 impl Starter {
-    /// Process that started this one; `None` if no launcher did, if it has ended already, or if this
-    /// process was started to outlive it.
+    /// Launcher's process that started this process; `None` if no launcher did, if the launcher's
+    /// process has ended, or if this process was started to outlive it.
     pub(super) fn of_this_process() -> Option<&'static Starter> {
         static FOUND: LazyLock<Option<Starter>> = LazyLock::new(Starter::find);
         FOUND.as_ref()
@@ -49,9 +50,11 @@ impl Starter {
     fn find() -> Option<Starter> {
         let ancestors = ancestors();
         let around = Surroundings { get: &read, ancestors: &ancestors };
-        // Processes that a shell started by hand may outlive it.
+        // Shells are excluded, because processes that a person starts in a shell may outlive the
+        // shell.
         let (launcher, age) = around.launcher().ok()?.filter(|(it, _)| !it.is_by_hand())?;
-        // A wrapper has the variables of the rank that it starts.
+        // The launcher's process is found by its name if possible, because a wrapper such as
+        // `timeout` has the variables of its rank too.
         let named = around.process_of(launcher);
         let at = if named < ancestors.len() { named } else { age };
         let (below, process) = (&ancestors[..at], ancestors.get(at)?);
@@ -81,8 +84,8 @@ impl Starter {
         self.lost()
     }
 
-    /// Ranks and ages of the processes of this job that it has started and that run; no rank for a
-    /// process that has not got its variables yet.
+    /// Running processes of this job that the launcher's process has started, as (rank, age); the
+    /// rank is `None` if the process does not have its variables yet.
     fn running(&self) -> Vec<(Option<usize>, Duration)> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten();
         let children = tasks.flatten().filter_map(|task| {
@@ -109,11 +112,12 @@ impl AsFd for Starter {
     }
 }
 
-/// Whether this process, which `launcher` has started through the processes `below` it, shall outlive
-/// it: `nohup` or `setsid` between the two say so.
+/// Whether this process, which `launcher` has started through the processes `below` it, is meant to
+/// outlive the launcher, because `nohup` or `setsid` is between the two.
 fn outlives(below: &[Ancestor], launcher: &Ancestor) -> bool {
     let Some(own) = Ancestor::read(std::process::id() as i32) else { return false };
-    // Launchers themselves may make a session for each process.
+    // Compare with the session of the launcher's child, because launchers themselves may make a
+    // session for each process.
     let started = below.last().unwrap_or(&own);
     own.ignores_hangup && !launcher.ignores_hangup || own.session != started.session
 }
@@ -134,8 +138,8 @@ pub(super) fn cause(error: Error) -> Error {
 pub(super) struct Siblings {
     looked: Option<Instant>,
     seen: BTreeSet<usize>,
-    /// Ranks that were absent at the last look. One look is not enough, because the system may leave
-    /// out processes while others end.
+    /// Ranks that were absent at the last look. A rank counts as ended only if two looks agree,
+    /// because the system's list of processes may omit running processes while others end.
     absent: BTreeSet<usize>,
 }
 
@@ -149,13 +153,14 @@ impl Siblings {
         self.absent(&starter.running(), ranks)
     }
 
-    /// Returns one of `ranks` that had a process, or has none long after the others, if `running` are
-    /// the ranks and ages of the processes that run.
+    /// Returns one of `ranks` that has no process although it had one, or although all other ranks
+    /// started long ago. `running` has (rank, age) of each running process.
     fn absent(&mut self, running: &[(Option<usize>, Duration)], ranks: &[usize]) -> Option<usize> {
         let now: BTreeSet<usize> = running.iter().filter_map(|(rank, _)| *rank).collect();
-        // Without processes `/proc` shows none.
+        // If no process is listed, `/proc` does not show the launcher's children, so nothing is
+        // known.
         let youngest = running.iter().map(|(_, age)| *age).min()?;
-        // A process without variables may become any rank.
+        // A process that does not have its variables yet may be any rank.
         let all_known = running.iter().all(|(rank, _)| rank.is_some());
         let is_over = |rank: &&usize| {
             !now.contains(rank) && all_known && (self.seen.contains(rank) || youngest >= STARTED)

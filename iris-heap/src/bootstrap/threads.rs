@@ -18,7 +18,7 @@ struct Given {
 }
 
 struct Table {
-    /// Number of completed exchanges of the group.
+    /// Number of exchanges of the group that are complete.
     generation: u64,
     coming: Vec<Option<Given>>,
     /// Contributions of the last completed exchange, kept until the next exchange completes. By
@@ -59,7 +59,7 @@ impl Hub {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the exchanges because a rank has failed, and tells the watchers if it is lost.
+    /// Ends the exchanges because a rank has failed; if the rank is lost, calls the watchers.
     fn fail(&self, error: &Error) {
         let mut table = self.lock();
         // An earlier error is kept, because the rank may have failed as a consequence of that error.
@@ -135,7 +135,7 @@ impl Threads {
                 if let Some(on_missing) = &step.on_missing {
                     on_missing.0(&ranks);
                 }
-                // Only the lowest of the waiting ranks prints the notice, for all of them.
+                // Only the lowest waiting rank prints the notice, for all waiting ranks.
                 if (0..self.rank).all(|r| ranks.contains(&r))
                     && table.told_waits.is_news(format!("{ranks:?} in {}", step.what), waited)
                 {

@@ -1,4 +1,5 @@
-//! Ids of worlds, [`UniqueId`], that a program's own launcher passes to its ranks.
+//! Ids of worlds, [`UniqueId`], for programs with their own launcher, which passes the id to the
+//! ranks.
 
 use std::fmt;
 use std::fs::File;

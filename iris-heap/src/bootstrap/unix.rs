@@ -34,13 +34,13 @@ pub(crate) struct Processes {
 }
 
 /// Largest number of descriptors of one exchange that are in transit to all ranks together. The
-/// number is small because the limit of open files, which may be as low as 256, applies to
-/// descriptors in transit of all processes of a user together.
+/// number is small, because the limit of open files, which may be as low as 256, applies to all
+/// descriptors in transit of a user together.
 const ON_THEIR_WAY: usize = 128;
 /// Time limit for sending a last message to which no answer is awaited.
 const PARTING: Duration = Duration::from_secs(2);
-/// Time in which the hub must answer which ranks are missing; after that, the user gets the message
-/// that the hub is silent.
+/// Time in which the hub must answer which ranks are missing; after that, the user is told that the
+/// hub does not answer.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
@@ -80,8 +80,8 @@ impl Processes {
             match started {
                 Ok((mine, hub)) => (mine.into(), Some(hub)),
                 Err(e) => {
-                    // Closing the door lets ranks that have connected read the note with the
-                    // reason.
+                    // Closing the door (the listening socket) makes ranks that have connected read
+                    // the note with the reason.
                     let mut door = lock(&door).take();
                     door.iter_mut().for_each(Door::make_room);
                     place.clear(Some(&failed(0, &e)));
@@ -110,8 +110,8 @@ impl Processes {
         Processes::welcomed(connection, (place, place), (rank, size), (started, timeout))
     }
 
-    /// Waits until all `size` ranks have entered by `place`, for which this one has waited since
-    /// `started`. Errors name the place `at`.
+    /// Waits until all `size` ranks have entered at `place`; this rank has waited since `started`.
+    /// `at` is the name of the place in errors.
     pub(super) fn welcomed(
         connection: Arc<Connection>,
         (place, at): (&Place, &dyn fmt::Display),
@@ -119,8 +119,8 @@ impl Processes {
         (started, timeout): (Instant, Duration),
     ) -> Result<Processes> {
         let what = || format!("rank {rank} of {size} at {at}");
-        // The rank's deadline is later than the hub's, which has begun before this rank connected,
-        // because the hub knows which ranks are missing and can name them.
+        // This rank's deadline is later than the hub's, which began before this rank connected, so
+        // that the hub, which knows the missing ranks, reports them first.
         let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
@@ -183,7 +183,7 @@ impl Processes {
         if let Err(own @ Error::System { error, .. }) = &sent
             && is_own(error)
         {
-            // The hub knows only that this rank is lost.
+            // The hub would report only the loss of this rank, so the reason is stored here.
             mail.groups.entry(self.group).or_default().broken = Some(own.clone());
             return Err(own.clone());
         }
@@ -207,8 +207,8 @@ impl Processes {
                 // once. After any other error the hub's messages may contain the reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The failed send is the reason: the control thread would have read any other
-                    // reason by now.
+                    // No other reason has been read by now, so the failed send itself is the
+                    // reason.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -290,8 +290,8 @@ impl Processes {
         }
     }
 
-    /// Tells the other ranks why this rank cannot continue, if the reason originates here; they
-    /// already know reasons that the hub sent.
+    /// Tells the other ranks why this rank cannot continue, if the reason originates on this rank.
+    /// The other ranks already know reasons that the hub sent.
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } | Error::LauncherLost { .. } => error.clone(),
@@ -304,9 +304,9 @@ impl Processes {
     }
 
     /// Sends the hub a frame that ends the exchanges of the group. This process, and with it the
-    /// thread of the hub or relay, may end when this function returns. So a rank that has such a
-    /// thread waits until the hub has told it the end, which happens after all ranks that the thread
-    /// serves were told.
+    /// thread of the hub or relay, may end when this function returns. So a rank whose process has
+    /// such a thread waits until the hub has reported the end of the group to it, which happens
+    /// after all ranks that the thread serves have been told.
     fn part(&self, frame: Frame) {
         let until = Instant::now() + PARTING;
         // An error is ignored, because sending fails only if the hub or relay is gone.
@@ -321,7 +321,7 @@ impl Processes {
     }
 }
 
-/// Converts an error of `rank` to the error that the other ranks receive.
+/// Converts an error of `rank` into the error that the other ranks receive.
 pub(super) fn failed(rank: usize, error: &Error) -> Error {
     let what = "talking to the other ranks".into();
     Error::PeerFailed { rank, what, message: error.to_string() }
@@ -351,7 +351,7 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // The descriptors are split over several exchanges, each so small that the limit of
+        // The descriptors are divided among several exchanges, each so small that the limit of
         // descriptors in transit is not reached. A rank begins an exchange only after it has
         // received all descriptors of the previous one.
         let count = (descriptors.len() as u64).to_le_bytes();
@@ -421,7 +421,8 @@ impl Bootstrap for Processes {
     fn give_up(&self, error: Error) {
         let error = cause(error);
         if !matches!(error, Error::PeerAborted { .. }) {
-            // The hub's answer may be late or never come: its process may be stopped.
+            // Fail the group here at once, because the hub's process may be stopped, so that its
+            // answer comes late or never.
             let mut mail = lock(&self.connection.mail.0);
             let watchers = mail.groups.entry(self.group).or_default().fail(&error);
             drop(mail);
@@ -443,7 +444,8 @@ impl Bootstrap for Processes {
         }
         let reason = group.broken.clone().filter(|_| !clean);
         if !clean {
-            // The hub tells this rank nothing more, so waits of other threads end here.
+            // The hub sends this rank no further message, so end the waits of this rank's other
+            // threads here.
             group.fail(&Error::PeerLost { rank: self.rank });
         }
         drop(mail);
@@ -459,7 +461,7 @@ impl Bootstrap for Processes {
         let sent = self.connection.send(frame, Instant::now() + PARTING);
         if sent.is_ok() && self.group == 0 {
             // The threads of hub and relay send their last messages before this process may end.
-            // They await no answers, and wait only briefly for a stopped process.
+            // These threads wait for no answers, and wait only briefly for a stopped process.
             for carrier in std::mem::take(&mut *lock(&self.connection.carriers)) {
                 if carrier.join().is_err() {
                     tracing::error!("the thread of the hub or relay panicked");

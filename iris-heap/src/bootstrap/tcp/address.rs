@@ -29,7 +29,7 @@ impl Address {
     /// Address of the host that the environment variable `name` gives as `text`.
     ///
     /// # Errors
-    /// [`Error::Env`] for a text that is more than a host; it shows what to write.
+    /// [`Error::Env`] for a text that is more than a host; the error shows the right value.
     pub(crate) fn of_variable(name: &str, text: &str, port: u16) -> Result<Address> {
         let host = checked_host(text).ok_or_else(|| {
             let (_, rest) = text.split_once("://").unwrap_or(("", text));
@@ -48,7 +48,7 @@ impl Address {
     /// Address of the text `host:port`, where an IPv6 address may be in brackets.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another text.
+    /// [`Error::Invalid`] for a text in another form.
     pub(crate) fn parse(text: &str) -> Result<Address> {
         let parts = text.rsplit_once(':').and_then(|(host, port)| {
             Some(Address { host: checked_host(host)?, port: port.parse().ok()? })
@@ -71,13 +71,13 @@ impl Address {
         }
     }
 
-    /// Term of [`other_host`] for this address, by a look-up.
+    /// Looks up the addresses of this host, and returns the result of [`other_host`] for them.
     pub(crate) fn other_host(&self) -> Option<String> {
         self.other_host_of(&self.look_up())
     }
 
-    /// Term of [`other_host`] for this address, which was looked up; a name that was not `found` stands
-    /// for itself.
+    /// Result of [`other_host`] for the addresses `found` by a look-up; if the look-up failed, the
+    /// host's name.
     pub(crate) fn other_host_of(&self, found: &std::io::Result<Vec<SocketAddr>>) -> Option<String> {
         match found {
             Ok(addresses) => other_host(addresses),
@@ -85,8 +85,9 @@ impl Address {
         }
     }
 
-    /// Whether a failed look-up may succeed later: a resolver may learn a name after this process has
-    /// started. It learns no number, and an error of a system call is not the resolver's.
+    /// Whether a failed look-up may succeed later: a resolver may learn a name after this process
+    /// has started. False for a numeric address, and for errors of system calls, which do not come
+    /// from the resolver.
     pub(crate) fn may_appear(&self, error: &std::io::Error) -> bool {
         !self.host.contains(':') && error.raw_os_error().is_none()
     }
@@ -96,14 +97,14 @@ impl Address {
 fn checked_host(text: &str) -> Option<String> {
     let text = text.trim();
     let host = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    // An IPv6 address has two colons or more.
+    // A text with exactly one colon is `host:port`; an IPv6 address has at least two colons.
     let is_host =
         !host.is_empty() && !host.contains(['/', '[', ']', ' ']) && host.matches(':').count() != 1;
     is_host.then(|| host.into())
 }
 
-/// Term for the host of rank 0 in the identity of a meeting on this host: one for all names and
-/// addresses of that host; `None` if it is this host.
+/// Text that stands for the host of rank 0 in the identity of a meeting on this host, the same for
+/// all names and addresses of that host; `None` if rank 0 is on this host.
 pub(crate) fn other_host(addresses: &[SocketAddr]) -> Option<String> {
     let is_here = |address: &SocketAddr| {
         let ip = address.ip().to_canonical();

@@ -2,8 +2,8 @@
 //! Any host may connect; without the key a connection gets no further than a greeting.
 //!
 //! A connection counts as a stranger until it has sent a sealed hello. The number of strangers and
-//! their memory are limited. A new stranger over the limit replaces the oldest, so slow connections
-//! keep no relay out: a relay whose connection was closed connects again.
+//! their memory are limited. A new stranger over the limit replaces the oldest stranger, so slow
+//! connections cannot keep relays out: a relay whose connection was closed connects again.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -32,14 +32,15 @@ use crate::limits::explain;
 const STRANGERS: usize = 256;
 /// Time limit for a stranger to send its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Age at which a stranger may be closed to make room for another; a rank's hello needs two round
-/// trips.
+/// Age at which a stranger may be closed to make room for another connection; long enough for a
+/// rank's hello, which needs two round trips.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Maximum number of connections that are accepted in a row before data of accepted ones is read.
+/// Maximum number of connections that are accepted in a row before data of accepted connections is
+/// read.
 const IN_A_ROW: usize = 64;
 /// Longest time that one poll for connections and data waits.
 const LOOK: Duration = Duration::from_millis(250);
-/// Time after which rank 0 gives up if it has no file descriptor for new connections.
+/// Time for which rank 0 may lack file descriptors for new connections before it gives up.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Door {
@@ -48,9 +49,10 @@ pub(super) struct Door {
     desk: Option<KeyDesk>,
     /// Sockets that listen at the addresses of rank 0.
     listeners: Vec<Held<TcpListener>>,
-    /// Links to relays that have said hello. The first one is that of node 0, which needs no hello.
+    /// Links to relays that have said hello. The first link is that of node 0's relay, which needs
+    /// no hello.
     links: Vec<Link>,
-    /// Whether each rank has arrived, at its relay.
+    /// Whether each rank has arrived at its relay, by rank.
     arrived: Vec<bool>,
     /// Connections that have not sent an encrypted hello, the oldest first.
     strangers: VecDeque<Stranger>,
@@ -66,10 +68,11 @@ struct Stranger {
 enum State {
     /// State while the greeting is read: stream, buffer, and number of bytes received so far.
     Greeting(Held<TcpStream>, [u8; GREETING], usize),
-    /// The stranger claims to be the relay in this rank's process, and its greeting was answered.
+    /// The stranger's greeting was answered. It claims to be the relay in the process of the rank
+    /// with this number.
     Answered(u32, Box<Peer>),
-    /// The stranger has been sent the reason why it is refused. It is read to its end, because unread
-    /// bytes would make the system discard what was sent.
+    /// The stranger has been sent the reason why it is refused. Its data is read to the end,
+    /// because closing a socket with unread bytes would make the system discard the reason.
     Refused(Box<Peer>),
     /// The connection is to be closed.
     Over,
@@ -87,8 +90,8 @@ impl Door {
     }
 
     /// Gathers all ranks and returns the links to their relays; `own` is the connection to the
-    /// relay in rank 0's process. Returns `None` on failure, after telling the reason to all ranks
-    /// that have arrived, and to those whose greeting was answered.
+    /// relay in rank 0's process. On failure returns `None`, after telling the reason to all ranks
+    /// that have arrived and to all strangers whose greeting was answered.
     pub(super) fn gather(mut self, own: Held<UnixStream>, deadline: Instant) -> Option<Vec<Link>> {
         let own = Peer::new(own).map_err(|e| Error::system("ioctl", e));
         let gathered = own.and_then(|mut own| {
@@ -154,7 +157,8 @@ impl Door {
         }
     }
 
-    /// Accepts pending connections. An error is one of this process, with the name of the call.
+    /// Accepts pending connections. Fails only if a call of this process fails; the error has the
+    /// name of the call.
     fn accept(&mut self) -> Result<(), FailedCall> {
         self.desk.as_ref().map_or(Ok(()), KeyDesk::serve)?;
         let mut idle = 0;
@@ -200,7 +204,7 @@ impl Door {
             stranger.state = match self.advance(stranger.state) {
                 Ok(state) => state,
                 Err(error) => {
-                    // The others are told the reason, too.
+                    // Keep the other strangers, so that they are told the reason too.
                     self.strangers.append(&mut strangers);
                     return Err(error);
                 }
@@ -250,8 +254,8 @@ impl Door {
         }
     }
 
-    /// Advances a stranger's state. An error fails the whole world: a rank that has the right key
-    /// disagrees with the job.
+    /// Advances a stranger's state. An error makes the whole world fail: a rank with the right key
+    /// has other terms than this job.
     fn advance(&mut self, state: State) -> Result<State> {
         match state {
             State::Over => Ok(State::Over),
@@ -305,7 +309,7 @@ impl Door {
         let answer = self.meeting.terms.answer(&bytes);
         let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
         let Some((reply, rank, keys)) = answer else {
-            // The refusal is only a hint to the other end, so a failed write is ignored.
+            // A failed write is ignored, because the refusal is only a hint to the other end.
             let _ = stream.write_all(&self.meeting.terms.refusal());
             self.turned_away += 1;
             return Ok(State::Over);
@@ -322,7 +326,8 @@ impl Door {
     }
 
     /// Admits the relay of a rank that has proved that it has the key, if `frame` is a hello;
-    /// `more` are frames that it has sent since. Another job is refused, and this one goes on.
+    /// `more` are frames that the relay has sent after it. A relay of another job is refused
+    /// without failing this world.
     fn admit(
         &mut self,
         rank: u32,

@@ -1,9 +1,9 @@
 //! Ranks on several hosts: the relay of each node connects to rank 0's hub by TCP and sends the
 //! frames of the Unix-socket transport, encrypted.
 //!
-//! TCP keepalive probes detect a cut network or a lost host. The system answers probes also for a
-//! stopped process, so a stopped process counts as late, not as lost, unless more data waits for it
-//! than the buffers of its socket hold.
+//! TCP keepalive probes detect a cut network or a lost host. The system answers probes even for a
+//! stopped process, so a stopped process counts as late, not as lost, unless its socket's buffers
+//! are full and more data waits for it.
 
 pub(crate) mod address;
 mod door;
@@ -43,12 +43,13 @@ use door::Door;
 use seal::{Key, Keys, REPLY, Terms};
 use user_key::KeyDesk;
 
-/// Time limit of one connection attempt, including rank 0's answer. Rank 0 may close a connection
-/// to make room for others; then another attempt follows.
+/// Time limit of one connection attempt, including rank 0's answer. If rank 0 closes the connection
+/// to make room for others, another attempt follows.
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// Maximum pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time for which a rank that has learned of the loss of another tries to reach rank 0, to tell it.
+/// Time for which a rank that has learned of another rank's loss tries to reach rank 0, to report
+/// the loss.
 const LOST: Duration = Duration::from_secs(5);
 /// Number of refusals after which a rank gives up: another job may use the port, or the secrets
 /// differ.
@@ -62,8 +63,8 @@ const BACKLOG: i32 = 1024;
 pub(crate) struct Meeting {
     /// Host and port of rank 0, as given by the user.
     pub(crate) address: Address,
-    /// Socket addresses at which rank 0 listens and others connect. They have been checked, so the
-    /// host is not looked up again.
+    /// Socket addresses at which rank 0 listens and others connect. The addresses have been
+    /// checked, so the host is not looked up again.
     pub(crate) addresses: Vec<SocketAddr>,
     /// Whether this rank listens at `addresses`, which messages then show.
     listens: bool,
@@ -88,7 +89,8 @@ impl Meeting {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Makes the meeting of `terms` at `addresses`, which are those of `address` and have been checked.
+    /// Makes a meeting with these `terms` at `addresses`: the addresses of the host `address`,
+    /// which have been checked.
     pub(crate) fn new(
         address: Address,
         addresses: Vec<SocketAddr>,
@@ -98,15 +100,16 @@ impl Meeting {
         Meeting { address, addresses, listens: false, terms, silence }
     }
 
-    /// Listens at all addresses of the host that this host has, and at no other; called on rank 0.
-    /// Returns the sockets, and the meeting at their addresses.
+    /// Listens, on rank 0, at those of the meeting's addresses that belong to this host. Returns
+    /// the sockets, and the meeting restricted to their addresses.
     fn listen(&self) -> Result<(Vec<Held<TcpListener>>, Meeting)> {
         let (mut found, mut absent) = (Vec::new(), String::new());
         let hint = "MASTER_ADDR names the host of rank 0, and IRIS_PORT a port that is free there";
         for &address in &self.addresses {
             match listen(address) {
                 Ok(listener) => found.push((listener, address)),
-                // A name may have addresses in front of the host, or of a family that is switched off.
+                // A name may have addresses that this host lacks (of a forwarder), or of an address
+                // family that is switched off.
                 Err((Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT, text)) => absent = text,
                 Err((_, text)) => return Err(self.error(format!("{text}; {hint}"))),
             }
@@ -120,11 +123,11 @@ impl Meeting {
         Ok((listeners, meeting))
     }
 
-    /// Finds the way of `rank`, any rank except 0, to the hub, with retries until `deadline`.
+    /// Finds the way to the hub for `rank`, any rank except 0, with retries until `deadline`.
     ///
-    /// On node 0 that is a Unix socket, at which rank 0 listens before it listens at its port. On
-    /// any other node, one rank at a time tries to reach rank 0; the first one that does becomes the
-    /// node's relay and listens at the node's Unix socket.
+    /// On node 0 the way is a Unix socket, at which rank 0 listens before it listens at its port.
+    /// On any other node, one rank at a time tries to reach rank 0. The first rank that reaches it
+    /// becomes the node's relay, and listens at the node's Unix socket.
     fn find(
         &self,
         (place, visit): (&Place, &Visit<'_>),
@@ -139,8 +142,8 @@ impl Meeting {
         let mut last = String::from("another rank of this node tries to reach rank 0");
         loop {
             let turn = place.take_turn()?;
-            // The door is looked for after the turn is taken, because the rank that had it before
-            // may have opened the door.
+            // Try the node's Unix socket (the door) only after taking the turn, because the rank
+            // that had the turn before may have opened the door.
             if let Some((socket, relay)) = place.knock(rank, self.terms.size)? {
                 return Ok(Way::Through(socket, relay));
             }
@@ -151,7 +154,8 @@ impl Meeting {
             }
             let reached = turn.as_ref().map(|_| self.reach(rank, deadline));
             match reached {
-                // The reason why an earlier attempt of this rank failed is kept.
+                // This rank has no turn, so there was no attempt; `last` keeps the reason of an
+                // earlier attempt.
                 None => {}
                 Some(Ok((stream, keys))) => match place.bind(rank)? {
                     Some(door) => {
@@ -173,7 +177,8 @@ impl Meeting {
                 }
             }
             drop(turn);
-            // If a rank is lost, the relay tells rank 0, which may still be starting.
+            // Do not fail at once for a lost rank: the relay must report the loss to rank 0, which
+            // may still be starting.
             if lost.is_none() {
                 lost = place.lost(&others, &mut watch).map(|error| (Instant::now(), error));
             }
@@ -235,13 +240,13 @@ impl Meeting {
                 }
             }
         }
-        // An address that can never be reached, as one of a family that is switched off, is no
-        // obstacle if another one may be.
+        // An address that can never be reached (of an address family that is switched off, for
+        // example) is no reason to give up if another address may be reached later.
         Err(failed.or(permanent).unwrap_or_else(|| Attempt::Failed("no address".into())))
     }
 
-    /// Connects to an address and runs the handshake; the reason, if the other end refuses. An error
-    /// has the name of the call.
+    /// Connects to an address and runs the handshake. If the other end refuses, the inner result
+    /// has the reason. The outer error has the name of the failed call.
     fn attempt(
         &self,
         address: SocketAddr,
@@ -256,7 +261,7 @@ impl Meeting {
         let mut stream: Held<TcpStream> = stream.cast();
         let limited = stream.set_read_timeout(Some(timeout));
         limited.and_then(|()| stream.set_write_timeout(Some(timeout))).map_err(of("setsockopt"))?;
-        // The time limit of writes is that of connect, too.
+        // The socket's time limit of writes also applies to connect.
         match retry_on_intr(|| rustix::net::connect(&stream, &address)) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::ALREADY) => {
@@ -266,8 +271,8 @@ impl Meeting {
         }
         let mut terms = self.terms.clone();
         if let Key::OfUser(key) = &mut terms.key {
-            // Rank 0 gives the key before it listens. The own key, which nobody else has, makes a rank 0
-            // that gives none tell why.
+            // Rank 0 offers its key before it listens. If nobody offers a key, this rank uses its
+            // own key, which nobody else has, so that rank 0 refuses it with a reason.
             match user_key::ask(address, timeout)? {
                 Ok(given) => *key = given.unwrap_or(*key),
                 Err(why) => return Ok(Err(why)),
@@ -281,7 +286,8 @@ impl Meeting {
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
             let silent = |got: usize| match got {
-                // Just before the deadline even the right program has no time to answer.
+                // With less time than this, even the right program has no time to answer, so
+                // another program is not suspected.
                 0 if timeout >= ATTEMPT / 10 => {
                     let text = format!(
                         "connected, but no answer within {:.1}s; another program may listen there",
@@ -375,7 +381,8 @@ impl Meeting {
 
     /// Starts the hub, on rank 0.
     fn start_hub(&self, place: &Place, deadline: Instant) -> Result<Way> {
-        // The door of node 0 is open before the port, so that no rank of this node becomes a relay.
+        // The door of node 0 (its Unix socket) is opened before the port, so that no other rank of
+        // this node becomes a relay.
         let door = place.listen()?;
         let start = || {
             let desk = match self.terms.key {
@@ -410,7 +417,8 @@ impl Meeting {
         }
     }
 
-    /// Makes the connection of a relay in the process of `rank` to the hub, with its hello.
+    /// Makes the connection to the hub for the relay in the process of `rank`, and queues its
+    /// hello.
     fn greet_hub(
         &self,
         stream: Held<TcpStream>,
@@ -427,8 +435,8 @@ impl Meeting {
     }
 }
 
-/// Listens at an address, and at no other: an IPv6 socket takes no IPv4 connections. An error has the
-/// name of the call.
+/// Listens at exactly this address: an IPv6 socket accepts no IPv4 connections. The error's text
+/// has the name of the call.
 fn listen(address: SocketAddr) -> Result<Held<TcpListener>, (Errno, String)> {
     let failed = |call: &'static str| move |e| (e, format!("{call} at {address}: {e}"));
     let socket = Held::new(|| socket(address, SocketFlags::NONBLOCK)).map_err(failed("socket"))?;
@@ -449,20 +457,21 @@ fn socket(address: SocketAddr, flags: SocketFlags) -> rustix::io::Result<OwnedFd
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// Way of a rank's messages to the hub.
+/// Way by which a rank's messages reach the hub.
 enum Way {
-    /// Connection to the relay in the process of another rank of the node; has that rank's number.
+    /// Connection to the relay in the process of another rank of the node, and that rank's number.
     Through(Held<UnixStream>, usize),
-    /// Relay in this process, for which the ranks of the node connect at `door`, and which has the
-    /// connection `hub`. On rank 0, `thread` is that of the hub. `watch` has seen ranks of the node.
+    /// Relay in this process: ranks of the node connect to it at `door`, and `hub` is its
+    /// connection to the hub. `thread` is the hub's thread, on rank 0 only. `watch` has observed
+    /// the node's other ranks so far.
     Relay { door: rendezvous::Door, hub: Box<Peer>, thread: Option<JoinHandle<()>>, watch: Watch },
 }
 
 /// Failure of a connection attempt, with the reason.
 enum Attempt {
-    /// Refusal: rank 0 has another secret, or is of another user.
+    /// Refusal: rank 0 has another secret, or belongs to another user.
     Refused(String),
     Failed(String),
-    /// Failure that will not pass, whatever rank 0 does.
+    /// Failure that later attempts cannot overcome.
     Permanent(String),
 }

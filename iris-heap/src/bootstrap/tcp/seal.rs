@@ -1,12 +1,13 @@
 //! Sealed frames: Noise NNpsk0 between the relay of each node and rank 0, with a key that the ranks
 //! of a job share.
 //!
-//! A relay sends [`GREETING`] bytes: a magic number, the rank in whose process it is, and the first
-//! message of the handshake. Rank 0 answers with the second message, [`REPLY`] bytes. From then on
-//! both send chunks: the length of the sealed bytes (16 bits), an increasing number (64 bits), and
-//! the sealed bytes. The first frame is a hello with the sender's job and number of ranks, so two jobs
-//! with the same key do not accept each other's ranks, and each is told what differs. A replayed
-//! greeting gets a reply and nothing more, because only its original sender can seal that hello.
+//! A relay sends [`GREETING`] bytes: a magic number, the rank in whose process the relay runs, and
+//! the first message of the handshake. Rank 0 answers with the second message, [`REPLY`] bytes.
+//! From then on both send chunks: the length of the sealed bytes (16 bits), an increasing number
+//! (64 bits), and the sealed bytes. The first frame is a hello with the sender's job and number of
+//! ranks, so two jobs with the same key do not accept each other's ranks, and each job is told the
+//! difference. Whoever replays a greeting gets only a reply, because only the greeting's original
+//! sender can seal the hello.
 
 use std::sync::Arc;
 
@@ -29,14 +30,15 @@ pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
 /// Size of rank 0's answer to a greeting in bytes.
 pub(crate) const REPLY: usize = MESSAGE;
 
-/// Key by which the ranks of a job recognise each other.
+/// Key by which the ranks of a job authenticate each other.
 #[derive(Clone, Copy)]
 pub(crate) enum Key {
-    /// No key: whoever reaches the port can join.
+    /// No key: anybody who can connect to the port can join.
     Open,
     /// Secret that all ranks have a copy of.
     Secret([u8; 32]),
-    /// Random key of this process. Rank 0 gives its own to processes of its user, which then use it.
+    /// Random key. Rank 0 gives its key to processes of its own user, which use it in place of
+    /// theirs.
     OfUser([u8; 32]),
 }
 
@@ -73,8 +75,8 @@ impl Terms {
         [kind; REPLY]
     }
 
-    /// Difference between the secret of `rank`, whose terms these are, and that of rank 0; `None` if
-    /// rank 0's answer `reply` is no refusal.
+    /// Text that tells how the key of `rank`, this rank, differs from rank 0's key, if rank 0's
+    /// answer `reply` is a refusal; otherwise `None`.
     pub(crate) fn refused(&self, reply: &[u8; REPLY], rank: usize) -> Option<String> {
         let ours = self.refusal();
         let set = |refusal: &[u8; REPLY]| {
@@ -171,8 +173,8 @@ impl Sealer {
         self.next
     }
 
-    /// Numbers the next chunk `number`. No chunk with this or a later number may have been sent:
-    /// two texts with one number would give both away.
+    /// Numbers the next chunk `number`. No chunk with this or a later number may have been sent,
+    /// because encrypting two texts with the same number would reveal both.
     pub(crate) fn go_back_to(&mut self, number: u64) {
         self.next = number;
     }
@@ -200,8 +202,8 @@ impl Sealer {
 #[derive(Debug)]
 pub(crate) struct Opener {
     keys: Keys,
-    /// Number of the next chunk. Smaller ones are replays, larger ones mean that chunks were removed
-    /// on their way.
+    /// Number of the next chunk. A smaller number is a replay; a larger number means that chunks
+    /// were removed on their way.
     next: u64,
     /// Received bytes of an incomplete chunk.
     raw: Vec<u8>,
@@ -211,8 +213,8 @@ impl Opener {
     /// Takes received bytes, and appends the contents of complete chunks to `out`.
     ///
     /// # Errors
-    /// [`Error::Wire`] for bytes that the other end did not seal, or that are received a second
-    /// time, and if bytes before them are missing.
+    /// [`Error::Wire`] for bytes that the other end did not seal, that are received a second time,
+    /// or before which bytes are missing.
     pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
         self.raw.extend_from_slice(bytes);
         let mut done = 0;
@@ -296,7 +298,7 @@ mod tests {
         let mut outbox = Outbox::sealed(&rank);
         let (socket, other) = UnixStream::pair().unwrap();
         let packet = |text: &[u8]| Packet { bytes: text.into(), descriptors: Arc::default() };
-        // The first packet is encrypted before its send fails.
+        // The first packet is already encrypted when its send fails.
         outbox.push(packet(b"one"));
         assert!(outbox.flush(&File::open("/dev/null").unwrap()).is_err());
         assert!(outbox.take_back());

@@ -1,6 +1,6 @@
 //! Tests of ranks that meet over loopback, and of hostile connections to their port.
 //!
-//! This file is long because all tests of a meeting share what makes one.
+//! This file is long because all tests share the functions that make a meeting.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -79,7 +79,8 @@ fn ranks_meet_over_ipv4_and_ipv6() {
 
 #[test]
 fn late_ranks_are_waited_for() {
-    // Rank 0 comes last in the second world, so that the first attempts of the others are refused.
+    // In the second world rank 0 comes last, so that the first attempts of the other ranks are
+    // refused.
     for late in [2, 0] {
         let wait = |rank: usize| {
             if rank == late {
@@ -96,13 +97,15 @@ fn rank_0_listens_only_at_its_address() {
     let _listening = meeting.listen().unwrap();
     let mut address = meeting.addresses[0];
     TcpStream::connect(address).unwrap();
-    // The whole network 127.0.0.0/8 reaches this host, as another interface of it would.
+    // All addresses of 127.0.0.0/8 reach this host, so 127.0.0.2 stands for another interface of
+    // it.
     address.set_ip([127, 0, 0, 2].into());
     let error = TcpStream::connect(address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
 }
 
-/// Tests that rank 0 listens at all addresses of its name that its host has, and names them.
+/// Tests that rank 0 listens at all addresses of its name that belong to its host, and that errors
+/// name these addresses.
 #[test]
 fn rank_0_listens_at_all_addresses_of_its_host() {
     let right = meeting("127.0.0.1", 2);
@@ -160,14 +163,14 @@ fn another_secret_or_job_is_refused_and_told_so() {
     });
 }
 
-/// Tests that ranks without a secret get the key of rank 0, and that a rank 0 of another network, user or
-/// configuration refuses them and says so.
+/// Tests that ranks without a secret get the key of rank 0, and that rank 0 refuses, with a reason,
+/// ranks of another network, user or configuration.
 #[test]
 fn ranks_of_one_user_need_no_secret() {
     let meeting = meeting("127.0.0.1", 2);
     let of = |key| Meeting { terms: Terms { key, ..meeting.terms.clone() }, ..meeting.clone() };
     let [zero, one, open] = [Key::OfUser([1; 32]), Key::OfUser([2; 32]), Key::Open].map(of);
-    // A forwarder, as one of ssh, has no socket that proves the user.
+    // A port forwarder, such as ssh, offers no Unix socket that proves the user.
     let through = TcpListener::bind("127.0.0.1:0").unwrap();
     let detour = Meeting { addresses: vec![through.local_addr().unwrap()], ..one.clone() };
     let cases = [
@@ -205,8 +208,8 @@ fn ranks_of_one_user_need_no_secret() {
     });
 }
 
-/// Tests that a rank does not wait for an address that it can never reach: a link-local one without a
-/// zone.
+/// Tests that a rank does not wait for an address that it can never reach: a link-local address
+/// without a zone.
 #[test]
 fn an_address_that_cannot_be_reached_is_an_error_at_once() {
     let meeting = at("[fe80::1]:9", meeting("127.0.0.1", 2).terms);
@@ -216,8 +219,8 @@ fn an_address_that_cannot_be_reached_is_an_error_at_once() {
     assert!(words.iter().all(|word| told.contains(word)), "{told}");
 }
 
-/// Tests that rank 0 gives up at once if it can accept nothing, at its port or its desk. A socket that
-/// does not listen stands for one on which the system forbids the call.
+/// Tests that rank 0 gives up at once if it can accept no connection at its port or at the socket
+/// for its key. A socket that does not listen stands for one on which the system forbids the call.
 #[test]
 fn a_port_that_never_accepts_is_an_error_of_rank_0() {
     let socket = || pair().unwrap().0.cast::<OwnedFd>();
@@ -252,7 +255,7 @@ fn a_rank_that_does_not_come_is_named() {
             assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
         }
     });
-    // Rank 3 does not come to the node of ranks 1 and 2.
+    // Rank 3 does not come, and is on another node than ranks 1 and 2.
     let meeting = self::meeting("127.0.0.1", 4);
     let soon = Duration::from_secs(5);
     thread::scope(|scope| {
@@ -271,7 +274,7 @@ fn a_rank_that_does_not_come_is_named() {
     assert!(error.to_string().contains("refused"), "{error}");
 }
 
-/// Answers each connection with noise, `piece` bytes at a time, until `over`.
+/// Answers each connection with random bytes, `piece` bytes at a time, until `over` is true.
 fn be_a_false_rank_0(listener: &TcpListener, piece: usize, over: &AtomicBool) {
     while let (Ok((mut stream, _)), false) = (listener.accept(), over.load(Ordering::Relaxed)) {
         for bytes in [7; REPLY].chunks(piece) {
@@ -294,11 +297,11 @@ fn a_false_rank_0_holds_a_rank_no_longer_than_its_deadline() {
             scope.spawn(|| be_a_false_rank_0(&listener, piece, &over));
             let result = meeting.join(1, Duration::from_millis(700));
             over.store(true, Ordering::Relaxed);
-            // The connection ends the accept of the false rank.
+            // A last connection makes the false rank's `accept` return.
             TcpStream::connect(address).unwrap();
             let Err(error) = result else { panic!("noise was taken for an answer") };
             let Error::Absent { ranks, waited, .. } = &error else { panic!("{error}") };
-            // The answer in single bytes takes 24 s.
+            // The answer in single bytes would take 24 s, so the rank must have given up before.
             assert!(*ranks == [0] && *waited < Duration::from_secs(12), "{error}");
         });
     }
@@ -331,7 +334,7 @@ fn a_stranger_that_sends_single_bytes_keeps_no_rank_out() {
 
 #[test]
 fn two_processes_of_one_rank_are_told_to_all() {
-    // The two are on one node, then on different nodes.
+    // The two processes with the same rank are first on one node, then on different nodes.
     for node_of_twin in [1, 2] {
         let meeting = &meeting("127.0.0.1", 3);
         thread::scope(|scope| {
@@ -363,7 +366,8 @@ fn a_relay_is_told_the_reason_before_its_hello() {
                 Err(_) => thread::sleep(Duration::from_millis(5)),
             }
         };
-        // The one that stays silent comes last, so rank 0 has not looked at it when it fails.
+        // The connection that stays silent comes last, so rank 0 has not read from it when the
+        // world fails.
         let twins = [reach(1), reach(1)];
         let (silent, keys) = reach(2);
         let relays = twins.map(|(stream, keys)| meeting.greet_hub(stream, &keys, 1).unwrap());
@@ -399,7 +403,7 @@ fn a_port_that_is_taken_is_told_on_the_node() {
     assert!(told.contains("rank 0") && told.contains("a port that is free there"), "{told}");
 }
 
-/// Tests that a wait of another thread ends when its rank leaves with an error.
+/// Tests that a wait in another thread of the same rank ends when the rank leaves with an error.
 #[test]
 fn a_rank_that_leaves_ends_its_own_waits() {
     let meeting = meeting("127.0.0.1", 2);
@@ -411,7 +415,8 @@ fn a_rank_that_leaves_ends_its_own_waits() {
         let waiting = scope.spawn(|| mine.barrier(&step()).unwrap_err());
         mine.leave(false);
         let own = waiting.join().unwrap();
-        // Rank 0 may have entered the barrier before it left, but it enters no second one.
+        // Rank 0 may have entered the first barrier before it left, but it enters no second
+        // barrier.
         let theirs = other.barrier(&step()).and_then(|_| other.barrier(&step())).unwrap_err();
         for error in [own, theirs] {
             assert!(matches!(error, Error::PeerLost { rank: 0 }), "{error}");
@@ -430,7 +435,7 @@ fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream>
     let (too_high, _) = meeting.terms.greet(77).unwrap();
     let noise: Vec<u8> =
         (0..4096).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    // A failed write means that the connection was refused, which is allowed.
+    // A write may fail, because rank 0 may have refused the connection.
     let _ = match kind % 10 {
         0 => Ok(()),
         1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
@@ -456,8 +461,8 @@ fn two_thousand_hostile_connections_harm_nobody() {
         while TcpStream::connect(meeting.addresses[0]).is_err() {
             thread::sleep(Duration::from_millis(5));
         }
-        // Half of the connections stay open and silent while the ranks meet; the others are closed
-        // at once.
+        // Half of the connections stay open and silent while the ranks meet; the other half is
+        // closed at once.
         let mut open = Vec::new();
         for kind in 0..1000 {
             open.extend(hostile(&meeting, kind, &recorded).filter(|_| kind % 2 == 0));
@@ -516,8 +521,8 @@ fn a_rank_that_ends_is_lost_to_the_others() {
     });
 }
 
-/// Tests that a sealed frame which was changed on its way is told as one, and not as the end of a
-/// process: once in the direction to the hub, once from it.
+/// Tests that a sealed frame which was changed on its way is reported as such, and not as the end
+/// of a process: once in a frame to the hub, once in a frame from the hub.
 #[test]
 fn a_broken_sealed_frame_is_no_ended_process() {
     for to_hub in [true, false] {
@@ -559,7 +564,8 @@ fn a_broken_sealed_frame_is_no_ended_process() {
                 break ranks;
             };
             breaks.store(true, Ordering::Relaxed);
-            // Others may leave a first barrier in which only rank 1's answer is broken.
+            // If only rank 1's answer is broken, other ranks may complete the first barrier, so
+            // there are two.
             let barrier = |rank: &Processes| {
                 let end = rank.barrier(&step()).and_then(|_| rank.barrier(&step()));
                 end.unwrap_err().to_string()

@@ -1,7 +1,7 @@
-//! Key of a job that has no secret and meets at loopback addresses, where every user of the host can
-//! connect. Rank 0 gives its key to processes of its own user alone: the system names the user at the
-//! other end of a Unix socket. The socket is in the abstract namespace, which belongs to a network
-//! namespace, as loopback addresses do.
+//! Key of a job that has no secret and meets at loopback addresses, to which every user of the host
+//! can connect. Rank 0 gives its key, over a Unix socket, only to processes of its own user,
+//! because the system tells the user at the other end of a Unix socket. The socket's name is
+//! abstract: abstract names belong to a network namespace, as loopback addresses do.
 
 use std::io::{ErrorKind, Read};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::bootstrap::held::Held;
 use crate::bootstrap::rendezvous::{check_user, connect};
 use crate::bootstrap::socket::{FailedCall, is_own, is_permanent};
 
-/// Maximum number of processes at a socket that get the key before the port is looked at.
+/// Maximum number of processes at a socket that get the key before rank 0 polls its port again.
 const IN_A_ROW: usize = 64;
 
 /// Sockets at which rank 0 gives its key, one for each of its addresses.
@@ -25,7 +25,7 @@ pub(super) struct KeyDesk {
 }
 
 impl KeyDesk {
-    /// Opens the desk at `addresses`; the text of the error has the name of the socket.
+    /// Opens the desk for rank 0's `addresses`; the error's text has the name of the socket.
     pub(super) fn open(addresses: &[SocketAddr], key: [u8; 32]) -> Result<KeyDesk, String> {
         let open = |address: &SocketAddr| {
             let name = name(address);
@@ -37,8 +37,8 @@ impl KeyDesk {
         Ok(KeyDesk { key, sockets: addresses.iter().map(open).collect::<Result<_, _>>()? })
     }
 
-    /// Gives the key to the processes of this user that have asked for it. An error is one of this
-    /// process, with the name of the call.
+    /// Gives the key to the processes of this user that have asked for it. Fails only if a call of
+    /// this process fails; the error has the name of the call.
     pub(super) fn serve(&self) -> Result<(), FailedCall> {
         for socket in &self.sockets {
             for _ in 0..IN_A_ROW {
@@ -48,7 +48,8 @@ impl KeyDesk {
                     Err(_) => break,
                 };
                 match check_user(&process) {
-                    // The key fits into the empty buffer. A process that has gone needs none.
+                    // The send cannot block, because the key fits into the empty buffer. It may
+                    // fail for a process that has ended, which needs no key.
                     Ok(()) => drop(send(&process, &self.key, SendFlags::NOSIGNAL)),
                     Err(e) if is_permanent(&e) => return Err(("getsockopt", e)),
                     Err(problem) => tracing::warn!(%problem, "a process gets no key"),
@@ -59,8 +60,8 @@ impl KeyDesk {
     }
 }
 
-/// Asks the rank 0 that listens at `address` for its key; `None` if nobody gives one there, a text if
-/// another user offers one. An error has the name of the call.
+/// Asks the rank 0 that listens at `address` for its key. Returns `None` if nobody offers a key
+/// there, or a text if a process of another user does. An error has the name of the call.
 pub(super) fn ask(
     address: SocketAddr,
     timeout: Duration,
@@ -82,7 +83,7 @@ pub(super) fn ask(
     let mut key = [0; 32];
     match socket.read_exact(&mut key) {
         Ok(()) => Ok(Ok(Some(key))),
-        // Rank 0 sees another user than this process does, or closes its port.
+        // Rank 0 closed the connection: it sees another user at this end, or closes its port.
         Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok(Ok(None)),
         Err(e) => Err(("recv of the key", e)),
     }
