@@ -1,6 +1,5 @@
 //! Hub: rank 0's thread that carries the exchanges of processes. A star topology suffices, because
-//! a node has few processes, each node has only one connection, and messages of the hosts are
-//! small.
+//! a node has few processes and one connection, and host messages are small.
 //!
 //! The hub never blocks on a process: sockets are non-blocking, with one queue each, so a stopped
 //! process does not delay errors for other processes.
@@ -22,9 +21,8 @@ use crate::error::Error;
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
 /// process is stopped.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Time in which a relay must answer that it runs; after that, the relay's rank is blamed, and not
-/// the ranks whose messages it should forward. It is shorter than the time that ranks wait for the
-/// hub's verdict, at least 2 s.
+/// Time in which a relay must answer that it runs; after that, its rank is blamed, not the ranks
+/// whose messages it should forward. Ranks wait longer for the hub's verdict, at least 2 s.
 const ANSWER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hub {
@@ -79,9 +77,8 @@ impl Group {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
-    /// Error that the group receives when the member at `index`, which is connected by `link`, is
-    /// lost. If the link has ended, the process of the link's first rank has ended, so the error
-    /// names that rank.
+    /// Error that the group receives when the member at `index`, connected by `link`, is lost. If
+    /// the link has ended, the process of its first rank has ended, so the error names that rank.
     fn loss(&self, index: usize, link: &Link) -> Error {
         match &link.peer.fault {
             Some(Error::Wire { .. }) => link.peer.loss(index, 0),
@@ -124,8 +121,8 @@ impl Hub {
         }
     }
 
-    /// Carries the exchanges of all ranks, which are connected by `links`, until all ranks have
-    /// left. The first link is rank 0's.
+    /// Carries the exchanges of the ranks on `links` until all have left. The first link is rank
+    /// 0's.
     pub(super) fn carry(links: Vec<Link>) {
         let size = links.iter().map(|link| link.ranks.len()).sum();
         let mut link_of = vec![0; size];
@@ -162,7 +159,7 @@ impl Hub {
                 timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
             wait(self.links.iter().map(|link| &link.peer), None, timeout);
-            // Rank 0 is read last, because it may leave only because another rank has ended.
+            // Rank 0 is read last: it may leave only because another rank has ended.
             for at in (0..self.links.len()).rev() {
                 let link = &mut self.links[at];
                 if link.peer.gone {
@@ -178,8 +175,7 @@ impl Hub {
                         let error = link.peer.loss(link.ranks[0], 0);
                         link.broadcast(&Frame::Refuse(error).pack());
                     }
-                    // The link's first rank is handled first, because the connection ended with
-                    // that rank's process.
+                    // The link's first rank comes first, because its process had the connection.
                     for rank in self.links[at].ranks.clone() {
                         self.lose(rank);
                     }
@@ -369,8 +365,7 @@ impl Hub {
     /// Handles the end of a rank's process, or of the connection to it.
     fn lose(&mut self, rank: usize) {
         self.gone[rank] = true;
-        // The world, group 0, is told last, because rank 0's process, and the hub with it, may end
-        // when rank 0 has read that message.
+        // Group 0, the world, comes last: rank 0's process, and the hub, may end when it reads that.
         let groups: Vec<u64> = self.groups.keys().copied().collect();
         for group in groups.into_iter().rev() {
             self.leave(rank, group, false);
@@ -390,8 +385,7 @@ impl Hub {
         if !clean {
             group.broken = true;
             let error = group.loss(index, &self.links[self.link_of[rank]]);
-            // The rank that leaves is told too, because it may wait for this message before its
-            // process ends.
+            // The rank that leaves is told too: its process may wait for this before it ends.
             self.send_to_group(id, Frame::Broken { group: id, error });
         }
         if let Some(group) = self.groups.get_mut(&id) {

@@ -79,7 +79,7 @@ impl Surroundings<'_> {
     pub(super) fn launcher(&self) -> Result<Option<(&'static Launcher, usize)>> {
         let mut found: Vec<(usize, &'static Launcher)> = Vec::new();
         for launcher in LAUNCHERS {
-            // Of several launchers with the same rank variable, only the first in the table counts.
+            // If several launchers have the same rank variable, only the first in the table counts.
             if found.iter().all(|(_, other)| other.rank != launcher.rank)
                 && let Some(age) = self.age_of(launcher)?
             {
