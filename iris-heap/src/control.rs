@@ -113,7 +113,6 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Makes a control block in pinned host memory.
     pub(crate) fn pinned(line: PinnedLine) -> Control {
         Control::over(Words::Pinned(line))
     }
@@ -454,7 +453,6 @@ impl Control {
         }
     }
 
-    /// Whether the fault has been returned to the program.
     pub(crate) fn is_fault_returned(&self) -> bool {
         self.fault_returned.load(Ordering::Relaxed)
     }

@@ -41,7 +41,6 @@ pub struct SymSlice<T> {
     serial: u64,
     /// Offset in the segment, in bytes.
     offset: u64,
-    /// Number of elements of the slice.
     len: u64,
     element: PhantomData<fn() -> T>,
 }

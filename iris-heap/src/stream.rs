@@ -146,7 +146,6 @@ impl Stream {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns the backend's implementation of this stream.
     pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
@@ -187,7 +186,6 @@ impl Event {
         Ok(())
     }
 
-    /// Returns the backend's implementation of this event.
     pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
     }

@@ -56,7 +56,6 @@ impl Entrance {
         Entrance { place, door, own, known, strangers: Vec::new(), jam: None }
     }
 
-    /// Accepts new connections.
     pub(super) fn accept(&mut self) {
         if self.is_crowded() {
             self.make_room();
@@ -121,7 +120,6 @@ impl Entrance {
         (0..self.known.len()).filter(|&rank| !self.known[rank]).collect()
     }
 
-    /// Number of ranks of the world.
     pub(super) fn size(&self) -> usize {
         self.known.len()
     }

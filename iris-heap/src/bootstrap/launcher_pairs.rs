@@ -5,7 +5,6 @@ use super::launcher_env::Launch;
 use super::launchers::variables;
 use crate::error::Result;
 
-/// Variables with their values.
 type Vars = Vec<(&'static str, String)>;
 
 /// Launcher as the process of a rank sees it.

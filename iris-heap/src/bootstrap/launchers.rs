@@ -155,7 +155,6 @@ impl Launcher {
         self.rank == BY_HAND.rank && self.mark.is_none()
     }
 
-    /// All variables of this row.
     pub(super) fn variables(&self) -> impl Iterator<Item = &'static str> {
         let lists = [
             self.size,

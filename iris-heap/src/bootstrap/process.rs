@@ -20,7 +20,6 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// Returns the id of this process.
     pub(crate) fn own() -> ProcessId {
         let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino());
         ProcessId { pid: std::process::id(), namespace }

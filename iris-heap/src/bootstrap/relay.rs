@@ -29,7 +29,6 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub(super) struct Relay {
     /// Rank whose process this is.
     rank: usize,
-    /// Connection to the hub.
     hub: Peer,
     /// Connections to the ranks of the node that have said hello, and to this process's own rank.
     ranks: BTreeMap<usize, Peer>,

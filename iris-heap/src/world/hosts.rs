@@ -82,7 +82,6 @@ impl Hosts {
         Hosts { node_of, names: (0..nodes).map(name).collect(), numbers: self.numbers.clone() }
     }
 
-    /// Number of nodes of the world.
     pub(crate) fn nodes(&self) -> usize {
         self.names.len()
     }

@@ -60,7 +60,6 @@ pub struct World {
 
 /// Nodes of the ranks, as one handle of a world sees them.
 struct Grouping {
-    /// Position of this rank.
     place: Place,
     hosts: Hosts,
 }

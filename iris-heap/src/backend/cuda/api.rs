@@ -308,7 +308,6 @@ fn number<T: Copy>(theirs: T) -> u32 {
 }
 
 numbers! {
-    /// Result code of a call that succeeded.
     SUCCESS = 0, CUresult::CUDA_SUCCESS;
     /// Result code: the work has not ended.
     NOT_READY = 600, CUresult::CUDA_ERROR_NOT_READY;
@@ -316,7 +315,6 @@ numbers! {
     ALREADY_ENABLED = 704, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     /// Result code: the operating system does not permit the operation to this process.
     NOT_PERMITTED = 800, CUresult::CUDA_ERROR_NOT_PERMITTED;
-    /// Result code: the device does not support the operation.
     NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
     /// Lowest result code of an error about stream captures.
     FIRST_OF_CAPTURES = 900, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -324,27 +322,20 @@ numbers! {
     LAST_OF_CAPTURES = 908, CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     /// Launch attribute: the kernel may begin before the previous kernel on the stream has ended.
     EARLY = 6, CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    /// Device attribute: number of multiprocessors.
     MULTIPROCESSORS = 16, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    /// Device attribute: compute capability, major.
     ARCH_MAJOR = 75, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    /// Device attribute: compute capability, minor.
     ARCH_MINOR = 76, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-    /// Device attribute: support for virtual memory management.
     VIRTUAL_MEMORY = 102,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
     /// Device attribute: support for exporting virtual memory as POSIX descriptors.
     DESCRIPTORS = 103,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-    /// Kernel attribute: bytes of local memory per thread.
     LOCAL_BYTES = 3, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-    /// Kernel attribute: registers per thread.
     REGISTERS = 4, CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
     /// Kernel attribute: largest dynamic shared memory that a launch may request, in bytes.
     MOST_SHARED = 8, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     /// Kernel attribute: preferred division between L1 and shared memory, in percent.
     CARVEOUT = 9, CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-    /// Pointer attribute: type of the memory.
     MEMORY_TYPE = 2, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     /// Pointer attribute: index of the device that owns the memory.
     MEMORY_DEVICE = 9, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;

@@ -201,7 +201,6 @@ macro_rules! numbers {
 
 numbers! {
     enumerated {
-        /// Result code of a call that succeeded.
         SUCCESS = 0, hipError_t::hipSuccess;
         /// Result code: an argument is not valid in this release.
         INVALID_VALUE = 1, hipError_t::hipErrorInvalidValue;
@@ -209,7 +208,6 @@ numbers! {
         NOT_READY = 600, hipError_t::hipErrorNotReady;
         /// Result code: peer access is enabled already, by another rank of this process.
         ALREADY_ENABLED = 704, hipError_t::hipErrorPeerAccessAlreadyEnabled;
-        /// Result code: the device or the release does not support the operation.
         NOT_SUPPORTED = 801, hipError_t::hipErrorNotSupported;
         /// Lowest result code of an error about stream captures.
         FIRST_OF_CAPTURES = 900, hipError_t::hipErrorStreamCaptureUnsupported;
@@ -223,11 +221,8 @@ numbers! {
         WAVE = 87, hipDeviceAttribute_t::hipDeviceAttributeWarpSize;
         /// Device attribute: rate of the clock that kernels read, in ticks per millisecond.
         CLOCK_RATE = 10017, hipDeviceAttribute_t::hipDeviceAttributeWallClockRate;
-        /// Kernel attribute: bytes of local memory per thread.
         LOCAL_BYTES = 3, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-        /// Kernel attribute: registers per thread.
         REGISTERS = 4, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS;
-        /// Pointer attribute: type of the memory.
         MEMORY_TYPE = 2, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_MEMORY_TYPE;
         /// Pointer attribute: index of the device that owns the memory.
         MEMORY_DEVICE = 9, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
