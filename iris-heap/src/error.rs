@@ -214,7 +214,7 @@ pub enum Error {
         rank: usize,
         /// Number of heaps that are still open.
         heaps: usize,
-        /// Number of open worlds that were split off this one.
+        /// Number of open worlds that were split off this world.
         worlds: usize,
     },
     /// A slice was used with another heap than the heap that allocated it.

@@ -55,7 +55,7 @@ pub(crate) struct Boards {
 /// Node that a rank waits for in a step between nodes, as far as this is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AwaitedNode {
-    /// Another node, which the rank does not know yet.
+    /// Another node; the rank does not know yet which.
     Unknown,
     /// Node with this index.
     Node(usize),

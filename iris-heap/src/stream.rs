@@ -102,8 +102,8 @@ impl Stream {
     /// Enqueues a CPU kernel of `groups` workgroups on the heap's threads.
     ///
     /// Launches of all streams of a heap run one at a time, in the order in which they were
-    /// enqueued; in a heap of one thread the stream's worker runs them itself. A workgroup that
-    /// panics sets the abort words of all ranks, so that no rank waits for it.
+    /// enqueued; in a heap of one thread the stream's worker thread itself runs the workgroups. A
+    /// workgroup that panics sets the abort words of all ranks, so that no rank waits for it.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`]; [`Error::Invalid`] for no workgroup; [`Error::Closed`];

@@ -68,7 +68,7 @@ pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: 
 
 /// Write this rank's record of `call` at `peer`, then publish the call number (release store). This
 /// is allowed only after [`wait_credit`] for `peer`: the peer has then entered the previous call,
-/// and no longer reads the record of two calls ago, which this one replaces.
+/// and no longer reads the record of two calls ago, which this record replaces.
 pub fn publish<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

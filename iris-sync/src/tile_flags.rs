@@ -1,6 +1,6 @@
-//! Flags of the staged all-gather, by which a workgroup tells others on the same device that a unit
-//! of the staging buffer is filled. A flag holds the number of the call that filled the unit and is
-//! never reset.
+//! Flags of the staged all-gather, by which a workgroup tells other workgroups of the same device
+//! that a unit of the staging buffer is filled. A flag holds the number of the call that filled the
+//! unit and is never reset.
 
 use crate::memory::share;
 use crate::wait::{Awaited, wait_for};

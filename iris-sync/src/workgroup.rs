@@ -577,7 +577,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.count > 1 && self.m.threads() > 1 { self.count - 1 } else { self.count }
     }
 
-    /// Number of workgroups with items that come before this one in the order of items.
+    /// Position of this workgroup among the workgroups with items, in the order in which items are
+    /// assigned.
     fn place(&self) -> u32 {
         (self.carrying() - 1).saturating_sub(self.index)
     }

@@ -180,7 +180,7 @@ impl Options {
         self
     }
 
-    /// Sets the writer to which the stdout of rank 0 is forwarded as it comes.
+    /// Sets the writer to which rank 0's stdout is forwarded immediately.
     pub fn stdout(mut self, stdout: impl Write + Send + 'static) -> Self {
         self.stdout = Box::new(stdout);
         self

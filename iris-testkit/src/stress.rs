@@ -375,7 +375,7 @@ impl<T: Element> Bench<T> {
         Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
     }
 
-    /// Enqueues call `index`, whose number of rows differs from that of the previous call.
+    /// Enqueues call `index`; the number of rows changes from call to call.
     fn call(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((op, case)) = &mut self.op else {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;

@@ -64,8 +64,8 @@ pub struct Case {
     pub b: Layout,
     /// Memory layout of C, of the residual and of the normalised rows.
     pub c: Layout,
-    /// Whether rank r's K (or N, if A is gathered) is larger by r than that of rank 0. Ignored for
-    /// ops that do not allow it.
+    /// Whether rank r's K (or N, if A is gathered) is larger by r than rank 0's. Ignored for ops
+    /// that do not allow it.
     pub uneven: bool,
     /// Whether calls run in place (C is A) on ranks that have all rows of A and of C.
     pub in_place: bool,
@@ -80,8 +80,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Case for an op with these options: integer inputs, and three calls, the second of which has
-    /// half as many rows as the others.
+    /// Case for an op with these options: integer inputs, and three calls; the second call has half
+    /// as many rows as the first and the third.
     pub fn new(op: Op, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {

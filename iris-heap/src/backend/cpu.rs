@@ -475,7 +475,8 @@ impl StreamBackend for CpuStream {
         let done = self.0.record();
         match &done {
             Ok(event) => event.wait(),
-            // The worker thread goes on with the work that was accepted before the queue was closed.
+            // The queue is closed, but the worker thread still runs the work that was accepted
+            // before; wait for its end.
             Err(_) => self.0.ended.wait(),
         }
         match self.0.shared.failure_of(self.0.number) {

@@ -285,7 +285,7 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// Launch in the order of ops: after the heap's last op, whichever stream that op is on; the
+    /// Launch in the order of ops: after the heap's last op, on whichever stream that op is; the
     /// next op waits for this launch.
     Op,
     /// Launch that runs at the same time as ops: after the heap's last op, on another stream; the
@@ -326,7 +326,7 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::System`] if there is not enough memory.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// Describes a mapping of this rank for other processes that shall map it.
+    /// Describes a mapping of this rank, so that other processes can map it.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the device.

@@ -69,7 +69,8 @@ pub(super) struct Connection {
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
-    /// Threads of this process that carry messages for others: the hub's and the relay's.
+    /// Threads of this process that carry messages of other ranks: the hub's and the relay's
+    /// thread.
     pub(super) carriers: Mutex<Vec<JoinHandle<()>>>,
     /// Process of each launched rank, set once all ranks have reported their processes.
     pub(super) processes: OnceLock<Vec<ProcessId>>,
@@ -176,7 +177,7 @@ impl Connection {
         }
     }
 
-    /// Whether threads of this process carry messages for others.
+    /// Whether threads of this process (hub or relay) carry messages of other ranks.
     pub(super) fn has_carriers(&self) -> bool {
         !lock(&self.carriers).is_empty()
     }

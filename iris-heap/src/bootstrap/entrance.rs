@@ -220,8 +220,8 @@ impl Entrance {
         self.strangers.iter()
     }
 
-    /// Tells connections that do not belong to the world, including those not yet accepted, why
-    /// they are refused.
+    /// Sends the reason `error` to all connections without a hello, including connections not yet
+    /// accepted.
     fn refuse(&mut self, error: &Error) {
         let refusal = Frame::Refuse(error.clone()).pack();
         for mut stranger in self.strangers.drain(..) {

@@ -122,7 +122,7 @@ impl Gathering {
         })?;
         for rank in 0..self.peers.len() {
             // The number of reads is bounded, so that a process that never stops sending does not
-            // delay the others.
+            // delay other processes.
             for _ in 0..16 {
                 let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();

@@ -82,8 +82,8 @@ impl Link {
         opened
     }
 
-    /// Opens a frame from the relay; `None` if a relay may not send such a frame. `is_new` tells
-    /// whether a rank has said hello just before.
+    /// Opens a frame from the relay; `None` if a relay may not send such a frame. `is_new` returns
+    /// whether a rank's hello was read together with this frame.
     fn open(&mut self, frame: Frame, is_new: impl Fn(usize) -> bool) -> Option<(usize, Frame)> {
         let relayed = match frame {
             Frame::Probe => {

@@ -35,7 +35,7 @@ impl Presence {
         !self.path.exists()
     }
 
-    /// Removes the file, because the other processes need no longer watch this one.
+    /// Removes the file, because other processes need not watch this process any longer.
     pub(super) fn remove(self) {
         if is_at(&self.file, &self.path) {
             let _ = fs::remove_file(&self.path);

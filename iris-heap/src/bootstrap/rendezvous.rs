@@ -156,7 +156,8 @@ impl Place {
     /// Every rank makes the folder if it is missing, and a file in it, so that every rank reports an
     /// error if that is impossible.
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
-        // The launcher may end as soon as others see this process.
+        // Look for the launcher's process now, because the launcher may end as soon as other ranks
+        // see this process.
         Starter::of_this_process();
         self.make_folder()?;
         // Check the owner first: nothing is written into a folder of another user, who could have
@@ -188,7 +189,7 @@ impl Place {
         Ok(Visit { place: self, rank, presence, no_room, started: Instant::now() })
     }
 
-    /// Path of the file whose lock `rank` holds until it has met the others.
+    /// Path of the file that `rank` keeps locked until it has met the other ranks.
     fn presence(&self, rank: usize) -> PathBuf {
         self.socket.with_extension(format!("rank{rank}"))
     }
@@ -407,7 +408,8 @@ impl Place {
             Err(e) => return Err(failed(e)),
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // The previous holder removes the file, so the lock may be that of a removed file.
+            // The previous holder removes the file when its turn ends, so this process may have
+            // locked a removed file.
             Ok(()) if is_at(&file, &path) => Ok(Some(Turn { place: self, _file: file })),
             Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(failed(e.into())),
@@ -638,8 +640,8 @@ impl Place {
             let opened = self.check_folder().and_then(|()| Held::new(|| File::open(&self.folder)));
             let file = match opened {
                 Ok(file) => file,
-                // Another process removed the folder after this one had made it, so the folder is
-                // made again.
+                // Another process has removed the folder since this process made it, so make it
+                // again.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(explain(&e))),
             };
@@ -666,7 +668,8 @@ impl Place {
         }
     }
 
-    /// Checks that the folder is a directory, belongs to this user, and is closed to others.
+    /// Checks that the folder is a directory, belongs to this user, and cannot be accessed by other
+    /// users.
     fn check_folder(&self) -> std::io::Result<()> {
         let found = fs::symlink_metadata(&self.folder)?;
         let user = rustix::process::geteuid().as_raw();
@@ -754,9 +757,9 @@ impl ShortPath {
 /// connection that has not said hello. An entrance may drop further connections of the process.
 static GREETING: Mutex<()> = Mutex::new(());
 
-/// Time since boot at which this process last met others at a place, successfully or not, by socket
-/// path. Only places with files are kept, because a place without files has no event from before
-/// that time.
+/// Time since boot at which this process last ended a visit to a place, successful or not, by
+/// socket path. Only places with files are kept, because a place without files has no event from
+/// before that time.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
 /// Removes from `visited` the places that have no file.
@@ -1110,7 +1113,8 @@ mod tests {
         assert!(!place.folder.exists(), "nothing is left");
     }
 
-    /// Tests that files which only look like those of a meeting stay in a folder that a program named.
+    /// Tests that files of other programs, even with names like a meeting's files, stay in a folder
+    /// that the program has named.
     #[test]
     fn old_files_of_other_programs_stay() {
         let temp = tempfile::tempdir().unwrap();

@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(400);
 /// the other.
 const STARTED: Duration = Duration::from_secs(5);
 
-/// Launcher's process that started this one, directly or through wrappers such as `timeout`.
+/// Launcher's process that started this process, directly or through wrappers such as `timeout`.
 #[derive(Debug)]
 pub(super) struct Starter {
     pid: i32,

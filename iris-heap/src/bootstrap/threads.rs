@@ -77,7 +77,7 @@ impl Hub {
     }
 }
 
-/// Bootstrap of one rank, connected to the others by a [`Hub`].
+/// Bootstrap of one rank, connected to the other ranks by a [`Hub`].
 pub(crate) struct Threads {
     hub: Arc<Hub>,
     rank: usize,

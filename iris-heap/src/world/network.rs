@@ -54,7 +54,7 @@ impl Network {
         }
     }
 
-    /// Sets the secret by which the ranks recognise each other. Without a secret only loopback
+    /// Sets the secret by which the ranks authenticate each other. Without a secret only loopback
     /// addresses are accepted, and only processes of rank 0's user.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Network {
@@ -306,11 +306,11 @@ pub(crate) fn machine() -> String {
 }
 
 /// Identity of a host: equal for two processes exactly if they can share memory. It combines the
-/// machine and the namespaces that a container may have of its own.
+/// machine's identity with the namespaces that a container may have separately.
 fn identity() -> String {
     let machine = machine();
     let namespace = |name: &str| {
-        // The namespaces are those of this thread, which may differ from those of its process.
+        // Read the namespaces of this thread, which may differ from the namespaces of its process.
         let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };

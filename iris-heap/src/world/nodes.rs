@@ -92,7 +92,7 @@ impl World {
     /// of this process, to test programs for several hosts.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size of 0, or above that of a world.
+    /// [`Error::Invalid`] for a size of 0, or above the largest size of a world.
     pub fn threads_on_nodes(
         nodes: usize,
         per_node: usize,

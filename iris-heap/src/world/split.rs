@@ -34,8 +34,8 @@ impl World {
         self.split_by(color, key, false)
     }
 
-    /// Splits the world like [`World::split`]. If `numbered`, errors name ranks of the new world by
-    /// their numbers in this one.
+    /// Splits the world like [`World::split`]. If `numbered`, errors of the new world use the
+    /// ranks' numbers in this world.
     #[track_caller]
     pub(super) fn split_by(
         &self,

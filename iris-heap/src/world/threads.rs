@@ -59,7 +59,7 @@ impl World {
     /// Runs `f` on `size` threads, one per rank, and returns the results by rank.
     ///
     /// A rank that returns `Ok` closes its world if `f` has not. A rank that fails or panics tells
-    /// the others its error at once, by [`World::abort_with`].
+    /// the other ranks its error at once, by [`World::abort_with`].
     ///
     /// # Errors
     /// The root error: the first failure, ignoring ranks that failed only after they were told of

@@ -128,7 +128,7 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
         (room(0, a), input, a),
         (room(1, case.b), input, case.b),
         (room(2, case.c), output, case.c),
-        // The bias is f32, whatever the type of C.
+        // The bias is f32 for every type of C.
         (bias, DType::F32, Layout::default()),
         normed(room(2, case.c), case.c),
         normed(bias, Layout::default()),

@@ -82,9 +82,9 @@ impl Order {
         self.live.take()
     }
 
-    /// Enqueues an op by calling `f`, ordered after the last op of the heap, whichever stream that
-    /// op is on. `keeper` keeps the op's stream alive; `None` if the caller's stream cannot be kept
-    /// alive.
+    /// Enqueues an op by calling `f`, ordered after the last op of the heap, on whichever stream
+    /// that op is. `keeper` keeps the op's stream alive; `None` if the caller's stream cannot be
+    /// kept alive.
     ///
     /// Ops in a capture are ordered among themselves. An op on a second stream of a capture is
     /// refused if an op of another capture was issued after the last op of this capture, because

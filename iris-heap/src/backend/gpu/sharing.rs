@@ -81,8 +81,8 @@ pub(super) fn join(
         }
     }
     // With some drivers the owner maps its memory for other devices: this rank's region is granted
-    // to all of them here. With other drivers each device enables access to the others' memory,
-    // below.
+    // to all of them here. With other drivers each device enables access to other devices' memory,
+    // which the loop below does.
     region(own)?.grant(&ordinals)?;
     for peer in regions.iter().filter(|r| r.asks_for_access() && r.ordinal() != ordinal) {
         device.enable_access(peer.ordinal())?;

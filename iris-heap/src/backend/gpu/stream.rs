@@ -281,8 +281,8 @@ impl Queue {
         unsafe { self.shared.device.capture_of(self.raw) }
     }
 
-    /// Enqueues an op by calling `f`, ordered after the last op of the heap, whichever stream that
-    /// op is on.
+    /// Enqueues an op by calling `f`, ordered after the last op of the heap, on whichever stream
+    /// that op is.
     pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);

@@ -49,8 +49,8 @@ pub(super) struct Door {
     desk: Option<KeyDesk>,
     /// Sockets that listen at the addresses of rank 0.
     listeners: Vec<Held<TcpListener>>,
-    /// Links to relays that have said hello. The first link is that of node 0's relay, which needs
-    /// no hello.
+    /// Links to relays that have said hello. The first link leads to node 0's relay, which needs no
+    /// hello.
     links: Vec<Link>,
     /// Whether each rank has arrived at its relay, by rank.
     arrived: Vec<bool>,

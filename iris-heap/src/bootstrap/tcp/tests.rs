@@ -220,7 +220,8 @@ fn an_address_that_cannot_be_reached_is_an_error_at_once() {
 }
 
 /// Tests that rank 0 gives up at once if it can accept no connection at its port or at the socket
-/// for its key. A socket that does not listen stands for one on which the system forbids the call.
+/// for its key. A socket that does not listen stands for a socket on which the system forbids the
+/// call.
 #[test]
 fn a_port_that_never_accepts_is_an_error_of_rank_0() {
     let socket = || pair().unwrap().0.cast::<OwnedFd>();
