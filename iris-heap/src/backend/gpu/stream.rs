@@ -135,7 +135,7 @@ impl Shared {
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
-    /// Whether a stream was released for which the end of its remaining work is unknown.
+    /// Whether the end of some released stream's remaining work is unknown.
     pub(crate) fn has_unknown_end(&self) -> bool {
         self.unknown_end.load(Ordering::Relaxed)
     }
