@@ -74,9 +74,9 @@ pub mod producer {
 /// to these regions:
 ///
 /// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. The index of a tile
-///   is `tile / size` in two_shot and the accumulating variants, the number of the tile in its
-///   owner's part in a reduce-scatter, and otherwise the number of the tile among the tiles that go
-///   to the same rank. Within a slot, a tile is row-major with stride `tile_n`, even if it is
+///   depends on the variant. In two_shot, spinlock and atomic it is `tile / size`, in a
+///   reduce-scatter the number of the tile within its owner's part, and otherwise the number of the
+///   tile among the tiles that go to the same rank. Within a slot, a tile is row-major with stride `tile_n`, even if it is
 ///   smaller.
 /// - result inbox: `[parity][tile][result_slot]`.
 /// - workspace of accumulating variants: f32, `[max_tiles][tile_m * tile_n]`, with the tile index of the

@@ -283,8 +283,8 @@ pub enum Core {
         /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
     },
-    /// Built-in GEMM that also exchanges the message of the given kernel, so that the whole call is
-    /// one launch.
+    /// Built-in GEMM that also does the collective that the given kernel would do after a GEMM, so
+    /// that the whole call is one launch.
     Exchanging(Kernel),
 }
 

@@ -235,8 +235,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: every n-th row, where n is the number of
-    /// workgroups with items. The first rows go to the workgroups in descending order of `index`.
+    /// Rows of the message whose items this workgroup takes all: every n-th row, where n is the number
+    /// of workgroups that take items. The first n rows go to these workgroups in descending order of
+    /// `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let groups = self.carrying();
         let count = if self.index < groups { rows.items.div_ceil(rows.len.max(1)) } else { 0 };

@@ -1,5 +1,5 @@
-//! Connection of a process to rank 0's hub, or to the relay of its node: its control thread, and
-//! the messages that the thread has read.
+//! Connection of a process to rank 0's hub, or to the relay of the process's node. A control thread
+//! reads the connection, and keeps the messages that it has read.
 
 use std::collections::HashMap;
 use std::net::Shutdown;

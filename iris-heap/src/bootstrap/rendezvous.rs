@@ -173,8 +173,8 @@ impl Place {
             Err(e) => match e.kind() {
                 PermissionDenied | QuotaExceeded | ReadOnlyFilesystem | StorageFull => {
                     let error = self.folder_error("making a file in the folder", &e);
-                    // Rank 0 must fail, because in such a folder it can neither listen nor leave a
-                    // note that it cannot.
+                    // Rank 0 must fail, because in a folder without room or permission for a file it can
+                    // neither listen nor leave a note that it cannot listen.
                     if rank == 0 {
                         return Err(error);
                     }

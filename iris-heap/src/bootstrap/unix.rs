@@ -303,10 +303,12 @@ impl Processes {
         self.part(Frame::GaveUp { group: self.group, error });
     }
 
-    /// Sends the hub a frame that ends the exchanges of the group. This process, and with it the
-    /// thread of the hub or relay, may end when this function returns. So a rank whose process has
-    /// such a thread waits until the hub has reported the end of the group to it, which happens
-    /// after all ranks that the thread serves have been told.
+    /// Sends the hub a frame that ends the exchanges of the group.
+    ///
+    /// If the hub or a relay runs as a thread of this process, this function returns only when the hub
+    /// has reported to this rank that the group has ended. The hub reports that after all ranks that
+    /// the thread serves have been told; and the process, and with it the thread, may end when this
+    /// function returns.
     fn part(&self, frame: Frame) {
         let until = Instant::now() + PARTING;
         // An error is ignored, because sending fails only if the hub or relay is gone.

@@ -218,11 +218,12 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// For each rank of this node, its number in the whole world and a text. The text has the
-    /// operator and call that the rank is in, the collective step of its host (both as far as the
-    /// issue boards show them), and its process if that is stopped. If `fault` is about different
-    /// places of A, the text is the place of the rank's A instead. `None` if `fault` cannot come
-    /// from a wrong order of calls or different places.
+    /// For each rank of this node, its number in the whole world and a text for an error message.
+    ///
+    /// If `fault` says that ranks passed A at different places of their memory, the text is the place of the
+    /// rank's A. Otherwise it names, as far as the issue boards show them, the call that the rank is in
+    /// and the collective function that its program has called, and its process if that is stopped.
+    /// `None` if `fault` can come neither from a wrong order of calls nor from different places.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         use iris_sync::Field;
         if fault.is_about_place() {

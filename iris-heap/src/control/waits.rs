@@ -144,7 +144,8 @@ mod tests {
     use crate::abi::abort;
     use crate::{HeapOptions, SymmetricHeap, UniqueId, World};
 
-    /// Engine that records whether its steps were ended.
+    /// Stand-in for the library that runs steps between nodes ([`NodeEngine`]). It records whether the
+    /// code under test has ended its steps.
     #[derive(Debug, Default)]
     struct Recorder {
         ended: AtomicBool,

@@ -154,7 +154,8 @@ impl SymmetricHeap {
         Ok(launch())
     }
 
-    /// Closes the worlds that were split for the heap.
+    /// Closes the worlds (of this node, and across nodes) that the heap's world was split into for the
+    /// heap.
     #[track_caller]
     pub(super) fn leave_nodes(&self) -> Result<()> {
         match self.nodes.get() {

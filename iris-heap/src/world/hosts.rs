@@ -237,7 +237,7 @@ mod tests {
         let absent = Error::Absent { ranks: vec![2], what: "barrier".into(), waited };
         let text = hosts(&["a", "a", "b"]).describe(absent.clone()).to_string();
         assert!(text.contains("rank 2 is on host b"), "{text}");
-        // World of ranks 1, 3 and 5 of three nodes, and of ranks 3 to 5 of one node.
+        // Two worlds: ranks 1, 3 and 5, each on a node of its own, and ranks 3 to 5 on one node.
         let across = hosts(&["a", "b", "c"]).numbered(vec![1, 3, 5]);
         let local = hosts(&["b", "b", "b"]).numbered(vec![3, 4, 5]);
         for (hosts, host) in [(across, "c"), (local, "b")] {

@@ -72,7 +72,8 @@ impl GemmKernel {
         }
     }
 
-    /// Build for elements of type `dtype`, a [`crate::args::dtype_code`].
+    /// Source and compile options of this GEMM for elements of type `dtype`, a
+    /// [`crate::args::dtype_code`].
     pub(super) fn build(
         self,
         dtype: u32,

@@ -61,11 +61,12 @@ fn gauge() -> Arc<Gauge> {
     gauge.get_or_insert_with(|| Gauge::new(PATIENCE, INTERVAL, open)).clone()
 }
 
-/// Level of the progress line. The level ends when this value is dropped. When the last level ends,
-/// the line is erased.
+/// Count of steps on the progress line, which shows several counts at a time, one inside the other.
+/// The count ends when this value is dropped. When the last count ends, the line is erased.
 #[must_use = "the level ends when it is dropped"]
 pub struct Level {
-    /// Gauge that shows the level; `None` if the line shows another thread's levels.
+    /// State of the progress line; `None` if the line shows counts of another thread, and so not this
+    /// one.
     gauge: Option<Arc<Gauge>>,
 }
 

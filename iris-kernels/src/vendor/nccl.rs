@@ -1,4 +1,4 @@
-//! NCCL, or RCCL, which has the same functions: loading, and the communicator of one rank.
+//! Loading of NCCL, or of RCCL, which has the same functions, and the communicator of one rank.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 

@@ -63,9 +63,10 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Footprint {
-    /// Size in bytes in the data segment.
+    /// Number of bytes that the operator takes of the data segment.
     pub data_bytes: u64,
-    /// Size in bytes in the signal segment, through which small messages travel.
+    /// Number of bytes that the operator takes of the signal segment, through which small messages
+    /// travel.
     pub signal_bytes: u64,
     /// Number of four-byte words that are local to the device.
     pub device_words: u64,

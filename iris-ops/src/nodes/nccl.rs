@@ -254,7 +254,7 @@ impl Link {
         others(&self.ranks, self.across.rank())
     }
 
-    /// Outcome of the heap so far; `Ok` if the heap has been dropped.
+    /// Error with which the heap has failed, if it has; `Ok` if the heap has been dropped.
     fn outcome(&self) -> iris_heap::Result<()> {
         self.control.upgrade().map_or(Ok(()), |control| control.outcome())
     }

@@ -430,7 +430,8 @@ fn large_messages_of_a_root_are_passed_on() {
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, TwoShotLl, TwoShotLl]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
-    // The number of workgroups is a multiple of the number of relays, which is 3, 5 and 7.
+    // All ranks but the root are relays. So with 4, 6 and 8 ranks the number of workgroups is a
+    // multiple of 3, 5 and 7.
     let groups = [4, 6, 8].map(|size| {
         let (plan, elements) = (plan(Cuda, size, 128 << 20), 64 << 20);
         plan.work(plan.at(elements), (1, elements), 0)

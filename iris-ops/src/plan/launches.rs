@@ -22,7 +22,8 @@ impl Plan {
         self.program_of(choice.form)
     }
 
-    /// Program of the calls that run the variant of `form`.
+    /// Program (list of the steps that a call enqueues) of the variant, shape and types that `form`
+    /// describes.
     pub(super) fn program_of(&self, form: &Form) -> Program {
         let (alternatives, norm) = match self.alone() {
             true => (self.row().alone, Norm::Last),

@@ -17,7 +17,8 @@ use crate::rank_setup::{Crossing, Rig, Room};
 /// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Variant of the call with the most rows, which the case named or the plan chose.
+    /// Variant that the case named, or that the plan chose. If a case has several calls, this is the
+    /// variant of the call with the most rows.
     pub variant: Variant,
     /// Largest errors over all calls.
     pub measured: Measured,

@@ -146,7 +146,8 @@ impl Order {
         Some((at, self.captured[at].1))
     }
 
-    /// Makes work that is enqueued on `place` after this call wait for the last op of the heap.
+    /// Lets the stream `place` wait for the last op of the heap before it runs work that is enqueued
+    /// after this call.
     fn behind_last(&mut self, place: Place) -> Result<()> {
         if let Some(id) = place.capture {
             return match self.last_of(id) {

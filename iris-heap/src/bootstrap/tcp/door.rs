@@ -226,7 +226,8 @@ impl Door {
                     }
                     Frame::GaveUp { error, .. } => return Err(error),
                     Frame::Gone { .. } => return Err(Error::PeerLost { rank }),
-                    // A waiting rank can send nothing else before all ranks have arrived.
+                    // Other frames are ignored, because a rank that waits for all ranks to arrive sends
+                    // none but those above.
                     _ => {}
                 }
             }

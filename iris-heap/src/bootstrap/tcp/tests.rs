@@ -530,7 +530,7 @@ fn a_broken_sealed_frame_is_no_ended_process() {
         let meeting = meeting("127.0.0.1", 3);
         let through = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = through.local_addr().unwrap();
-        // Rank 1 reaches rank 0 through a forwarder, which can break a frame of either direction.
+        // Rank 1 reaches rank 0 through a forwarder, which can change a byte of a frame of either direction.
         let detour = at(&address.to_string(), meeting.terms.clone());
         let (breaks, pause) = (&AtomicBool::new(false), Duration::from_millis(5));
         let forward = move |mut from: TcpStream, mut to: TcpStream, is_broken: bool| {

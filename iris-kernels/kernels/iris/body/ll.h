@@ -643,7 +643,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     /// Number of the row (`at`), number of this thread's vectors in the row (`count`), and, in
     /// bytes, position of the first vector (`first`) and stride between vectors (`stride`).
     u32 at, count, first, stride;
-    /// Items of this rank's data as they are pushed to the peers.
+    /// This rank's data as items (8 bytes of the message each), which are pushed to the peers.
     u64 given[ITEMS];
     /// This rank's data, which is later replaced by the row of C; the residual; and the RMSNorm
     /// weights.

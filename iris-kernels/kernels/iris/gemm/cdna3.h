@@ -209,8 +209,9 @@ class MfmaCore {
         float* out = shared.out[wave];
         // `out` overlaps the stages, which no thread may read any more.
         port::barrier(Site::Body);
-        // The outer loop is not unrolled, so that the code contains the sink only once. The inner loop
-        // selects the sums, because registers can be indexed only by constants.
+        // The outer loop is not unrolled, so that the code contains the sink, which stores the result,
+        // only once. The inner loop is unrolled and selects the sums of the block, because registers
+        // can be indexed only by constants.
         IRIS_NO_UNROLL
         for (u32 block = 0; block < BLOCKS_M * BLOCKS_N; ++block) {
             typename Instruction::Sums own = sums[0];

@@ -17,10 +17,9 @@ pub enum NcclCall {
         /// Rank whose input is copied.
         root: usize,
     },
-    /// Part of an all-gather or of an all-to-all: `count` elements go to each of the ranks that are
-    /// `first` to `first + shifts - 1` after this rank, modulo the number of ranks. Part r of the
-    /// output gets the elements of rank r, for each rank r from which this rank receives; other
-    /// parts are left.
+    /// Steps of an all-gather or of an all-to-all. Rank i sends `count` elements to each rank (i + s)
+    /// modulo the number of ranks, for s from `first` to `first + shifts - 1`. What a rank receives
+    /// from rank r becomes block r of its output; the other blocks of the output stay as they are.
     Shifts {
         /// Smallest distance between sender and receiver, at least 1.
         first: usize,
