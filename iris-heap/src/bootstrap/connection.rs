@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Part};
+use super::loss::{GroupEnd, Told, loss_of_carrier, tell};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::notice::ToldWaits;
 use super::peer::is_readable;
 use super::process::ProcessId;
 use super::socket::Socket;
 use super::starter::{self, Starter, cause};
-use super::{Watcher, is_loss, loss_of_carrier};
 use crate::error::{Error, Result};
 use crate::util::{lock, spawn};
 
@@ -30,13 +30,9 @@ pub(super) struct Letters {
     /// Number of exchanges that this rank has begun.
     pub(super) number: u64,
     pub(super) arrived: Option<(u64, Vec<Part>)>,
-    /// Reason why the group can make no further exchange; `None` while it can.
-    pub(super) broken: Option<Error>,
-    /// Whether the hub has reported the error in `broken` to all ranks of the group.
+    pub(super) ending: GroupEnd,
+    /// Whether the hub has reported the end of the exchanges to all ranks of the group.
     pub(super) hub_reported: bool,
-    /// First loss of a peer; differs from `broken` if the group broke earlier for another reason.
-    pub(super) lost: Option<Error>,
-    pub(super) watchers: Vec<Watcher>,
     pub(super) has_left: bool,
     /// Hub's answer about an exchange in progress: number of the exchange, missing ranks, and the
     /// rank that must tell the user.
@@ -254,11 +250,11 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
     let outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
-                let mut told = Vec::new();
+                let mut told = Told::new();
                 let mut state = lock(mail);
                 match frame {
                     Frame::Welcome => state.welcome = Some(Ok(())),
-                    Frame::Refuse(error) => {
+                    Frame::Refuse { error } => {
                         let error = cause(error);
                         reason = Some(error.clone());
                         state.welcome = Some(Err(error));
@@ -270,24 +266,21 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
                         let error = cause(error);
                         let group = state.groups.entry(group).or_default();
                         group.hub_reported = true;
-                        told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
+                        told = group.ending.fail(&error);
                     }
                     Frame::Goodbye => state.over = true,
                     Frame::Missing { group, number, ranks, teller } => {
-                        let ranks = ranks.into_iter().map(|r| r as usize).collect();
                         let group = state.groups.entry(group).or_default();
-                        group.missing = Some((number, ranks, teller as usize));
+                        group.missing = Some((number, ranks, teller));
                     }
                     Frame::Forwarded => state.forwarded = true,
                     // The relay will close the connection next, which is then blamed on `rank`.
-                    Frame::Gone { rank } => lost = rank as usize,
+                    Frame::Gone { rank } => lost = rank,
                     other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
                 }
                 drop(state);
                 changed.notify_all();
-                for (watcher, error) in told {
-                    watcher(&error);
-                }
+                tell(told);
             }
             Ok(None) => match starter.and_then(|starter| starter.ends_before(socket)) {
                 None => match inbox.fill(socket) {
@@ -302,7 +295,7 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
                     state.welcome.get_or_insert(Err(error));
                     drop(state);
                     changed.notify_all();
-                    told.into_iter().for_each(|(watcher, error)| watcher(&error));
+                    tell(told);
                 }
             },
             Err(e) => break Err(e),
@@ -325,34 +318,16 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
     state.over = true;
     drop(state);
     changed.notify_all();
-    for (watcher, error) in told {
-        watcher(&error);
-    }
+    tell(told);
 }
 
 impl Mail {
     /// Fails each group with the error that `of` returns for the group's members, unless the
     /// connection is over. Returns the watchers to call, with their errors.
-    fn fail(&mut self, of: impl Fn(Option<&[usize]>) -> Error) -> Vec<(Watcher, Error)> {
-        let (over, mut told) = (self.over, Vec::new());
-        for group in self.groups.values_mut().filter(|_| !over) {
-            let error = of(group.members.as_deref());
-            told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
-        }
-        told
-    }
-}
-
-impl Letters {
-    /// Marks the group as broken by `error`; if it is broken already, the earlier error is kept.
-    /// Returns the watchers to call if `error` is a loss, and none otherwise.
-    pub(super) fn fail(&mut self, error: &Error) -> Vec<Watcher> {
-        self.broken.get_or_insert_with(|| error.clone());
-        if !is_loss(error) {
-            return Vec::new();
-        }
-        self.lost.get_or_insert_with(|| error.clone());
-        if self.has_left { Vec::new() } else { std::mem::take(&mut self.watchers) }
+    fn fail(&mut self, of: impl Fn(Option<&[usize]>) -> Error) -> Told {
+        let over = self.over;
+        let groups = self.groups.values_mut().filter(|_| !over);
+        groups.flat_map(|group| group.ending.fail(&of(group.members.as_deref()))).collect()
     }
 }
 
@@ -396,7 +371,7 @@ mod tests {
         drop(theirs);
         connection.wait_until(Instant::now() + Duration::from_secs(60), |mail| mail.over);
         let mail = lock(&connection.mail.0);
-        let lost = [0, 5, 6].map(|group| mail.groups[&group].lost.clone().expect("a loss"));
+        let lost = [0, 5, 6].map(|group| mail.groups[&group].ending.lost.clone().expect("a loss"));
         let [Error::PeerLost { rank: 2 }, Error::PeerLost { rank: 1 }, Error::HubLost { rank: 2 }] =
             lost
         else {

@@ -22,7 +22,7 @@ const STRANGERS: usize = 64;
 const IN_A_ROW: usize = 256;
 /// Time after which a connection that has sent no hello may be dropped to make room for another
 /// connection.
-pub(super) const SILENCE: Duration = Duration::from_secs(1);
+const SILENCE: Duration = Duration::from_secs(1);
 /// Time for which the accepting process may lack file descriptors for new connections before it
 /// gives up.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
@@ -165,13 +165,12 @@ impl Entrance {
                 Some(frame) => match self.greet(frame) {
                     Greeting::Rank(rank) => {
                         stranger.inbox.trust();
-                        self.known[rank] = true;
                         let heard = arrived(rank, stranger, frames.collect());
                         outcome = outcome.and(heard);
                     }
                     Greeting::Stranger(error) => {
                         tracing::warn!(%error, "a connection is refused");
-                        stranger.send(Frame::Refuse(error).pack());
+                        stranger.send(Frame::Refuse { error }.pack());
                     }
                     Greeting::Wrong(error) => {
                         self.strangers.push(stranger);
@@ -186,25 +185,23 @@ impl Entrance {
     /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
     /// another job, or whose first frame is no hello, is refused alone. A process of this job whose
     /// hello contradicts the world makes the world impossible.
-    fn greet(&self, frame: Frame) -> Greeting {
+    fn greet(&mut self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
             return Greeting::Stranger(
                 self.place.error("a process says something else than hello"),
             );
         };
-        let all = self.known.len() as u64;
+        let all = self.known.len();
         let differing = || differing((self.own, &self.place.job, all), (rank, &job, size));
         if job != self.place.job {
             return Greeting::Stranger(self.place.error(differing()));
         }
-        let problem = if size != all {
-            differing()
-        } else if rank >= size {
-            format!("a process has rank {rank}, expected 0 to {}", all - 1)
-        } else if self.known[rank as usize] {
-            format!("two processes have rank {rank}")
-        } else {
-            return Greeting::Rank(rank as usize);
+        let problem = match size == all {
+            true => match arrive(&mut self.known, rank) {
+                Ok(()) => return Greeting::Rank(rank),
+                Err(problem) => problem,
+            },
+            false => differing(),
         };
         Greeting::Wrong(self.place.error(problem))
     }
@@ -223,7 +220,7 @@ impl Entrance {
     /// Sends the reason `error` to all connections without a hello, including connections not yet
     /// accepted.
     fn refuse(&mut self, error: &Error) {
-        let refusal = Frame::Refuse(error.clone()).pack();
+        let refusal = Frame::Refuse { error: error.clone() }.pack();
         for mut stranger in self.strangers.drain(..) {
             stranger.send(refusal.clone());
         }
@@ -262,11 +259,25 @@ impl Entrance {
     }
 }
 
+/// Marks `rank` as one that has come, among the ranks of a world; fails with the problem if it has come
+/// before, or is none of them.
+pub(super) fn arrive(known: &mut [bool], rank: usize) -> Result<(), String> {
+    let last = known.len() - 1;
+    match known.get_mut(rank) {
+        Some(known) if !*known => {
+            *known = true;
+            Ok(())
+        }
+        Some(_) => Err(format!("two processes have rank {rank}")),
+        None => Err(format!("a process has rank {rank}, expected 0 to {last}")),
+    }
+}
+
 /// Lists the differences between the job and number of ranks of this process, rank `own`, and those
 /// in the hello of `rank`, each with both values.
 pub(super) fn differing(
-    (own, job, size): (usize, &str, u64),
-    (rank, their_job, their_size): (u64, &str, u64),
+    (own, job, size): (usize, &str, usize),
+    (rank, their_job, their_size): (usize, &str, usize),
 ) -> String {
     let pair = |term: &str, ours: &str, theirs: &str| {
         format!("{term} is {ours} on rank {own}, {theirs} on rank {rank}")

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use std::vec;
 
 use crate::encoding::{Reader, Writer};
 use crate::error::{Error, Result};
@@ -43,52 +44,79 @@ pub(super) fn check_exchanged<'a>(parts: impl IntoIterator<Item = &'a Part>) -> 
     }
 }
 
-/// Message between a process and the hub. `group` is 0 for the launched world, otherwise the id of
-/// a split world.
-#[derive(Debug)]
-pub(crate) enum Frame {
+/// Declares the messages between a process and the hub, each with the number of its kind and its
+/// fields in the order in which they are sent.
+macro_rules! frames {
+    ($($(#[$doc:meta])* $kind:literal $name:ident $({ $($field:ident: $type:ty),* })?)*) => {
+        /// Message between a process and the hub. `group` is 0 for the launched world, otherwise the id of
+        /// a split world.
+        #[derive(Debug)]
+        pub(crate) enum Frame { $($(#[$doc])* $name $({ $($field: $type),* })?,)* }
+
+        impl Frame {
+            /// Adds the fields to a packet, and returns the number of the kind.
+            fn put(self, to: &mut Packing) -> u32 {
+                match self {
+                    $(Frame::$name { $($($field),*)? } => {
+                        $($($field.put(to);)*)?
+                        $kind
+                    })*
+                }
+            }
+
+            fn take(kind: u32, from: &mut Unpacking<'_>) -> Result<Frame> {
+                Ok(match kind {
+                    $($kind => Frame::$name { $($($field: PacketField::take(from)?),*)? },)*
+                    other => return Err(broken(&format!("a frame of kind {other}"))),
+                })
+            }
+        }
+    };
+}
+
+frames! {
     /// Process to hub: names the job and rank of the sender, and the size of its world.
-    Hello { job: String, rank: u64, size: u64 },
+    1 Hello { job: String, rank: usize, size: usize }
     /// Hub to process: all ranks have arrived.
-    Welcome,
+    2 Welcome
     /// Hub to process: the world cannot be formed, for this reason. After the world has formed, hub
     /// or relay to process: the sender gave up the connection, for this reason.
-    Refuse(Error),
+    3 Refuse { error: Error }
     /// Process to hub: the sender is a member of `group`; `members` are ranks of the launched
     /// world.
-    Group { group: u64, members: Vec<u64> },
+    4 Group { group: u64, members: Vec<usize> }
     /// Process to hub: the sender's contribution to an exchange.
-    Give { group: u64, number: u64, part: Part },
+    5 Give { group: u64, number: u64, part: Part }
     /// Hub to process: the contributions of all members.
-    All { group: u64, number: u64, parts: Vec<Part> },
+    6 All { group: u64, number: u64, parts: Vec<Part> }
     /// Process to hub: the sender's deadline for an exchange has passed.
-    Late { group: u64, number: u64, what: String, waited: Duration },
+    7 Late { group: u64, number: u64, what: String, waited: Duration }
     /// Hub to process: the group can make no further exchange, for this reason.
-    Broken { group: u64, error: Error },
+    8 Broken { group: u64, error: Error }
     /// Process to hub: the sender leaves a group. If `clean` is false, all members get `Broken`,
     /// including the sender.
-    Leave { group: u64, clean: bool },
+    9 Leave { group: u64, clean: bool }
     /// Hub to process: all ranks have closed the world.
-    Goodbye,
+    10 Goodbye
     /// Process to hub: the sender cannot continue in a group, for this reason.
-    GaveUp { group: u64, error: Error },
+    11 GaveUp { group: u64, error: Error }
     /// Process to hub: asks which ranks are missing in an exchange.
-    Ask { group: u64, number: u64 },
+    12 Ask { group: u64, number: u64 }
     /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
     /// prints the notice for the user.
-    Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
+    13 Missing { group: u64, number: u64, ranks: Vec<usize>, teller: usize }
     /// Hub to relay: the relay must pass `packet` on to the ranks `ranks`. Relay to hub: `packet`
     /// comes from the only rank in `ranks`.
-    Relayed { ranks: Vec<u64>, packet: Packet },
+    14 Relayed { ranks: Vec<usize>, packet: Packet }
     /// Relay to hub: the process of `rank`, which is connected to the relay, has ended. Relay to
     /// process: the relay has lost `rank`, whose process runs the hub.
-    Gone { rank: u64 },
+    15 Gone { rank: usize }
     /// Relay to process: the relay has forwarded this process's hello, or its last question, to the
     /// hub.
-    Forwarded,
+    16 Forwarded
     /// Hub to relay: asks whether the relay runs. Relay to hub, in answer: the relay has forwarded
     /// all messages that its ranks had sent.
-    Probe,
+    17 Probe
 }
 
 /// Encoded frame; cheap to clone, as needed to send one frame to many processes.
@@ -98,165 +126,162 @@ pub(crate) struct Packet {
     pub(super) descriptors: Arc<Vec<OwnedFd>>,
 }
 
-fn put_error(w: &mut Writer, error: &Error) {
-    match error {
-        Error::PeerLost { rank } => {
-            w.u64(1).u64(*rank as u64);
-        }
-        Error::Absent { ranks, what, waited } => {
-            w.u64(2).text(what).u64(waited.as_nanos() as u64).u64(ranks.len() as u64);
-            for &r in ranks {
-                w.u64(r as u64);
+/// Packet that is being made.
+#[derive(Default)]
+struct Packing {
+    body: Writer,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Packet that is being read.
+struct Unpacking<'a> {
+    body: Reader<'a>,
+    descriptors: vec::IntoIter<OwnedFd>,
+}
+
+/// Value that a packet can carry.
+trait PacketField: Sized {
+    fn put(self, to: &mut Packing);
+    fn take(from: &mut Unpacking<'_>) -> Result<Self>;
+}
+
+/// Makes types fields of packets by their forms as another field.
+macro_rules! fields {
+    ($($type:ty as $form:ty: $to:expr, $of:expr;)*) => {
+        $(impl PacketField for $type {
+            fn put(self, to: &mut Packing) {
+                let form: fn($type) -> $form = $to;
+                form(self).put(to);
             }
-        }
-        Error::Rendezvous { place, problem } => {
-            w.u64(3).text(place).text(problem);
-        }
-        Error::PeerFailed { rank, what, message } => {
-            w.u64(4).u64(*rank as u64).text(what).text(message);
-        }
-        Error::HubLost { rank } => {
-            w.u64(5).u64(*rank as u64);
-        }
-        Error::LauncherLost { rank, launcher } => {
-            w.u64(10).u64(*rank as u64).text(launcher);
-        }
-        Error::Invalid { what, value, expected } => {
-            w.u64(6).text(what).text(value).text(expected);
-        }
-        Error::Wire { what, problem } => {
-            w.u64(7).text(what).text(problem);
-        }
-        Error::PeerAborted { rank, reason, .. } => {
-            w.u64(8).u64(*rank as u64).text(reason);
-        }
-        Error::GaveUp { rank, reason, .. } => {
-            w.u64(9).u64(*rank as u64).text(reason.as_deref().unwrap_or_default());
-        }
-        other => {
-            w.u64(0).text(&other.to_string());
-        }
+
+            fn take(from: &mut Unpacking<'_>) -> Result<$type> {
+                <$form>::take(from).map($of)
+            }
+        })*
+    };
+}
+
+fields! {
+    usize as u64: |number| number as u64, |number| number as usize;
+    bool as u64: u64::from, |number| number == 1;
+    Duration as u64: |time| time.as_nanos() as u64, Duration::from_nanos;
+    Option<String> as String: Option::unwrap_or_default, |text| Some(text).filter(|it| !it.is_empty());
+}
+
+impl PacketField for u64 {
+    fn put(self, to: &mut Packing) {
+        to.body.u64(self);
+    }
+
+    fn take(from: &mut Unpacking<'_>) -> Result<u64> {
+        from.body.u64()
     }
 }
 
-fn take_error(r: &mut Reader<'_>) -> Result<Error> {
-    Ok(match r.u64()? {
-        1 => Error::PeerLost { rank: r.u64()? as usize },
-        2 => {
-            let (what, waited) = (r.text()?, Duration::from_nanos(r.u64()?));
-            let mut ranks = Vec::new();
-            for _ in 0..r.u64()? {
-                ranks.push(r.u64()? as usize);
+impl PacketField for String {
+    fn put(self, to: &mut Packing) {
+        to.body.text(&self);
+    }
+
+    fn take(from: &mut Unpacking<'_>) -> Result<String> {
+        from.body.text()
+    }
+}
+
+impl<T: PacketField> PacketField for Vec<T> {
+    fn put(self, to: &mut Packing) {
+        self.len().put(to);
+        self.into_iter().for_each(|it| it.put(to));
+    }
+
+    fn take(from: &mut Unpacking<'_>) -> Result<Vec<T>> {
+        (0..u64::take(from)?).map(|_| T::take(from)).collect()
+    }
+}
+
+impl PacketField for Part {
+    fn put(self, to: &mut Packing) {
+        to.body.bytes(&self.bytes).u64(self.descriptors.len() as u64);
+        to.descriptors.extend(self.descriptors);
+    }
+
+    fn take(from: &mut Unpacking<'_>) -> Result<Part> {
+        let (bytes, count) = (from.body.bytes()?.to_vec(), usize::take(from)?);
+        if count > from.descriptors.len() {
+            return Err(broken("descriptors are missing"));
+        }
+        Ok(Part { bytes, descriptors: from.descriptors.by_ref().take(count).collect() })
+    }
+}
+
+impl PacketField for Packet {
+    fn put(self, to: &mut Packing) {
+        to.body.bytes(&self.bytes);
+    }
+
+    fn take(from: &mut Unpacking<'_>) -> Result<Packet> {
+        Ok(Packet { bytes: from.body.bytes()?.into(), descriptors: Arc::default() })
+    }
+}
+
+/// Declares the errors that keep their numbers on the way to another process, each with the number of
+/// its kind, its fields, and after `but` a field that the receiver adds. Other errors arrive as texts.
+macro_rules! errors {
+    ($($kind:literal $name:ident { $($field:ident),* } $(but $added:ident)?;)*) => {
+        impl PacketField for Error {
+            fn put(self, to: &mut Packing) {
+                match self {
+                    $(Error::$name { $($field,)* $($added: _)? } => {
+                        u64::put($kind, to);
+                        $($field.put(to);)*
+                    })*
+                    other => {
+                        u64::put(0, to);
+                        other.to_string().put(to);
+                    }
+                }
             }
-            Error::Absent { ranks, what, waited }
+
+            fn take(from: &mut Unpacking<'_>) -> Result<Error> {
+                Ok(match u64::take(from)? {
+                    $($kind => Error::$name { $($field: PacketField::take(from)?,)* $($added: None)? },)*
+                    _ => Error::Wire { what: "world".into(), problem: PacketField::take(from)? },
+                })
+            }
         }
-        3 => Error::Rendezvous { place: r.text()?, problem: r.text()? },
-        4 => {
-            let rank = r.u64()? as usize;
-            Error::PeerFailed { rank, what: r.text()?, message: r.text()? }
-        }
-        5 => Error::HubLost { rank: r.u64()? as usize },
-        6 => Error::Invalid { what: r.text()?, value: r.text()?, expected: r.text()? },
-        7 => Error::Wire { what: r.text()?, problem: r.text()? },
-        8 => Error::PeerAborted { rank: r.u64()? as usize, host: None, reason: r.text()? },
-        9 => {
-            let (rank, reason) = (r.u64()? as usize, r.text()?);
-            Error::GaveUp { rank, host: None, reason: Some(reason).filter(|it| !it.is_empty()) }
-        }
-        10 => Error::LauncherLost { rank: r.u64()? as usize, launcher: r.text()? },
-        _ => Error::Wire { what: "world".into(), problem: r.text()? },
-    })
+    };
+}
+
+errors! {
+    1 PeerLost { rank };
+    2 Absent { ranks, what, waited };
+    3 Rendezvous { place, problem };
+    4 PeerFailed { rank, what, message };
+    5 HubLost { rank };
+    6 Invalid { what, value, expected };
+    7 Wire { what, problem };
+    8 PeerAborted { rank, reason } but host;
+    9 GaveUp { rank, reason } but host;
+    10 LauncherLost { rank, launcher };
 }
 
 /// Encodes an error as bytes for a note file, which a process can read without a connection.
 pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
-    let mut w = Writer::default();
-    put_error(&mut w, error);
-    w.finish()
+    let mut packing = Packing::default();
+    error.clone().put(&mut packing);
+    packing.body.finish()
 }
 
 pub(crate) fn error_of_bytes(bytes: &[u8]) -> Result<Error> {
-    take_error(&mut Reader::new("note", bytes))
+    let body = Reader::new("note", bytes);
+    Error::take(&mut Unpacking { body, descriptors: Vec::new().into_iter() })
 }
 
 impl Frame {
     pub(crate) fn pack(self) -> Packet {
-        let mut w = Writer::default();
-        let mut descriptors = Vec::new();
-        let kind: u32 = match self {
-            Frame::Hello { job, rank, size } => {
-                w.text(&job).u64(rank).u64(size);
-                1
-            }
-            Frame::Welcome => 2,
-            Frame::Refuse(error) => {
-                put_error(&mut w, &error);
-                3
-            }
-            Frame::Group { group, members } => {
-                w.u64(group).u64(members.len() as u64);
-                for m in members {
-                    w.u64(m);
-                }
-                4
-            }
-            Frame::Give { group, number, part } => {
-                w.u64(group).u64(number).bytes(&part.bytes);
-                descriptors = part.descriptors;
-                5
-            }
-            Frame::All { group, number, parts } => {
-                w.u64(group).u64(number).u64(parts.len() as u64);
-                for part in parts {
-                    w.bytes(&part.bytes).u64(part.descriptors.len() as u64);
-                    descriptors.extend(part.descriptors);
-                }
-                6
-            }
-            Frame::Late { group, number, what, waited } => {
-                w.u64(group).u64(number).text(&what).u64(waited.as_nanos() as u64);
-                7
-            }
-            Frame::Broken { group, error } => {
-                put_error(w.u64(group), &error);
-                8
-            }
-            Frame::Leave { group, clean } => {
-                w.u64(group).u64(u64::from(clean));
-                9
-            }
-            Frame::Goodbye => 10,
-            Frame::GaveUp { group, error } => {
-                put_error(w.u64(group), &error);
-                11
-            }
-            Frame::Ask { group, number } => {
-                w.u64(group).u64(number);
-                12
-            }
-            Frame::Missing { group, number, ranks, teller } => {
-                w.u64(group).u64(number).u64(teller).u64(ranks.len() as u64);
-                for rank in ranks {
-                    w.u64(rank);
-                }
-                13
-            }
-            Frame::Relayed { ranks, packet } => {
-                w.u64(ranks.len() as u64);
-                for rank in ranks {
-                    w.u64(rank);
-                }
-                w.bytes(&packet.bytes);
-                14
-            }
-            Frame::Gone { rank } => {
-                w.u64(rank);
-                15
-            }
-            Frame::Forwarded => 16,
-            Frame::Probe => 17,
-        };
-        let body = w.finish();
+        let mut packing = Packing::default();
+        let kind = self.put(&mut packing);
+        let (body, descriptors) = (packing.body.finish(), packing.descriptors);
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&kind.to_le_bytes());
@@ -265,72 +290,9 @@ impl Frame {
         Packet { bytes: bytes.into(), descriptors: Arc::new(descriptors) }
     }
 
-    pub(super) fn unpack(kind: u32, body: &[u8], mut descriptors: Vec<OwnedFd>) -> Result<Frame> {
-        let mut r = Reader::new("world", body);
-        Ok(match kind {
-            1 => Frame::Hello { job: r.text()?, rank: r.u64()?, size: r.u64()? },
-            2 => Frame::Welcome,
-            3 => Frame::Refuse(take_error(&mut r)?),
-            4 => {
-                let group = r.u64()?;
-                let mut members = Vec::new();
-                for _ in 0..r.u64()? {
-                    members.push(r.u64()?);
-                }
-                Frame::Group { group, members }
-            }
-            5 => {
-                let (group, number) = (r.u64()?, r.u64()?);
-                let part = Part { bytes: r.bytes()?.to_vec(), descriptors };
-                Frame::Give { group, number, part }
-            }
-            6 => {
-                let (group, number) = (r.u64()?, r.u64()?);
-                let mut parts = Vec::new();
-                for _ in 0..r.u64()? {
-                    let bytes = r.bytes()?.to_vec();
-                    let count = r.u64()? as usize;
-                    if count > descriptors.len() {
-                        return Err(broken("descriptors are missing"));
-                    }
-                    let rest = descriptors.split_off(count);
-                    parts.push(Part { bytes, descriptors });
-                    descriptors = rest;
-                }
-                Frame::All { group, number, parts }
-            }
-            7 => Frame::Late {
-                group: r.u64()?,
-                number: r.u64()?,
-                what: r.text()?,
-                waited: Duration::from_nanos(r.u64()?),
-            },
-            8 => Frame::Broken { group: r.u64()?, error: take_error(&mut r)? },
-            9 => Frame::Leave { group: r.u64()?, clean: r.u64()? == 1 },
-            10 => Frame::Goodbye,
-            11 => Frame::GaveUp { group: r.u64()?, error: take_error(&mut r)? },
-            12 => Frame::Ask { group: r.u64()?, number: r.u64()? },
-            13 => {
-                let (group, number, teller) = (r.u64()?, r.u64()?, r.u64()?);
-                let mut ranks = Vec::new();
-                for _ in 0..r.u64()? {
-                    ranks.push(r.u64()?);
-                }
-                Frame::Missing { group, number, ranks, teller }
-            }
-            14 => {
-                let mut ranks = Vec::new();
-                for _ in 0..r.u64()? {
-                    ranks.push(r.u64()?);
-                }
-                let packet = Packet { bytes: r.bytes()?.into(), descriptors: Arc::default() };
-                Frame::Relayed { ranks, packet }
-            }
-            15 => Frame::Gone { rank: r.u64()? },
-            16 => Frame::Forwarded,
-            17 => Frame::Probe,
-            other => return Err(broken(&format!("a frame of kind {other}"))),
-        })
+    pub(super) fn unpack(kind: u32, body: &[u8], descriptors: Vec<OwnedFd>) -> Result<Frame> {
+        let body = Reader::new("world", body);
+        Frame::take(kind, &mut Unpacking { body, descriptors: descriptors.into_iter() })
     }
 }
 

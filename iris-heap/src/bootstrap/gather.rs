@@ -3,14 +3,14 @@
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use super::entrance::{Entrance, SILENCE};
+use super::entrance::Entrance;
 use super::frames::Frame;
 use super::held::Held;
 use super::mailbox::AGAIN;
-use super::notice::{Patience, notice};
+use super::notice::MeetingWait;
 use super::peer::{Peer, wait};
 use super::rendezvous::{Door, LOOK, Place, Watch};
-use crate::error::{Error, Result, list_ranks};
+use crate::error::{Error, Result};
 
 /// World that is being formed: some of its processes have not arrived yet.
 pub(super) struct Gathering {
@@ -52,7 +52,7 @@ impl Gathering {
     /// Tells all processes why the world cannot be formed.
     fn give_up(mut self, error: &Error) {
         tracing::debug!(%error, "the world comes to nothing");
-        let refusal = Frame::Refuse(error.clone()).pack();
+        let refusal = Frame::Refuse { error: error.clone() }.pack();
         // Rank 0 gets the reason last, because its process may end after reading it. The other
         // connections are closed before the note is written, because writing may need the
         // descriptors of these connections.
@@ -67,8 +67,7 @@ impl Gathering {
     }
 
     fn gather(&mut self, deadline: Instant) -> Result<()> {
-        let started = Instant::now();
-        let mut patience = Patience::new(started, deadline);
+        let mut meeting = MeetingWait::new(0, self.peers.len(), deadline);
         let mut watch = Watch::new();
         loop {
             // All messages that were sent are read before the deadline is checked: this process may
@@ -79,36 +78,13 @@ impl Gathering {
             if missing.is_empty() {
                 return Ok(());
             }
-            let now = Instant::now();
             let place = &self.entrance.place;
-            self.entrance.check_full(now >= deadline)?;
-            if let Some(error) = place.lost(&missing, &mut watch) {
-                return Err(error);
-            }
-            if now >= deadline {
-                return Err(Error::Absent {
-                    ranks: missing,
-                    what: format!("rank 0 at {place}"),
-                    waited: now - started,
-                });
-            }
-            if let Some(waited) = patience.is_over() {
-                let missing = list_ranks(&missing);
-                notice(format_args!(
-                    "rank 0 of {} waits for rank {missing} at {place}: {waited:.1?} of {:.1?}",
-                    self.peers.len(),
-                    deadline - started
-                ));
-            }
-            let mut until = deadline.min(patience.until).min(now + LOOK);
-            if self.entrance.is_full() {
-                until = until.min(now + AGAIN);
-            } else if self.entrance.is_crowded() {
-                until = until.min(now + SILENCE);
-            }
+            let waited = meeting.check(&missing, place, None);
+            self.entrance.check_full(waited.is_err())?;
+            place.lost(&missing, &mut watch).map_or(waited, Err)?;
+            let limit = if self.entrance.is_full() { AGAIN } else { LOOK };
             let peers = self.entrance.strangers().chain(self.peers.iter().flatten());
-            let timeout = until.saturating_duration_since(now);
-            wait(peers, self.entrance.listener(), Some(timeout));
+            wait(peers, self.entrance.listener(), Some(meeting.rest(limit)));
         }
     }
 
@@ -160,7 +136,7 @@ pub(super) mod tests {
         let mut inbox = Inbox::default();
         loop {
             match inbox.take().unwrap() {
-                Some(Frame::Refuse(error)) => return Some(error),
+                Some(Frame::Refuse { error }) => return Some(error),
                 Some(frame) => panic!("{frame:?}"),
                 None if inbox.fill(socket).unwrap() => {}
                 None => return None,

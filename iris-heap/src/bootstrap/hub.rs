@@ -12,10 +12,10 @@ use super::frames::{Frame, Packet, Part, check_exchanged};
 use super::gather::Gathering;
 use super::held::Held;
 use super::link::Link;
+use super::loss::{is_loss, loss_of_carrier};
 use super::mailbox::AGAIN;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
-use super::{is_loss, loss_of_carrier};
 use crate::error::Error;
 
 /// Time limit for sending the last messages after the world was closed; it is reached only if a
@@ -173,7 +173,7 @@ impl Hub {
                 if link.peer.gone {
                     if link.peer.fault.is_some() {
                         let error = link.peer.loss(link.ranks[0], 0);
-                        link.broadcast(&Frame::Refuse(error).pack());
+                        link.broadcast(&Frame::Refuse { error }.pack());
                     }
                     // The link's first rank comes first, because its process had the connection.
                     for rank in self.links[at].ranks.clone() {
@@ -242,8 +242,7 @@ impl Hub {
         }
     }
 
-    fn enter(&mut self, rank: usize, id: u64, members: Vec<u64>) {
-        let members: Vec<usize> = members.into_iter().map(|m| m as usize).collect();
+    fn enter(&mut self, rank: usize, id: u64, members: Vec<usize>) {
         if members.iter().any(|&m| m >= self.gone.len()) || !members.contains(&rank) {
             tracing::warn!(rank, ?members, "a group of other ranks is ignored");
             return;
@@ -357,7 +356,6 @@ impl Hub {
         let ranks = group.missing();
         let here = (0..group.given.len()).find(|i| !ranks.contains(i));
         if let Some(teller) = here {
-            let (ranks, teller) = (ranks.iter().map(|&r| r as u64).collect(), teller as u64);
             self.send(rank, &Frame::Missing { group: id, number, ranks, teller }.pack());
         }
     }
@@ -421,7 +419,7 @@ mod tests {
         }
 
         /// Sends the hub a frame of `rank`.
-        fn send(&self, rank: u64, frame: Frame) {
+        fn send(&self, rank: usize, frame: Frame) {
             let mut outbox = Outbox::default();
             outbox.push(Frame::Relayed { ranks: vec![rank], packet: frame.pack() }.pack());
             outbox.flush(&self.socket).unwrap();

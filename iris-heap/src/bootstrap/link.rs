@@ -37,10 +37,7 @@ impl Link {
         }
         self.peer.send(match self.is_relay {
             false => packet.clone(),
-            true => {
-                let ranks = ranks.iter().map(|&rank| rank as u64).collect();
-                Frame::Relayed { ranks, packet: packet.clone() }.pack()
-            }
+            true => Frame::Relayed { ranks: ranks.to_vec(), packet: packet.clone() }.pack(),
         });
     }
 
@@ -91,9 +88,9 @@ impl Link {
                 return None;
             }
             Frame::Relayed { ranks, packet } if ranks.len() == 1 => {
-                packet.open().map(|frame| (ranks[0] as usize, frame))
+                packet.open().map(|frame| (ranks[0], frame))
             }
-            Frame::Gone { rank } => Ok((rank as usize, Frame::Gone { rank })),
+            Frame::Gone { rank } => Ok((rank, frame)),
             other => Ok((usize::MAX, other)),
         };
         match relayed {

@@ -323,8 +323,8 @@ mod tests {
             Frame::Broken { group: 7, error } => assert_eq!(error.to_string(), text),
             f => panic!("{f:?}"),
         }
-        let f = pass(Frame::Refuse(Error::PeerLost { rank: 3 }));
-        assert!(matches!(f, Frame::Refuse(Error::PeerLost { rank: 3 })));
+        let f = pass(Frame::Refuse { error: Error::PeerLost { rank: 3 } });
+        assert!(matches!(f, Frame::Refuse { error: Error::PeerLost { rank: 3 } }));
     }
 
     #[test]

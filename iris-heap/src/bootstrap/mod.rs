@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
+pub(crate) use loss::lost_rank;
 pub use process::ProcessId;
 
 mod ancestors;
@@ -25,6 +26,7 @@ mod launcher_nesting;
 mod launcher_pairs;
 pub(crate) mod launchers;
 mod link;
+mod loss;
 mod mailbox;
 pub(crate) mod nodes;
 pub(crate) mod notice;
@@ -81,30 +83,6 @@ impl Step {
     }
 }
 
-/// Whether `error`, which ended the exchanges, also ends the calls of waiting kernels. False for an
-/// absence, because the rank may only be late, and for a rank that gave up, because that rank has
-/// told the kernels itself.
-pub(crate) fn is_loss(error: &Error) -> bool {
-    !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
-}
-
-/// Error that a group of `members` gets if the process of `rank` (numbered in the launched world),
-/// which carries the group's messages, has ended: the loss of a member if `rank` is one.
-fn loss_of_carrier(members: &[usize], rank: usize) -> Error {
-    match members.iter().position(|&member| member == rank) {
-        Some(rank) => Error::PeerLost { rank },
-        None => Error::HubLost { rank },
-    }
-}
-
-/// Rank that `error` names as lost; `None` for other errors.
-pub(crate) fn lost_rank(error: &Error) -> Option<usize> {
-    match error {
-        Error::PeerLost { rank } | Error::PeerAborted { rank, .. } => Some(*rank),
-        _ => None,
-    }
-}
-
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
 /// processes of one host and for several hosts; other transports can be added.
 ///
@@ -135,6 +113,7 @@ pub trait Bootstrap: Send + Sync {
     }
 
     /// Exchanges file descriptors: returns duplicates of every rank's descriptors, indexed by rank.
+    /// `counts` are the numbers of the ranks' descriptors.
     ///
     /// # Errors
     /// Errors of [`Bootstrap::allgather`]; [`Error::Unsupported`] if the transport cannot pass
@@ -142,9 +121,10 @@ pub trait Bootstrap: Send + Sync {
     fn share_descriptors(
         &self,
         descriptors: Vec<OwnedFd>,
+        counts: &[usize],
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        let _ = (descriptors, step);
+        let _ = (descriptors, counts, step);
         Err(unsupported("passing descriptors", "the ranks are not on one host"))
     }
 

@@ -103,19 +103,17 @@ const MEETING: &str = "meeting the ranks of its node";
 
 /// Converts the ranks in an error from numbers on the node to numbers in the world; `ranks` are the
 /// node's ranks in the world.
-fn in_world(error: Error, ranks: &[usize]) -> Error {
-    let number = |rank: usize| ranks.get(rank).copied().unwrap_or(rank);
-    match error {
-        Error::PeerLost { rank } => Error::PeerLost { rank: number(rank) },
-        Error::PeerFailed { rank, what, message } => {
-            Error::PeerFailed { rank: number(rank), what, message }
+fn in_world(mut error: Error, ranks: &[usize]) -> Error {
+    let renumber = |rank: &mut usize| *rank = ranks.get(*rank).copied().unwrap_or(*rank);
+    match &mut error {
+        Error::PeerLost { rank } | Error::PeerFailed { rank, .. } => renumber(rank),
+        Error::Absent { ranks, what, .. } => {
+            ranks.iter_mut().for_each(renumber);
+            *what = MEETING.into();
         }
-        Error::Absent { ranks, waited, .. } => {
-            let ranks = ranks.into_iter().map(number).collect();
-            Error::Absent { ranks, what: MEETING.into(), waited }
-        }
-        error => error,
+        _ => {}
     }
+    error
 }
 
 /// Root among the errors that the ranks have reported: a rank's own failure, else a loss, else an
@@ -147,12 +145,13 @@ impl Bootstrap for Nodes {
     fn share_descriptors(
         &self,
         descriptors: Vec<OwnedFd>,
+        counts: &[usize],
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
         // All ranks may be on one node although they have met over the network.
         match (self.hosts.nodes(), self.size()) {
             (1, 1) => Ok(vec![descriptors]),
-            (1, _) => self.local.share_descriptors(descriptors, step),
+            (1, _) => self.local.share_descriptors(descriptors, counts, step),
             _ => Err(crate::util::unsupported(
                 "passing descriptors between hosts",
                 "memory is shared within a node: use World::local",

@@ -1,9 +1,11 @@
-//! Messages to the user while a rank waits for other ranks.
+//! Waits of a rank for others: messages to the user, and the deadline of a meeting.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result, list_ranks};
 
 /// Shows the user a line, because a program that waits silently for minutes looks hung. The line
 /// goes to `tracing` if the program has set up a subscriber, else to stderr.
@@ -38,6 +40,57 @@ impl Patience {
             self.until = now + waited;
             waited
         })
+    }
+}
+
+/// Wait of a rank for others at a meeting.
+pub(super) struct MeetingWait {
+    rank: usize,
+    size: usize,
+    started: Instant,
+    deadline: Instant,
+    patience: Patience,
+}
+
+impl MeetingWait {
+    /// Begins the wait of `rank`, in a world of `size` ranks.
+    pub(super) fn new(rank: usize, size: usize, deadline: Instant) -> MeetingWait {
+        let started = Instant::now();
+        MeetingWait { rank, size, started, deadline, patience: Patience::new(started, deadline) }
+    }
+
+    /// Tells the user now and then that this rank waits for the ranks `missing` at the place `at`, and
+    /// `more`.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] at the deadline.
+    pub(super) fn check(
+        &mut self,
+        missing: &[usize],
+        at: &dyn fmt::Display,
+        more: Option<&str>,
+    ) -> Result<()> {
+        let MeetingWait { rank, size, started, deadline, patience } = self;
+        let now = Instant::now();
+        if now >= *deadline {
+            let more = more.map_or(String::new(), |more| format!(" ({more})"));
+            let what = format!("rank {rank} of {size} at {at}{more}");
+            return Err(Error::Absent { ranks: missing.to_vec(), what, waited: now - *started });
+        }
+        if let Some(waited) = patience.is_over() {
+            let (missing, most) = (list_ranks(missing), *deadline - *started);
+            let more = more.map_or(String::new(), |more| format!("; {more}"));
+            notice(format_args!(
+                "rank {rank} of {size} waits for rank {missing} at {at}: {waited:.1?} of {most:.1?}{more}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Time until the deadline or the next message to the user, at most `limit`.
+    pub(super) fn rest(&self, limit: Duration) -> Duration {
+        let until = self.deadline.min(self.patience.until);
+        until.saturating_duration_since(Instant::now()).min(limit)
     }
 }
 

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::entrance::{Entrance, SILENCE};
+use super::entrance::Entrance;
 use super::frames::{Frame, Packet};
 use super::held::Held;
 use super::mailbox::AGAIN;
@@ -118,12 +118,7 @@ impl Relay {
             at_most(AGAIN);
         }
         if let Some(entrance) = &self.entrance {
-            at_most(LOOK);
-            match (entrance.is_full(), entrance.is_crowded()) {
-                (true, _) => at_most(AGAIN),
-                (_, true) => at_most(SILENCE),
-                _ => {}
-            }
+            at_most(if entrance.is_full() { AGAIN } else { LOOK });
         }
         let listener = self.entrance.as_ref().and_then(Entrance::listener);
         wait(peers().chain(strangers), listener, timeout);
@@ -141,11 +136,11 @@ impl Relay {
         });
         let full = entrance.check_full(false);
         let lost = entrance.place.lost(&entrance.missing(), &mut self.watch).map_or(Ok(()), Err);
-        let (job, size) = (entrance.place.job.clone(), entrance.size() as u64);
+        let (job, size) = (entrance.place.job.clone(), entrance.size());
         self.entrance = Some(entrance);
         for (rank, peer, frames) in arrived {
             self.ranks.insert(rank, peer);
-            let hello = Frame::Hello { job: job.clone(), rank: rank as u64, size };
+            let hello = Frame::Hello { job: job.clone(), rank, size };
             self.pass_on(rank, hello.pack());
             self.send([rank], &Frame::Forwarded.pack());
             frames.into_iter().for_each(|frame| self.handle(rank, frame));
@@ -168,7 +163,7 @@ impl Relay {
             let error = peer.loss(rank, self.rank);
             self.pass_on(self.rank, Frame::GaveUp { group: 0, error }.pack());
         }
-        self.hub.send(Frame::Gone { rank: rank as u64 }.pack());
+        self.hub.send(Frame::Gone { rank }.pack());
         if self.ranks.values().all(|peer| peer.gone) {
             self.end();
         }
@@ -213,7 +208,7 @@ impl Relay {
         for frame in self.hub.read_if_ready() {
             match frame {
                 Frame::Relayed { ranks, packet } => {
-                    self.send(ranks.into_iter().map(|rank| rank as usize), &packet);
+                    self.send(ranks, &packet);
                 }
                 Frame::Welcome => {
                     if let Some(entrance) = self.entrance.take() {
@@ -221,9 +216,9 @@ impl Relay {
                     }
                     self.broadcast(Frame::Welcome);
                 }
-                Frame::Refuse(error) => {
+                Frame::Refuse { error } => {
                     self.give_up(&error);
-                    self.broadcast(Frame::Refuse(error));
+                    self.broadcast(Frame::Refuse { error });
                     self.end();
                 }
                 Frame::Goodbye => {
@@ -240,7 +235,7 @@ impl Relay {
             if self.hub.fault.is_some() {
                 let gave_up = Frame::GaveUp { group: 0, error: error.clone() };
                 self.pass_on(self.rank, gave_up.pack());
-                self.broadcast(Frame::Refuse(error));
+                self.broadcast(Frame::Refuse { error });
             }
             self.broadcast(Frame::Gone { rank: 0 });
             self.end();
@@ -261,7 +256,7 @@ impl Relay {
 
     /// Sends the hub a packet of `rank`.
     fn pass_on(&mut self, rank: usize, packet: Packet) {
-        self.hub.send(Frame::Relayed { ranks: vec![rank as u64], packet }.pack());
+        self.hub.send(Frame::Relayed { ranks: vec![rank], packet }.pack());
     }
 
     /// Sends a packet to ranks of the node. This process's own rank is last, because this process,

@@ -41,7 +41,7 @@ use super::frames::{Frame, JOB_NAME, error_of_bytes, error_to_bytes};
 use super::held::Held;
 use super::launcher_env::Get;
 use super::mailbox::{Outbox, crowded};
-use super::notice::{Patience, notice};
+use super::notice::MeetingWait;
 use super::presence::{Presence, is_at};
 use super::process::{own_began, parent_command, up};
 use super::starter::{self, Siblings, Starter};
@@ -335,7 +335,7 @@ impl Place {
     ) -> Result<Held<UnixStream>> {
         let mut watch = Watch::new();
         let started = watch.started;
-        let mut patience = Patience::new(started, deadline);
+        let mut meeting = MeetingWait::new(rank, size, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
             // The socket's time is read before the attempt to connect, because rank 0 of this run
@@ -360,20 +360,9 @@ impl Place {
                 // Rank 0 may have ended because another rank ended; then its note names that rank.
                 return Err(self.note_to_those_who_wait(started).unwrap_or(error));
             }
-            if Instant::now() >= deadline {
+            meeting.check(&[0], self, None).inspect_err(|_| {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
-                return Err(Error::Absent {
-                    ranks: vec![0],
-                    what: format!("rank {rank} of {size} at {self}"),
-                    waited: started.elapsed(),
-                });
-            }
-            if let Some(waited) = patience.is_over() {
-                let most = deadline - started;
-                notice(format_args!(
-                    "rank {rank} of {size} waits for rank 0 at {self}: {waited:.1?} of {most:.1?}"
-                ));
-            }
+            })?;
             std::thread::sleep(pause);
             pause = (pause * 2).min(LOOK);
         }
@@ -435,8 +424,7 @@ impl Place {
                         None => e.to_string(),
                     })
                 })?;
-                let job = self.job.clone();
-                let hello = Frame::Hello { job, rank: rank as u64, size: size as u64 };
+                let hello = Frame::Hello { job: self.job.clone(), rank, size };
                 let mut outbox = Outbox::default();
                 outbox.push(hello.pack());
                 let limited = socket.set_write_timeout(Some(LOCKED));

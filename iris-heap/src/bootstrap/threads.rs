@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::loss::{GroupEnd, tell};
 use super::notice::{Patience, ToldWaits, notice};
-use super::{Bootstrap, Object, Step, Watcher, is_loss};
+use super::{Bootstrap, Object, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 
 /// Contribution of one rank to an exchange.
@@ -17,6 +18,7 @@ struct Given {
     object: Option<Object>,
 }
 
+#[derive(Default)]
 struct Table {
     /// Number of exchanges of the group that are complete.
     generation: u64,
@@ -24,11 +26,7 @@ struct Table {
     /// Contributions of the last completed exchange, kept until the next exchange completes. By
     /// then every rank has fetched them.
     complete: Arc<Vec<Given>>,
-    /// Reason why no further exchange is possible; `None` as long as the group can exchange.
-    broken: Option<Error>,
-    /// First loss of a peer; differs from `broken` if the table broke earlier for another reason.
-    lost: Option<Error>,
-    watchers: Vec<Watcher>,
+    ending: GroupEnd,
     has_left: Vec<bool>,
     told_waits: ToldWaits,
 }
@@ -40,16 +38,8 @@ struct Hub {
 
 impl Hub {
     fn new(size: usize) -> Arc<Hub> {
-        let table = Table {
-            generation: 0,
-            coming: vec![None; size],
-            complete: Arc::default(),
-            broken: None,
-            lost: None,
-            watchers: Vec::new(),
-            has_left: vec![false; size],
-            told_waits: ToldWaits::default(),
-        };
+        let table =
+            Table { coming: vec![None; size], has_left: vec![false; size], ..Table::default() };
         Arc::new(Hub { table: Mutex::new(table), changed: Condvar::new() })
     }
 
@@ -61,19 +51,9 @@ impl Hub {
 
     /// Ends the exchanges because a rank has failed; if the rank is lost, calls the watchers.
     fn fail(&self, error: &Error) {
-        let mut table = self.lock();
-        // An earlier error is kept, because the rank may have failed as a consequence of that error.
-        table.broken.get_or_insert_with(|| error.clone());
-        let mut watchers = Vec::new();
-        if is_loss(error) {
-            table.lost.get_or_insert_with(|| error.clone());
-            watchers = std::mem::take(&mut table.watchers);
-        }
-        drop(table);
+        let told = self.lock().ending.fail(error);
         self.changed.notify_all();
-        for watcher in watchers {
-            watcher(error);
-        }
+        tell(told);
     }
 }
 
@@ -93,7 +73,7 @@ impl Threads {
     fn exchange(&self, given: Given, step: &Step) -> Result<Arc<Vec<Given>>> {
         let started = Instant::now();
         let mut table = self.hub.lock();
-        if let Some(error) = &table.broken {
+        if let Some(error) = &table.ending.broken {
             return Err(error.clone());
         }
         let mine = table.generation;
@@ -116,7 +96,7 @@ impl Threads {
             if table.generation != mine {
                 return Ok(table.complete.clone());
             }
-            if let Some(error) = &table.broken {
+            if let Some(error) = &table.ending.broken {
                 return Err(error.clone());
             }
             let now = Instant::now();
@@ -126,7 +106,7 @@ impl Threads {
                     what: format!("rank {} in {}", step.number(self.rank), step.what),
                     waited: now - started,
                 };
-                table.broken = Some(error.clone());
+                table.ending.broken = Some(error.clone());
                 self.hub.changed.notify_all();
                 return Err(error);
             }
@@ -180,6 +160,7 @@ impl Bootstrap for Threads {
     fn share_descriptors(
         &self,
         descriptors: Vec<OwnedFd>,
+        _: &[usize],
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
         let given = Given { descriptors: Arc::new(descriptors), ..Given::default() };
@@ -224,14 +205,12 @@ impl Bootstrap for Threads {
     }
 
     fn watch(&self, watcher: Watcher) {
-        let mut table = self.hub.lock();
-        let Some(error) = table.lost.clone() else { return table.watchers.push(watcher) };
-        drop(table);
-        watcher(&error);
+        let told = self.hub.lock().ending.watch(watcher);
+        tell(told);
     }
 
     fn lost(&self) -> Option<Error> {
-        self.hub.lock().lost.clone()
+        self.hub.lock().ending.lost.clone()
     }
 
     fn give_up(&self, error: Error) {

@@ -14,6 +14,7 @@ use super::connection::{Connection, LastChance, Mail, REASON};
 use super::frames::{Frame, Part, check_exchanged};
 use super::held::pair;
 use super::hub::Hub;
+use super::loss::tell;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
@@ -22,6 +23,7 @@ use super::socket::{Socket, is_own};
 use super::starter::cause;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
+use crate::root_error::told;
 use crate::util::{lock, spawn};
 
 /// Membership of one rank in a group of processes.
@@ -162,7 +164,7 @@ impl Processes {
         let number = {
             let mut mail = lock(mail);
             let group = mail.groups.entry(self.group).or_default();
-            if let Some(error) = &group.broken {
+            if let Some(error) = &group.ending.broken {
                 return Err(error.clone());
             }
             group.number += 1;
@@ -184,7 +186,7 @@ impl Processes {
             && is_own(error)
         {
             // The hub would report only the loss of this rank, so the reason is stored here.
-            mail.groups.entry(self.group).or_default().broken = Some(own.clone());
+            mail.groups.entry(self.group).or_default().ending.broken = Some(own.clone());
             return Err(own.clone());
         }
         loop {
@@ -196,7 +198,7 @@ impl Processes {
             {
                 return Ok(parts);
             }
-            if let Some(error) = &group.broken {
+            if let Some(error) = &group.ending.broken {
                 return Err(error.clone());
             }
             let now = Instant::now();
@@ -209,7 +211,7 @@ impl Processes {
                 if crowded || now >= limit {
                     // No other reason has been read by now, so the failed send itself is the
                     // reason.
-                    group.broken = Some(error.clone());
+                    group.ending.broken = Some(error.clone());
                     return Err(error.clone());
                 }
             } else if let Some(chance) = &mut verdict {
@@ -225,7 +227,7 @@ impl Processes {
                             None => Error::HubLost { rank },
                         };
                         let group = mail.groups.entry(self.group).or_default();
-                        group.broken = Some(error.clone());
+                        group.ending.broken = Some(error.clone());
                         return Err(error);
                     }
                 }
@@ -325,8 +327,7 @@ impl Processes {
 
 /// Converts an error of `rank` into the error that the other ranks receive.
 pub(super) fn failed(rank: usize, error: &Error) -> Error {
-    let what = "talking to the other ranks".into();
-    Error::PeerFailed { rank, what, message: error.to_string() }
+    told(rank, "talking to the other ranks", error)
 }
 
 /// Time for the hub to report which ranks are missing after a rank's deadline has passed.
@@ -351,20 +352,12 @@ impl Bootstrap for Processes {
     fn share_descriptors(
         &self,
         descriptors: Vec<OwnedFd>,
+        counts: &[usize],
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
         // The descriptors are divided among several exchanges, each so small that the limit of
         // descriptors in transit is not reached. A rank begins an exchange only after it has
         // received all descriptors of the previous one.
-        let count = (descriptors.len() as u64).to_le_bytes();
-        let mut counts = Vec::new();
-        for bytes in self.allgather(&count, step)? {
-            let count = <[u8; 8]>::try_from(bytes).map_err(|b| Error::Wire {
-                what: "descriptors".into(),
-                problem: format!("{} bytes where a number should be", b.len()),
-            })?;
-            counts.push(u64::from_le_bytes(count) as usize);
-        }
         let share = (ON_THEIR_WAY / self.size()).max(1);
         let before: usize = counts[..self.rank].iter().sum();
         let mut mine = descriptors.into_iter();
@@ -400,24 +393,22 @@ impl Bootstrap for Processes {
         let name = [self.group.to_le_bytes(), group.to_le_bytes()].concat();
         let group = (crate::encoding::hash(&[&name]) as u64).max(1);
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
-        let of_group = members.clone();
-        lock(&self.connection.mail.0).groups.entry(group).or_default().members = Some(of_group);
-        let launched = members.iter().map(|&m| m as u64).collect();
-        self.connection.send(Frame::Group { group, members: launched }, step.deadline)?;
+        lock(&self.connection.mail.0).groups.entry(group).or_default().members =
+            Some(members.clone());
+        self.connection.send(Frame::Group { group, members: members.clone() }, step.deadline)?;
         let connection = self.connection.clone();
         Ok(Some(Arc::new(Processes { connection, group, members, rank })))
     }
 
     fn watch(&self, watcher: Watcher) {
         let mut mail = lock(&self.connection.mail.0);
-        let group = mail.groups.entry(self.group).or_default();
-        let Some(error) = group.lost.clone() else { return group.watchers.push(watcher) };
+        let told = mail.groups.entry(self.group).or_default().ending.watch(watcher);
         drop(mail);
-        watcher(&error);
+        tell(told);
     }
 
     fn lost(&self) -> Option<Error> {
-        lock(&self.connection.mail.0).groups.get(&self.group)?.lost.clone()
+        lock(&self.connection.mail.0).groups.get(&self.group)?.ending.lost.clone()
     }
 
     fn give_up(&self, error: Error) {
@@ -426,10 +417,10 @@ impl Bootstrap for Processes {
             // Fail the group here at once, because the hub's process may be stopped, so that its
             // answer comes late or never.
             let mut mail = lock(&self.connection.mail.0);
-            let watchers = mail.groups.entry(self.group).or_default().fail(&error);
+            let told = mail.groups.entry(self.group).or_default().ending.fail(&error);
             drop(mail);
             self.connection.mail.1.notify_all();
-            watchers.into_iter().for_each(|watcher| watcher(&error));
+            tell(told);
         }
         // An error is ignored, because sending fails only if the hub or relay is gone.
         let frame = Frame::GaveUp { group: self.group, error };
@@ -444,11 +435,13 @@ impl Bootstrap for Processes {
         if std::mem::replace(&mut group.has_left, true) {
             return;
         }
-        let reason = group.broken.clone().filter(|_| !clean);
+        // A rank that has left is told nothing. These watchers are dropped without the lock.
+        let _watchers = group.ending.dismiss();
+        let reason = group.ending.broken.clone().filter(|_| !clean);
         if !clean {
             // The hub sends this rank no further message, so end the waits of this rank's other
             // threads here.
-            group.fail(&Error::PeerLost { rank: self.rank });
+            group.ending.fail(&Error::PeerLost { rank: self.rank });
         }
         drop(mail);
         self.connection.mail.1.notify_all();

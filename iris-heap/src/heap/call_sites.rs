@@ -36,7 +36,12 @@ impl Bootstrap for Recorder {
         self.keep(step, bytes.to_vec())
     }
 
-    fn share_descriptors(&self, mine: Vec<OwnedFd>, step: &Step) -> Result<Vec<Vec<OwnedFd>>> {
+    fn share_descriptors(
+        &self,
+        mine: Vec<OwnedFd>,
+        _: &[usize],
+        step: &Step,
+    ) -> Result<Vec<Vec<OwnedFd>>> {
         self.keep(step, mine)
     }
 

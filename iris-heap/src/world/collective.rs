@@ -201,10 +201,13 @@ impl World {
     /// Errors of [`World::barrier`]; [`Error::Unsupported`] if the ranks are not on one host.
     #[track_caller]
     pub fn share_descriptors(&self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
-        self.collective("descriptors", &[])?;
+        let count = Writer::default().u64(descriptors.len() as u64).finish();
+        let counts = self.collective("descriptors", &count)?;
+        let counts = counts.iter().map(|it| Ok(Reader::new("descriptors", it).u64()? as usize));
+        let counts = counts.collect::<Result<Vec<_>>>()?;
         let step = self.step("descriptors", Location::caller());
         let _sequence = lock(&self.inner.sequence);
-        self.note_returned(self.inner.bootstrap.share_descriptors(descriptors, &step))
+        self.note_returned(self.inner.bootstrap.share_descriptors(descriptors, &counts, &step))
     }
 
     /// Exchanges objects between threads: returns the object of every rank, indexed by rank.

@@ -159,37 +159,38 @@ impl Hosts {
 
     /// Adds host names to an error about ranks, if this world, or the world that it is a part of,
     /// has several nodes.
-    pub(crate) fn describe(&self, error: Error) -> Error {
+    pub(crate) fn describe(&self, mut error: Error) -> Error {
         if self.nodes() <= 1 && self.numbers.is_none() {
             return error;
         }
-        match error {
-            Error::PeerLost { rank } if rank < self.node_of.len() => {
-                Error::RankLost { rank: self.number(rank), host: self.name(rank).into() }
+        let is_known = |rank: &usize| *rank < self.node_of.len();
+        let place = |rank: &usize| (self.number(*rank), self.name(*rank).to_owned());
+        match &mut error {
+            Error::PeerLost { rank } if is_known(rank) => {
+                let (rank, host) = place(rank);
+                return Error::RankLost { rank, host };
             }
-            Error::Absent { ranks, what, waited } => {
-                let known = ranks.iter().filter(|&&rank| rank < self.node_of.len());
-                let place = |rank: usize| {
-                    format!("rank {} is on host {}", self.number(rank), self.name(rank))
-                };
-                let places = known.map(|&rank| place(rank)).collect::<Vec<_>>().join(", ");
-                let ranks = ranks.into_iter().map(|rank| self.number(rank)).collect();
-                Error::Absent { ranks, what: format!("{what} ({places})"), waited }
+            Error::Absent { ranks, what, .. } => {
+                let text = |(rank, host)| format!("rank {rank} is on host {host}");
+                let places: Vec<_> =
+                    ranks.iter().filter(|it| is_known(it)).map(|it| text(place(it))).collect();
+                what.push_str(&format!(" ({})", places.join(", ")));
+                ranks.iter_mut().for_each(|rank| *rank = self.number(*rank));
             }
-            Error::PeerFailed { rank, what, message } if rank < self.node_of.len() => {
-                let (rank, host) = (self.number(rank), self.name(rank));
-                Error::PeerFailed { rank, what: format!("{what} on host {host}"), message }
+            Error::PeerFailed { rank, what, .. } if is_known(rank) => {
+                what.push_str(&format!(" on host {}", self.name(*rank)));
+                *rank = self.number(*rank);
             }
-            Error::PeerAborted { rank, host: None, reason } if rank < self.node_of.len() => {
-                let (rank, host) = (self.number(rank), Some(self.name(rank).into()));
-                Error::PeerAborted { rank, host, reason }
+            Error::PeerAborted { rank, host: host @ None, .. }
+            | Error::GaveUp { rank, host: host @ None, .. }
+                if is_known(rank) =>
+            {
+                let (number, name) = place(rank);
+                (*rank, *host) = (number, Some(name));
             }
-            Error::GaveUp { rank, host: None, reason } if rank < self.node_of.len() => {
-                let (rank, host) = (self.number(rank), Some(self.name(rank).into()));
-                Error::GaveUp { rank, host, reason }
-            }
-            error => error,
+            _ => {}
         }
+        error
     }
 }
 

@@ -17,15 +17,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Meeting;
 use super::seal::GREETING;
 use super::user_key::KeyDesk;
-use crate::bootstrap::entrance::differing;
+use crate::bootstrap::entrance::{arrive, differing};
 use crate::bootstrap::frames::Frame;
 use crate::bootstrap::held::Held;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::mailbox::{Inbox, Outbox};
-use crate::bootstrap::notice::{Patience, notice};
+use crate::bootstrap::notice::MeetingWait;
 use crate::bootstrap::peer::Peer;
 use crate::bootstrap::socket::{FailedCall, Jam, cannot_meet, is_own, is_permanent};
-use crate::error::{Error, Result, list_ranks};
+use crate::error::{Error, Result};
 use crate::limits::explain;
 
 /// Maximum number of connections at a time that have not sent an encrypted hello.
@@ -70,7 +70,7 @@ enum State {
     Greeting(Held<TcpStream>, [u8; GREETING], usize),
     /// The stranger's greeting was answered. It claims to be the relay in the process of the rank
     /// with this number.
-    Answered(u32, Box<Peer>),
+    Answered(usize, Box<Peer>),
     /// The stranger has been sent the reason why it is refused. Its data is read to the end,
     /// because closing a socket with unread bytes would make the system discard the reason.
     Refused(Box<Peer>),
@@ -106,7 +106,7 @@ impl Door {
             Ok(()) => Some(self.links),
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
-                let refusal = Frame::Refuse(error).pack();
+                let refusal = Frame::Refuse { error }.pack();
                 for stranger in &mut self.strangers {
                     if let State::Answered(_, peer) = &mut stranger.state {
                         peer.send(refusal.clone());
@@ -122,8 +122,7 @@ impl Door {
     }
 
     pub(super) fn gather_others(&mut self, deadline: Instant) -> Result<()> {
-        let started = Instant::now();
-        let mut patience = Patience::new(started, deadline);
+        let mut meeting = MeetingWait::new(0, self.arrived.len(), deadline);
         let mut jam = None;
         loop {
             Jam::follow(&mut jam, self.accept());
@@ -133,27 +132,10 @@ impl Door {
             if missing.is_empty() {
                 return Ok(());
             }
-            let now = Instant::now();
             Jam::check(&jam, (0, &self.meeting), NO_DESCRIPTOR, false)?;
-            if now >= deadline {
-                let what = format!("rank 0 at {}", self.meeting);
-                return Err(Error::Absent { ranks: missing, what, waited: now - started });
-            }
-            if let Some(waited) = patience.is_over() {
-                let away = match self.turned_away {
-                    0 => String::new(),
-                    count => format!("; {count} connections were turned away"),
-                };
-                notice(format_args!(
-                    "rank 0 of {} waits for rank {} at {}: {waited:.1?} of {:.1?}{away}",
-                    self.arrived.len(),
-                    list_ranks(&missing),
-                    self.meeting,
-                    deadline - started,
-                ));
-            }
-            let until = deadline.min(patience.until).min(now + LOOK);
-            self.wait(jam.is_none(), until.saturating_duration_since(now));
+            let away = format!("{} connections were turned away", self.turned_away);
+            meeting.check(&missing, &self.meeting, (self.turned_away > 0).then_some(&away))?;
+            self.wait(jam.is_none(), meeting.rest(LOOK));
         }
     }
 
@@ -241,18 +223,7 @@ impl Door {
 
     /// Counts a rank as arrived.
     fn arrive(&mut self, rank: usize) -> Result<()> {
-        let size = self.arrived.len();
-        match self.arrived.get_mut(rank) {
-            Some(false) => {
-                self.arrived[rank] = true;
-                Ok(())
-            }
-            Some(true) => Err(self.meeting.error(format!("two processes have rank {rank}"))),
-            None => {
-                let text = format!("a process has rank {rank}, expected 0 to {}", size - 1);
-                Err(self.meeting.error(text))
-            }
-        }
+        arrive(&mut self.arrived, rank).map_err(|problem| self.meeting.error(problem))
     }
 
     /// Advances a stranger's state. An error makes the whole world fail: a rank with the right key
@@ -323,7 +294,7 @@ impl Door {
         let mut peer = Peer::new(stream).map_err(|e| own("ioctl", e))?;
         peer.inbox = Inbox::sealed(&keys);
         peer.outbox = Outbox::sealed(&keys);
-        Ok(State::Answered(rank, Box::new(peer)))
+        Ok(State::Answered(rank as usize, Box::new(peer)))
     }
 
     /// Admits the relay of a rank that has proved that it has the key, if `frame` is a hello;
@@ -331,7 +302,7 @@ impl Door {
     /// without failing this world.
     fn admit(
         &mut self,
-        rank: u32,
+        rank: usize,
         frame: Frame,
         mut peer: Box<Peer>,
         more: Vec<Frame>,
@@ -339,17 +310,17 @@ impl Door {
         let Frame::Hello { job, size, .. } = frame else {
             return Err(self.meeting.error(format!("rank {rank} says something else than hello")));
         };
-        let (own_job, all) = (&self.meeting.terms.job, self.arrived.len() as u64);
+        let (own_job, all) = (&self.meeting.terms.job, self.arrived.len());
         let is_ours = job == *own_job;
         let arrived = match is_ours && size == all {
-            true => self.arrive(rank as usize),
+            true => self.arrive(rank),
             false => {
-                let problem = differing((0, own_job, all), (rank.into(), &job, size));
+                let problem = differing((0, own_job, all), (rank, &job, size));
                 Err(self.meeting.error(problem))
             }
         };
         if let Err(error) = arrived {
-            peer.send(Frame::Refuse(error.clone()).pack());
+            peer.send(Frame::Refuse { error: error.clone() }.pack());
             if is_ours {
                 return Err(error);
             }
@@ -357,7 +328,7 @@ impl Door {
             return Ok(State::Refused(peer));
         }
         peer.inbox.trust();
-        self.links.push(Link::to_relay(rank as usize, *peer, more));
+        self.links.push(Link::to_relay(rank, *peer, more));
         Ok(State::Over)
     }
 

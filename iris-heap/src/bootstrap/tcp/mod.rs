@@ -28,7 +28,7 @@ use super::frames::Frame;
 use super::held::{Held, pair};
 use super::hub::Hub;
 use super::mailbox::{Inbox, Outbox};
-use super::notice::{Patience, notice};
+use super::notice::MeetingWait;
 use super::peer::Peer;
 use super::relay::Relay;
 use super::rendezvous::{self, Place, Visit, Watch};
@@ -135,7 +135,7 @@ impl Meeting {
         deadline: Instant,
     ) -> Result<Way> {
         let started = Instant::now();
-        let mut patience = Patience::new(started, deadline);
+        let mut meeting = MeetingWait::new(rank, self.terms.size, deadline);
         let (mut pause, mut refusals) = (Duration::from_millis(1), 0);
         let (mut watch, mut lost) = (Watch::new(), None);
         let others: Vec<_> = (0..self.terms.size).filter(|&other| other != rank).collect();
@@ -193,20 +193,8 @@ impl Meeting {
                      job's"
                 )));
             }
-            let now = Instant::now();
-            if now >= deadline {
-                let (size, waited) = (self.terms.size, now - started);
-                let what = format!("rank {rank} of {size} at {self} (last: {last})");
-                return Err(Error::Absent { ranks: vec![0], what, waited });
-            }
-            if let Some(waited) = patience.is_over() {
-                let most = deadline - started;
-                let size = self.terms.size;
-                notice(format_args!(
-                    "rank {rank} of {size} waits for rank 0 at {self}: {waited:.1?} of {most:.1?}; last: {last}"
-                ));
-            }
-            std::thread::sleep(pause.min(deadline - now));
+            meeting.check(&[0], self, Some(&format!("last: {last}")))?;
+            std::thread::sleep(meeting.rest(pause));
             pause = (pause * 2).min(PAUSE);
         }
     }
@@ -429,8 +417,8 @@ impl Meeting {
         hub.inbox = Inbox::sealed(keys);
         hub.inbox.trust();
         hub.outbox = Outbox::sealed(keys);
-        let (job, size) = (self.terms.job.clone(), self.terms.size as u64);
-        hub.send(Frame::Hello { job, rank: rank as u64, size }.pack());
+        let (job, size) = (self.terms.job.clone(), self.terms.size);
+        hub.send(Frame::Hello { job, rank, size }.pack());
         Ok(hub)
     }
 }

@@ -383,7 +383,7 @@ fn a_relay_is_told_the_reason_before_its_hello() {
             }
             assert!(!silent.gone, "the connection has ended without a reason");
         };
-        let Frame::Refuse(error) = frame else { panic!("{frame:?}") };
+        let Frame::Refuse { error } = frame else { panic!("{frame:?}") };
         assert!(error.to_string().contains("two processes have rank 1"), "{error}");
         drop(relays);
     });
