@@ -49,8 +49,7 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// Error of another node, or of a step between nodes, that ended this node's calls.
     elsewhere: OnceLock<Error>,
-    /// Error because of which this rank lost the connection to its world, if no single peer is the
-    /// lost one.
+    /// Error that ended the exchanges of this heap's world for this rank.
     cut_off: OnceLock<Error>,
     /// Names of the nodes for errors, and the index of this rank's node; set if the heap's world has
     /// several.
@@ -193,9 +192,9 @@ impl Control {
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
-        // `PeerLost` is not stored, because the abort code holds the rank. The error is made from
-        // the code when a call returns it, with the rank's number in the whole world.
-        if !matches!(error, Error::PeerLost { .. }) {
+        // A lost rank is not stored by a heap over several nodes, because the connection of all ranks
+        // tells which rank was lost first, and not if it is this rank, which has left its world.
+        if lost.is_none_or(|_| self.nodes.get().is_none() && lost != self.own_rank()) {
             let _ = self.cut_off.set(error);
         }
         self.set_host_abort(code);

@@ -226,8 +226,8 @@ impl World {
     /// left before, because the fault may be the reason why a peer is absent. Returns the error
     /// alone if it is the cause of the fault.
     fn after_fault(&self, then: Error) -> Error {
-        let controls = lock(&self.inner.controls);
-        let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
+        let controls = self.inner.controls();
+        let mut faults = controls.iter().filter_map(|control| control.fault_error());
         match faults.next().filter(|fault| !root_error::explains(&then, fault)) {
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
@@ -238,9 +238,7 @@ impl World {
     /// `None` ends the step. If kernels of peers wait for this rank, the peers' errors name the
     /// step.
     fn publish_step(&self, step: Option<&str>) {
-        let controls = lock(&self.inner.controls);
-        let open = controls.iter().filter_map(std::sync::Weak::upgrade);
-        open.for_each(|control| control.publish_host_step(step));
+        self.inner.controls().iter().for_each(|control| control.publish_host_step(step));
     }
 
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {

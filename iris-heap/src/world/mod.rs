@@ -64,17 +64,30 @@ struct Grouping {
     hosts: Hosts,
 }
 
-impl Grouping {
-    /// Makes a heap over these nodes fail with `error`: the loss of a rank, possibly on another
-    /// node.
-    fn fail(&self, control: &Arc<Control>, error: &Error) {
-        control.fail_elsewhere(self.hosts.describe(error.clone()));
-        control.end_steps();
-    }
+/// Open heap that fails if a rank of a world is lost.
+#[derive(Clone)]
+struct OpenHeap {
+    control: Weak<Control>,
+    /// Nodes of a heap over the nodes of the world; `None` for a heap of the world itself.
+    nodes: Option<Arc<Grouping>>,
 }
 
-/// List that a world shares with the callback by which the bootstrap reports a lost rank.
-type Shared<T> = Arc<Mutex<Vec<T>>>;
+impl OpenHeap {
+    /// Tells the heap's kernels to leave because of `error`, which the bootstrap of a world has returned.
+    /// `hosts` are the world's, and `own` is the number of this rank in errors.
+    fn lose(&self, (hosts, own): (&Hosts, usize), error: &Error) {
+        let Some(control) = self.control.upgrade() else { return };
+        let hosts = self.nodes.as_ref().map_or(hosts, |nodes| &nodes.hosts);
+        let described = hosts.describe(error.clone()).on_rank(own);
+        match self.nodes {
+            None => control.lose(lost_rank(error), described),
+            Some(_) => {
+                control.fail_elsewhere(described);
+                control.end_steps();
+            }
+        }
+    }
+}
 
 struct Inner {
     bootstrap: Arc<dyn Bootstrap>,
@@ -82,11 +95,9 @@ struct Inner {
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
-    /// Control blocks of the open heaps, through which waiting kernels learn that a peer is lost.
-    controls: Shared<Weak<Control>>,
-    /// Control blocks of the open heaps over several nodes of this world, each with the heap's
-    /// nodes.
-    over_nodes: Shared<(Weak<Control>, Arc<Grouping>)>,
+    /// Open heaps, whose waiting kernels learn that a peer is lost. The callback by which the bootstrap
+    /// reports a lost rank shares the list.
+    open: Arc<Mutex<Vec<OpenHeap>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
     /// Worlds that were split off this world, closed ones among them.
@@ -285,23 +296,13 @@ impl World {
         (place, hosts): (Place, Hosts),
         parent: Option<World>,
     ) -> World {
-        let controls: Shared<Weak<Control>> = Arc::default();
-        let over_nodes: Shared<(Weak<Control>, Arc<Grouping>)> = Arc::default();
-        let (watched, watched_over_nodes) = (controls.clone(), over_nodes.clone());
-        let (named, own) = (hosts.clone(), hosts.number(bootstrap.rank()));
+        let open: Arc<Mutex<Vec<OpenHeap>>> = Arc::default();
+        let (watched, named, own) = (open.clone(), hosts.clone(), hosts.number(bootstrap.rank()));
         bootstrap.watch(Arc::new(move |error| {
-            let error = &error.clone().on_rank(own);
             // The loss is logged at debug level only, because the thread that waits for these
             // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
-            for control in lock(&watched).iter().filter_map(Weak::upgrade) {
-                lose(&control, &named, error);
-            }
-            for (control, nodes) in lock(&watched_over_nodes).iter() {
-                if let Some(control) = control.upgrade() {
-                    nodes.fail(&control, error);
-                }
-            }
+            lock(&watched).iter().for_each(|heap| heap.lose((&named, own), error));
         }));
         if let Some(parent) = &parent {
             parent.inner.children.fetch_add(1, Ordering::Relaxed);
@@ -314,8 +315,7 @@ impl World {
             settings,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
-            controls,
-            over_nodes,
+            open,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
             split: Mutex::default(),
@@ -500,20 +500,38 @@ impl World {
     pub(crate) fn register(&self, control: &Arc<Control>) -> Registration {
         self.inner.heaps.fetch_add(1, Ordering::Relaxed);
         control.note_errors(&self.inner.returned_errors);
-        let mut controls = lock(&self.inner.controls);
-        controls.retain(|c| c.strong_count() > 0);
-        controls.push(Arc::downgrade(control));
-        drop(controls);
-        // A peer that was lost before this point is reported here, because the watcher did not see
-        // the new control block.
-        if let Some(error) = self.inner.bootstrap.lost() {
-            lose(control, self.hosts(), &error);
-        }
+        self.watch(OpenHeap { control: Arc::downgrade(control), nodes: None });
         Registration { world: self.clone() }
+    }
+
+    /// Registers a node's heap so that its kernels and its steps between nodes are aborted if a
+    /// rank of this world is lost, possibly on another node.
+    pub(crate) fn watch_for(&self, control: &Arc<Control>) {
+        let nodes = Some(self.nodes.clone());
+        self.watch(OpenHeap { control: Arc::downgrade(control), nodes });
+    }
+
+    fn watch(&self, heap: OpenHeap) {
+        let mut open = lock(&self.inner.open);
+        open.retain(|heap| heap.control.strong_count() > 0);
+        open.push(heap.clone());
+        drop(open);
+        // A rank that was lost before this point is reported here, because this heap was not
+        // registered then.
+        if let Some(error) = self.inner.bootstrap.lost() {
+            heap.lose((self.hosts(), self.hosts().number(self.rank())), &error);
+        }
     }
 }
 
 impl Inner {
+    /// Control blocks of the open heaps of this world, without those over its nodes.
+    fn controls(&self) -> Vec<Arc<Control>> {
+        let open = lock(&self.open);
+        let own = open.iter().filter(|heap| heap.nodes.is_none());
+        own.filter_map(|heap| heap.control.upgrade()).collect()
+    }
+
     fn abort(&self, reason: Option<&str>) {
         self.leave(false, reason);
         let split = std::mem::take(&mut *lock(&self.split));
@@ -549,11 +567,9 @@ impl Inner {
         }
         if !clean {
             // Control blocks keep the first reason. The announcement to the peers may also reach
-            // this rank's own heaps, so this loop precedes it; otherwise they would count this rank
+            // this rank's own heaps, so this line precedes it; otherwise they would count this rank
             // as lost.
-            for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
-                control.leave();
-            }
+            self.controls().iter().for_each(|control| control.leave());
         }
         let cause = if clean { None } else { self.cause() };
         if let Some(reason) = reason.map(str::to_string).or(cause.map(|error| error.to_string())) {
@@ -581,17 +597,6 @@ impl Drop for Inner {
         }
         self.leave(false, None);
     }
-}
-
-/// Tells a heap's kernels to leave because of `error`, which the world's bootstrap has returned.
-fn lose(control: &Control, hosts: &Hosts, error: &Error) {
-    // Host names are not added to `PeerLost`, because the control block makes that error anew from
-    // the number of the lost rank.
-    let described = match error {
-        Error::PeerLost { .. } => error.clone(),
-        _ => hosts.describe(error.clone()),
-    };
-    control.lose(lost_rank(error), described);
 }
 
 pub(crate) fn check_size(what: &str, size: usize) -> Result<()> {

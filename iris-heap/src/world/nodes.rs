@@ -7,10 +7,8 @@ use std::sync::Arc;
 use super::hosts::Hosts;
 use super::{World, check_size};
 use crate::bootstrap::threads::Threads;
-use crate::control::Control;
 use crate::env::Settings;
 use crate::error::{Error, Result};
-use crate::util::lock;
 
 impl World {
     /// Number of nodes: groups of ranks that can map each other's memory.
@@ -74,20 +72,6 @@ impl World {
         self.hosts().check_even(what)
     }
 
-    /// Registers a node's heap so that its kernels and its steps between nodes are aborted if a
-    /// rank of this world is lost, possibly on another node.
-    pub(crate) fn watch_for(&self, control: &Arc<Control>) {
-        let mut heaps = lock(&self.inner.over_nodes);
-        heaps.retain(|(control, _)| control.strong_count() > 0);
-        heaps.push((Arc::downgrade(control), self.nodes.clone()));
-        drop(heaps);
-        // A rank that was lost before this point is reported here, because this heap was not
-        // registered then.
-        if let Some(error) = self.inner.bootstrap.lost() {
-            self.nodes.fail(control, &error);
-        }
-    }
-
     /// Creates a world of `nodes` simulated nodes with `per_node` ranks each, all of them threads
     /// of this process, to test programs for several hosts.
     ///
@@ -149,6 +133,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::lock;
     use crate::{HeapOptions, SymmetricHeap};
 
     /// Test that waits in a part of a world name ranks by their numbers in the world.
@@ -179,7 +164,7 @@ mod tests {
             for _ in 0..5 {
                 let options = HeapOptions::new().data_bytes(1 << 12).threads(1);
                 SymmetricHeap::open(&world, options)?.close()?;
-                assert_eq!(lock(&world.inner.over_nodes).len(), 1, "the heap that was just closed");
+                assert_eq!(lock(&world.inner.open).len(), 1, "the heap that was just closed");
             }
             world.close()
         })
