@@ -17,6 +17,8 @@ use std::time::Instant;
 
 use iris_sync::FaultKind;
 pub(crate) use progress::await_reason;
+#[cfg(test)]
+pub(crate) use progress::tests::waits_for_rank_1;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::bootstrap::ProcessId;

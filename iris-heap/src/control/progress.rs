@@ -285,7 +285,7 @@ pub(crate) fn await_reason(is_told: impl Fn() -> bool) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -293,7 +293,7 @@ mod tests {
     use crate::issue_board;
 
     /// Control blocks of two ranks; rank 0 waits in its second call for rank 1.
-    fn waits_for_rank_1() -> [Control; 2] {
+    pub(crate) fn waits_for_rank_1() -> [Control; 2] {
         let boards =
             |_| crate::segment::SharedMemory::create("iris-test", issue_board::BYTES).unwrap();
         let all = Arc::new((0..2).map(boards).collect::<Vec<_>>());

@@ -10,6 +10,13 @@ use iris_testkit::error_texts::check_texts;
 use iris_testkit::variants;
 
 use super::*;
+use crate::abi::{FAULT_WORDS, abort};
+use crate::bootstrap::launcher_env::Launch;
+use crate::control::{Control, waits_for_rank_1};
+use crate::encoding::Reader;
+use crate::issue_board::{AwaitedNode, Pulled};
+use crate::world::hosts::Hosts;
+use crate::{Group, HeapOptions, Network, Settings, Stream, SymmetricHeap, UniqueId, World};
 
 /// User guide, whose troubleshooting section must have an entry for the text of each error.
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
@@ -34,86 +41,148 @@ fn faulty(kind: FaultKind, field: i32, standing: &[&str]) -> Error {
     }
 }
 
-/// Errors, each with the three parts that its text must contain: value, expectation and action.
+/// Error of rank 0 of two ranks that run `f`.
+fn of_ranks(f: impl Fn(World) -> Result<()> + Sync) -> Error {
+    World::run_threads_each(2, &Settings::default(), f).unwrap().remove(0).unwrap_err()
+}
+
+/// Error of rank 0 of two nodes with a rank each that run `f`.
+fn of_nodes(f: impl Fn(World) -> Result<()> + Sync) -> Error {
+    World::run_nodes_each((2, 1), &Settings::default(), f).unwrap().remove(0).unwrap_err()
+}
+
+/// Waits for all ranks, unless this is rank 1, which calls `end` instead.
+fn unless_rank_1(world: &World, end: impl FnOnce(&World)) -> Result<()> {
+    if world.rank() != 1 {
+        return world.barrier();
+    }
+    end(world);
+    Ok(())
+}
+
+fn open(world: &World) -> Result<Arc<SymmetricHeap>> {
+    SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 16).threads(2))
+}
+
+/// Error of `f` on a heap of one rank.
+fn of_heap(f: impl FnOnce(&World, &Arc<SymmetricHeap>) -> Result<()>) -> Error {
+    let world = World::threads(1).unwrap().remove(0);
+    f(&world, &open(&world).unwrap()).unwrap_err()
+}
+
+/// Error of work on a heap of one rank, which `f` enqueues.
+fn of_work(f: impl FnOnce(&Stream, &Arc<SymmetricHeap>) -> Result<()>) -> Error {
+    of_heap(|_, heap| {
+        let stream = heap.stream()?;
+        f(&stream, heap)?;
+        stream.sync()
+    })
+}
+
+/// Error for the variables `RANK` and, if there is one, `WORLD_SIZE`.
+fn of_variables(rank: &str, size: Option<&str>) -> Error {
+    let get = |name: &str| {
+        Ok(match name {
+            "RANK" => Some(rank.into()),
+            "WORLD_SIZE" => size.map(String::from),
+            _ => None,
+        })
+    };
+    let Err(error) = Launch::detect(&get) else { panic!("RANK={rank} is accepted") };
+    error
+}
+
+/// Words of a fault in call 5 about rank 1, for which the kernel has seen 100 and wanted 107.
+fn record(kind: FaultKind, field: i32) -> [i32; FAULT_WORDS] {
+    let words = [kind as i32, 0, 5, -1, 1, 100, 107, field];
+    std::array::from_fn(|at| words.get(at).copied().unwrap_or(0))
+}
+
+/// Error of a fault that a kernel has left; if `standing`, ranks 0 and 1 stand in different calls.
+fn of_fault(kind: FaultKind, field: i32, standing: bool) -> Error {
+    let control = match standing {
+        true => waits_for_rank_1().into_iter().next().unwrap(),
+        false => Control::default(),
+    };
+    control.record_fault(&record(kind, field));
+    control.fault_error().unwrap()
+}
+
+/// Control blocks of the two ranks of node 1 of the nodes `a` and `b`.
+fn on_node_1() -> [Control; 2] {
+    let ranks = waits_for_rank_1();
+    ranks.iter().for_each(|control| control.set_nodes(vec!["a".into(), "b".into()], 1));
+    ranks
+}
+
+/// Errors of calls that fail, each with the three parts that its text must contain: value,
+/// expectation and action. No call here can make those of a process that ends, of a driver, and of
+/// files of another user, so their rows are written out.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
-    let texts =
-        |texts: &[&str]| texts.iter().map(ToString::to_string).enumerate().collect::<Vec<_>>();
     let order = "all ranks must issue all calls of a heap, in the same order";
-    let segment = || "data".to_string();
     vec![
         (
-            Error::Env {
-                variable: "IRIS_DEADLINE".into(),
-                value: "soon".into(),
-                expected: "a factor above 0".into(),
-            },
-            ["IRIS_DEADLINE=soon", "expected a factor above 0", "correct it, or unset it"],
+            of_variables("soon", Some("2")),
+            ["RANK=soon", "expected a number", "correct it, or unset it"],
         ),
         (
-            Error::Env {
-                variable: "WORLD_SIZE".into(),
-                value: "(not set)".into(),
-                expected: "a number, as RANK is set".into(),
-            },
-            ["WORLD_SIZE=(not set)", "expected a number", "; set it"],
+            of_variables("1", None),
+            ["WORLD_SIZE=(not set)", "expected the number of ranks", "; set it"],
         ),
-        (Error::invalid("rank", 4, "0 to 3"), ["rank is 4", "expected", "0 to 3"]),
+        (World::threads(0).err().unwrap(), ["size of the world is 0", "expected", "1 to 4096"]),
         (
-            Error::Disagreement {
-                what: "open at src/main.rs:7:9".into(),
-                item: "data_bytes".into(),
-                ranks: vec![1],
-                values: texts(&["4096", "8192"]),
-            },
+            of_ranks(|w| w.agree("open", &[("data_bytes", (4096 << w.rank()).to_string())])),
             ["data_bytes is 4096 on rank 0; 8192 on rank 1", "the same", "give all ranks"],
         ),
         (
-            Error::Mismatch {
-                ranks: vec![1],
-                calls: texts(&["alloc at a.rs:1", "close at a.rs:2"]),
-            },
-            [
-                "alloc at a.rs:1 on rank 0; close at a.rs:2 on rank 1",
-                "must make the same",
-                "in one order",
-            ],
+            of_ranks(|w| if w.rank() == 0 { w.barrier() } else { w.allgather(&[]).map(drop) }),
+            ["(exchange 1) on rank 0; allgather at", "must make the same", "in one order"],
         ),
         (
-            Error::Order { call: 3, ranks: vec![1], operators: texts(&["up", "down"]) },
+            of_ranks(|w| {
+                let heap = open(&w)?;
+                for name in ["up", "down"] {
+                    heap.control().name_op(name);
+                }
+                heap.issue()?.announce(&heap.stream()?, w.rank() as u32, Pulled::default())?;
+                w.barrier()?;
+                heap.control().disorder().map_or(Ok(()), Err)
+            }),
             [
-                "call 3 of the heap is up on rank 0; down on rank 1",
+                "call 1 of the heap is up (operator 0) on rank 0; down (operator 1) on rank 1",
                 "in the same order",
                 "all ranks must issue",
             ],
         ),
         (
-            Error::Absent {
-                ranks: vec![1, 2],
-                what: "rank 0 in close at src/main.rs:9:10".into(),
-                waited: Duration::from_secs(720),
-            },
-            ["waited 720.0s for rank 1 and 2", "should have come", "see whether it runs"],
+            World::threads_with(2, &Settings::default().deadline(1e-6)).unwrap()[0]
+                .barrier()
+                .unwrap_err(),
+            ["s for rank 1", "should have come", "see whether it runs"],
         ),
         (
-            Error::PeerLost { rank: 3 },
-            ["rank 3 is lost", "before all ranks had closed", "see what rank 3 printed"],
+            of_ranks(|w| unless_rank_1(&w, World::abort)),
+            ["rank 1 is lost", "before all ranks had closed", "see what rank 1 printed"],
         ),
         (
-            Error::RankLost { rank: 3, host: "node-b".into() },
-            ["rank 3 on host node-b is lost", "network to it is cut", "see what rank 3 printed"],
-        ),
-        (
-            Error::PeerFailed { rank: 2, what: "open".into(), message: "no memory".into() },
-            ["rank 2 failed in open", "which all ranks must do", "mend that on rank 2"],
-        ),
-        (
-            Error::PeerAborted {
-                rank: 3,
-                host: Some("b".into()),
-                reason: "vocab.txt has 7 lines, expected 8".into(),
-            },
+            of_nodes(|w| unless_rank_1(&w, World::abort)),
             [
-                "rank 3 on host b gave up: vocab.txt has 7 lines",
+                "rank 1 on host node 1 of this process is lost",
+                "network to it is cut",
+                "see what rank 1 printed",
+            ],
+        ),
+        (
+            of_ranks(|w| {
+                let refused = Error::invalid("memory", "none", "some");
+                w.all_ok("open", if w.rank() == 0 { Ok(()) } else { Err(refused) })
+            }),
+            ["rank 1 failed in open", "which all ranks must do", "mend that on rank 1"],
+        ),
+        (
+            of_nodes(|w| unless_rank_1(&w, |w| w.abort_with("vocab.txt has 7 lines, expected 8"))),
+            [
+                "rank 1 on host node 1 of this process gave up: vocab.txt has 7 lines",
                 "expected 8",
                 "mend that, then start all ranks anew",
             ],
@@ -128,46 +197,36 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ],
         ),
         (
-            Error::Rendezvous {
-                place: "/tmp/x".into(),
-                problem:
-                    "rank 1 is there already, expected one process of each rank: start each once"
-                        .into(),
+            {
+                let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                let address = taken.local_addr().unwrap().to_string();
+                let network = Network::new(address, &UniqueId::new().unwrap());
+                World::over_network_with(&network, 0, 2, Settings::default()).err().unwrap()
             },
-            ["/tmp/x", "expected", "start each once"],
+            ["Address already in use", "a port that is free there", "MASTER_ADDR names the host"],
         ),
         (
-            Error::OutOfHeap {
-                what: "alloc".into(),
-                name: "f32 x 3000".into(),
-                segment: segment(),
-                rank: 1,
-                asked: 12288,
-                free: 8192,
-                size: 65536,
-                largest: 4096,
-                total: 12288,
-            },
+            of_heap(|_, heap| heap.alloc::<f32>(1 << 20).map(drop)),
             [
-                "asked 12288 bytes, free 8192 of 65536, largest block 4096",
-                "needs 12288",
+                "asked 4194304 bytes, free 65536 of 65536, largest block 65536",
+                "needs 4194304",
                 "open the heap with more (pass all plans and a larger room",
             ],
         ),
         (
-            Error::Closed { what: "the heap" },
+            of_heap(|_, heap| heap.close().and_then(|()| heap.close())),
             ["the heap is closed", "expected an open one", "open another"],
         ),
         (
-            Error::StillOpen { rank: 1, heaps: 2, worlds: 0 },
-            ["rank 1 still has 2 heaps", "expected none", "close them on all ranks"],
+            of_heap(|world, _| world.close()),
+            ["rank 0 still has 1 heaps", "expected none", "close them on all ranks"],
         ),
         (
-            Error::ForeignSlice { slice: 0xa, heap: 0xb },
-            ["heap 0xa", "expected one of heap 0xb", "use it with the heap that allocated it"],
+            of_heap(|world, heap| open(world)?.free(heap.alloc::<f32>(8)?)),
+            ["heap 0x", "expected one of heap 0x", "use it with the heap that allocated it"],
         ),
         (
-            Error::PartOfBlock { segment: segment(), offset: 8, end: 16, start: 0, whole_end: 32 },
+            of_heap(|_, heap| heap.free(heap.alloc::<f32>(8)?.slice(2..4)?)),
             [
                 "8..16",
                 "the block 0..32, which is expected",
@@ -175,97 +234,118 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ],
         ),
         (
-            Error::NotAllocated { segment: segment(), offset: 8, end: 16 },
-            ["data bytes 8..16", "expected one that has not been freed", "allocate again"],
+            of_heap(|_, heap| {
+                let block = heap.alloc::<f32>(2)?;
+                heap.free(block)?;
+                heap.free(block)
+            }),
+            ["data bytes 0..8", "expected one that has not been freed", "allocate again"],
         ),
         (
-            Error::OutOfBounds { what: "read".into(), start: 3, end: 9, len: 8 },
+            of_heap(|_, heap| heap.alloc::<f32>(8)?.slice(3..9).map(drop)),
             ["3..9", "expected an end of at most 8", "use a smaller range"],
         ),
         (
-            Error::TooManyGroups { name: "kernel".into(), groups: 9, threads: 8 },
-            ["9 workgroups", "expected at most 8", "HeapOptions::threads"],
+            of_work(|stream, _| stream.launch_cpu("kernel", 3, Arc::new(|_| Ok(())))),
+            ["3 workgroups", "expected at most 2", "HeapOptions::threads"],
         ),
         (
-            Error::WaitFromWork { what: "closing a heap".into() },
+            of_work(|stream, heap| {
+                let heap = heap.clone();
+                stream.call_cpu("work", move || heap.close())
+            }),
             ["closing a heap", "expected on a thread of the program's", "move it there"],
         ),
         (
-            Error::Panicked { name: "kernel".into(), group: Some(4), message: "index 3".into() },
-            ["kernel, workgroup 4: panicked: index 3", "expected it to return", "mend the panic"],
+            of_work(|stream, _| {
+                let kernel = |group: Group| match group.index {
+                    0 => Ok(()),
+                    _ => panic!("index 3"),
+                };
+                stream.launch_cpu("kernel", 2, Arc::new(kernel))
+            }),
+            ["kernel, workgroup 1: panicked: index 3", "expected it to return", "mend the panic"],
         ),
         (
-            faulty(
-                FaultKind::NotEntered,
-                -1,
-                &["in up, call 3 of the heap", "in down, call 2 of the heap"],
-            ),
-            [
-                "layer3.down (all_reduce of 64 f32): rank 2 has not entered call 107",
-                order,
-                "see what that rank printed",
-            ],
+            of_fault(FaultKind::NotEntered, -1, true),
+            ["sum: rank 1 has not entered call 107", order, "see what that rank printed"],
         ),
         (
-            faulty(FaultKind::NoProgress, -1, &[]),
+            of_fault(FaultKind::NoProgress, -1, false),
             ["saw 100, wanted 107", "made no progress", "open the heap and its world anew"],
         ),
         (
-            faulty(FaultKind::Mismatch, Field::M as i32, &[]),
-            ["rank 2 entered with M 100", "this rank has 107", "give all ranks the same call"],
+            of_fault(FaultKind::Mismatch, Field::M as i32, false),
+            ["rank 1 entered with M 100", "this rank has 107", "give all ranks the same call"],
         ),
         (
-            faulty(FaultKind::Mismatch, Field::Op as i32, &["in up, call 3 of the heap"]),
-            ["rank 0 is in up, call 3 of the heap", order, "give all ranks the same call"],
-        ),
-        (
-            faulty(FaultKind::PeerGaveUp, -1, &[]),
-            ["rank 2 gave up", "the error of rank 2 says why", "open the heap and its world anew"],
-        ),
-        (
-            faulty(FaultKind::PeerLost, -1, &[]),
+            of_fault(FaultKind::Mismatch, Field::Op as i32, true),
             [
-                "rank 2 is lost",
-                "call 5 of operator 1 cannot end",
+                "rank 0 is in sum (operator 0), call 2 of the heap",
+                order,
+                "give all ranks the same call",
+            ],
+        ),
+        (
+            of_fault(FaultKind::PeerGaveUp, -1, false),
+            ["rank 1 gave up", "the error of rank 1 says why", "open the heap and its world anew"],
+        ),
+        (
+            of_fault(FaultKind::PeerLost, -1, false),
+            [
+                "rank 1 is lost",
+                "call 5 of operator 0 cannot end",
                 "open the heap and its world anew",
             ],
         ),
         (
-            faulty(FaultKind::HostAbort, -1, &[]),
+            of_fault(FaultKind::HostAbort, -1, false),
             ["code 100", "told it to leave call 5", "open the heap and its world anew"],
         ),
         (
-            Error::GaveUp { rank: 3, host: None, reason: None },
-            ["rank 3 gave up", "expected to finish", "close the heap and its world"],
+            of_ranks(|w| {
+                let heap = open(&w)?;
+                if w.rank() == 1 {
+                    heap.poison(abort::USER)?;
+                }
+                w.barrier()?;
+                if w.rank() == 0 { heap.check() } else { Ok(()) }
+            }),
+            ["rank 1 gave up", "expected to finish", "close the heap and its world"],
         ),
         (
-            Error::GaveUp { rank: 3, host: Some("b".into()), reason: Some("no ink".into()) },
+            {
+                let [own, late] = on_node_1();
+                late.fail_elsewhere(Error::other(std::io::Error::other("no ink")));
+                own.told_by_peer(2)
+            },
             ["rank 3 on host b gave up", ": no ink;", "close the heap and its world"],
         ),
         (
-            Error::AfterFault {
-                fault: Box::new(faulty(FaultKind::NotEntered, -1, &[])),
-                then: Box::new(Error::GaveUp { rank: 3, host: Some("b".into()), reason: None }),
+            of_ranks(|w| {
+                let heap = open(&w)?;
+                if w.rank() == 1 {
+                    heap.control().set_host_abort(abort::USER);
+                    return heap.close();
+                }
+                heap.control().record_fault(&record(FaultKind::NotEntered, -1));
+                w.barrier()
+            }),
+            ["rank 1 gave up", "has not entered call 107", "open the heap and its world anew"],
+        ),
+        (
+            of_heap(|_, heap| heap.poison(abort::USER).and_then(|()| heap.check())),
+            ["(code 3)", "before it could end", "close the heap and its world"],
+        ),
+        (
+            {
+                let node = |name: &str| (name.to_string(), name.to_string());
+                Hosts::of(&["a", "a", "b"].map(node)).check_even("a heap").unwrap_err()
             },
-            [
-                "rank 3 on host b gave up",
-                "has not entered call 107",
-                "open the heap and its world anew",
-            ],
+            ["rank 0 and 1 on host a; rank 2", "is not supported", "start as many ranks on each"],
         ),
         (
-            Error::Aborted { code: 17, reason: "the caller asked for it".into() },
-            ["code 17", "before it could end", "close the heap and its world"],
-        ),
-        (
-            Error::Unsupported {
-                what: "a capture".into(),
-                why: "the CPU has no graphs: run the calls".into(),
-            },
-            ["a capture", "is not supported", "run the calls"],
-        ),
-        (
-            Error::Wire { what: "open".into(), problem: "3 bytes where a number should be".into() },
+            Reader::new("open", &[1, 2, 3]).u64().unwrap_err(),
             ["3 bytes", "expected one of this version", "run the same build on all ranks"],
         ),
         (
@@ -297,19 +377,24 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ["UNKNOWN (code 999)", "expected success", "`iris doctor` says"],
         ),
         (
-            Error::NodeSilent {
-                op: "layer3.down (all_reduce of 64 f32)".into(),
-                fault: fault(FaultKind::NotEntered, 0),
-                host: "a".into(),
-                node: "node 1 (rank 5 on host b)".into(),
+            {
+                let [own, late] = on_node_1();
+                late.publish_step(Some(AwaitedNode::Node(0)));
+                own.record_fault(&record(FaultKind::NoProgress, -1));
+                own.fault_error().unwrap()
             },
             [
-                "rank 2 on host a waits for node 1 (rank 5 on host b)",
+                "rank 3 on host b waits for node 0 (rank 1 on host a)",
                 "expected every node",
                 "see what the ranks",
             ],
         ),
-        (Error::other(Error::invalid("rank", 4, "0 to 3")), ["rank is 4", "expected", "0 to 3"]),
+        (
+            of_work(|stream, _| {
+                stream.call_cpu("work", || Err(Error::other(Error::invalid("rank", 4, "0 to 3"))))
+            }),
+            ["rank is 4", "expected", "0 to 3"],
+        ),
     ]
 }
 
