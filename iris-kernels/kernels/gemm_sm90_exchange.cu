@@ -50,10 +50,10 @@ class TileBody {
         load(batch);
         own_is_added = false;
         // The residual is loaded while this thread waits for the peers' items.
-        if (args.residual.address != 0 && args.residual.dtype == IRIS_DTYPE) {
+        if (args.residual.address != 0 && args.residual.dtype == IRIS_RESULT) {
             IRIS_UNROLL
             for (u32 k = 0; k < ITEMS; ++k) {
-                if (k < batch.count) residual.load(batch.item(k), IRIS_DTYPE, rest[k]);
+                if (k < batch.count) residual.load(batch.item(k), IRIS_RESULT, rest[k]);
             }
         }
         // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
@@ -92,7 +92,7 @@ class TileBody {
         return core.staged(row, ((item - row * across) * PER_ITEM - col) * 2);
     }
     IRIS_DEVICE void add(u32 k, const u32 (&data)[2]) {
-        const ItemValues values = ItemsOf::unpack(IRIS_DTYPE, data);
+        const ItemValues values = unpack_item(IRIS_RESULT, data);
         IRIS_UNROLL
         for (u32 i = 0; i < PER_ITEM; ++i) sum[k].v[i] += values.v[i];
     }
@@ -107,7 +107,7 @@ class TileBody {
 
     /// Adds the residual of item `k` to the item's sum, before the sum is rounded.
     IRIS_DEVICE void add_residual(u32 k) {
-        if (args.residual.dtype == IRIS_DTYPE) return add(k, rest[k]);
+        if (args.residual.dtype == IRIS_RESULT) return add(k, rest[k]);
         const u64 first = u64(at.item(k)) << SHIFT;
         sum[k] = add_residual_pieces(View::of(args.residual), args.n, first, SHIFT, sum[k]);
     }

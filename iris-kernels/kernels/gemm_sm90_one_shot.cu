@@ -40,7 +40,7 @@ class TileProducer {
             }
             const u64 place = to.at(row, col);
             if (is_whole(place, count)) port::write(place, raw.low);
-            else store_pieces(place, to.dtype, count, values_of(raw, IRIS_DTYPE));
+            else store_pieces(place, to.dtype, count, values_of(raw, IRIS_RESULT));
         });
     }
 

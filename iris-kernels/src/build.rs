@@ -3,8 +3,8 @@
 use iris_heap::DType;
 use iris_sync::Access;
 
-use crate::args::dtype_code;
 use crate::cache;
+use crate::dtype::{Role, dtype_code, has_role};
 use crate::gemm_config::{BARRIER_THREADS, MESSAGE_THREADS, THREADS, TileConfig, TileSize};
 use crate::rtc::{self, Error, Options};
 use crate::source::{self, SourceKind, Text};
@@ -197,8 +197,8 @@ impl OpBuild {
         if source.kind != SourceKind::TileGemm {
             return Ok(Build::message(source).with(self));
         }
-        let code =
-            dtype_code(self.dtype).ok_or_else(|| format!("matrix products of {}", self.dtype))?;
+        let code = dtype_code(self.dtype).filter(|_| has_role(self.dtype, Role::Factor));
+        let code = code.ok_or_else(|| format!("matrix products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
         let size = TileSize::fitting(tile_m, tile_n).ok_or_else(|| {
             let TileSize { m, n } = TileSize::ALL[0];

@@ -1,7 +1,7 @@
 //! Element types of kernels and libraries: one [`Row`] for each type.
 //!
 //! No other file of the workspace decides by type or by size of an element, except
-//! `iris_heap::DType` (names and sizes).
+//! `iris_heap::DType` (names and sizes) and `kernels/iris/dtype.h` (the same rows for devices).
 //! A type without a [`Role`] is refused wherever it would have to play that role.
 
 use std::ffi::c_int;
@@ -93,7 +93,7 @@ pub struct Row {
     pub(crate) values: Option<Values>,
 }
 
-/// Rows of all types, those with a code first. `IRIS_DTYPES` in `kernels/iris/args.h` has the same
+/// Rows of all types, those with a code first. `IRIS_DTYPES` in `kernels/iris/dtype.h` has the same
 /// rows for the types with a code.
 pub static ROWS: &[Row] = &[
     Row {

@@ -157,7 +157,7 @@ impl TileConfig {
     /// Compile options: the macros that define these parameters.
     pub fn options(&self) -> Options {
         Options::new()
-            .define("IRIS_DTYPE", self.dtype)
+            .define("IRIS_FACTOR", self.dtype)
             .define("IRIS_TILE_M", self.size.m)
             .define("IRIS_TILE_N", self.size.n)
             .define("IRIS_SLAB_BYTES", self.slab_bytes)
@@ -325,12 +325,13 @@ impl CoreConfig {
         self.stages * stage + staging + barriers + 1024
     }
 
-    /// Compile options: the macros that define these parameters, for elements of type `dtype` (a
-    /// [`crate::args::dtype_code`]).
-    pub fn options(&self, dtype: u32) -> Options {
+    /// Compile options: the macros that define these parameters, for A and B of type `factor` and C of
+    /// type `result` (each a [`crate::args::dtype_code`]).
+    pub fn options(&self, [factor, result]: [u32; 2]) -> Options {
         let flag = u32::from;
         Options::new()
-            .define("IRIS_DTYPE", dtype)
+            .define("IRIS_FACTOR", factor)
+            .define("IRIS_RESULT", result)
             .define("IRIS_THREADS", self.threads())
             .define("IRIS_GEMM_WIDTH", self.width)
             .define("IRIS_GEMM_GROUPS", self.groups)

@@ -78,6 +78,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/flow/reduce.h",
     "iris/flow.h",
     "iris/tiles.h",
+    "iris/dtype.h",
     "iris/args.h",
     "iris/view.h",
     "iris/gemm_config.h",

@@ -226,7 +226,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
             name if name == exchange.name || name == one_shot.name => CoreConfig::flipped(64, 1, 8),
             _ => CoreConfig::wide(256, 2, 4),
         };
-        let options = fault_injection.options_of_products(config.options(2));
+        let options = fault_injection.options_of_products(config.options([2; 2]));
         let code = compile((*source).into(), &options, "compute_90a");
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };

@@ -68,7 +68,7 @@ fn every_kernel_compiles() {
         let source = Path::new(KERNEL_FOLDER).join(text.name);
         let product = text.kind == SourceKind::TileGemm;
         let how = if product { "-O3" } else { "-fsyntax-only" };
-        let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2", how]);
+        let text = assembly(clang, &source, arch, &["-DIRIS_FACTOR=2", how]);
         assert!(!product || text.contains("\niris_"), "{} has a kernel", source.display());
     });
 }

@@ -73,7 +73,7 @@ fn every_kernel_compiles_without_warnings() {
     for text in KERNELS {
         // Message kernels do not depend on the element type, so one type suffices for them.
         let types = if text.kind == SourceKind::TileGemm { 0..3 } else { 0..1 };
-        for dtype in types.step_by(2).map(|dtype| format!("-DIRIS_DTYPE={dtype}")) {
+        for dtype in types.step_by(2).map(|dtype| format!("-DIRIS_FACTOR={dtype}")) {
             let source = format!("kernels/{}", text.name);
             let to = folder.path().join("kernel.o");
             compile(&[&source], &["-std=c++17", &dtype], &["-c"], &to);
@@ -108,18 +108,19 @@ fn accesses(library: &Library) {
 }
 
 fn dtypes(library: &Library) {
-    type Row = unsafe extern "C" fn(u32, *mut *const c_char, *mut u32, *mut u32) -> u32;
+    type Row = unsafe extern "C" fn(u32, *mut *const c_char, *mut u32, *mut u32, *mut u32) -> u32;
     let row: Row = symbol(library, "mirror_dtype");
     let ours: Vec<_> = ROWS.iter().filter(|row| row.code.is_some()).collect();
     for (place, row_of) in ours.iter().enumerate() {
         let dtype = row_of.dtype;
-        let (mut name, mut code, mut bytes) = (std::ptr::null(), 0, 0);
-        // SAFETY: `name`, `code` and `bytes` are valid places into which `row` writes.
-        let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes) };
+        let (mut name, [mut code, mut bytes, mut roles]) = (std::ptr::null(), [0; 3]);
+        // SAFETY: all pointers are valid places into which `row` writes.
+        let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes, &mut roles) };
         // SAFETY: the row exists, so the name is a string literal of the library.
         let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
         assert_eq!((count as usize, name.to_lowercase().as_str()), (ours.len(), dtype.name()));
         assert_eq!((Some(code), bytes as usize), (row_of.code, dtype.size()), "{dtype}");
+        assert_eq!(roles, row_of.roles.iter().map(|&role| 1 << role as u32).sum(), "{dtype}");
     }
 }
 
@@ -213,7 +214,7 @@ fn values(library: &Library) {
 }
 
 fn a_product_is_right_with_four_threads() {
-    let options = ["-DIRIS_DTYPE=0", "-DIRIS_THREADS=4"];
+    let options = ["-DIRIS_FACTOR=0", "-DIRIS_THREADS=4"];
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
@@ -225,17 +226,17 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
     let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_THREADS=256", dtype];
-    products(&with("-DIRIS_DTYPE=2"), (32, 64), (19, 70), 8, 2, brain);
-    products(&with("-DIRIS_DTYPE=1"), (64, 64), (50, 90), 4, 1, half);
-    products(&with("-DIRIS_DTYPE=2"), (128, 32), (128, 140), 1, 2, brain);
+    products(&with("-DIRIS_FACTOR=2"), (32, 64), (19, 70), 8, 2, brain);
+    products(&with("-DIRIS_FACTOR=1"), (64, 64), (50, 90), 4, 1, half);
+    products(&with("-DIRIS_FACTOR=2"), (128, 32), (128, 140), 1, 2, brain);
     let whole = |value: f32| value.to_le_bytes().to_vec();
-    products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
-    products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
+    products(&with("-DIRIS_FACTOR=0"), (32, 64), (19, 70), 4, 0, whole);
+    products(&with("-DIRIS_FACTOR=0"), (64, 64), (50, 90), 1, 0, whole);
     // Products with matrix instructions that take 16 bytes per thread: gfx950 has them, gfx942 does
     // not.
     let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
-    products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
-    products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
+    products(&wide("-DIRIS_FACTOR=1"), (32, 64), (19, 70), 4, 1, half);
+    products(&wide("-DIRIS_FACTOR=2"), (64, 64), (50, 90), 1, 2, brain);
 }
 
 /// Checks products of `rounds` random shapes and layouts, for a build whose largest tile and slab

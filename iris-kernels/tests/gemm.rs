@@ -57,7 +57,7 @@ fn builds() -> Vec<Config> {
 }
 
 fn compile(source: &Text, config: &Config, dtype: DType) {
-    let options = config.options(dtype_code(dtype).unwrap());
+    let options = config.options([dtype_code(dtype).unwrap(); 2]);
     let begun = std::time::Instant::now();
     let code = Compiler::nvrtc()
         .and_then(|it| harness::compiled_by(it, (*source).into(), &options, "sm_90a"))

@@ -3,27 +3,11 @@
 #ifndef IRIS_ARGS_H
 #define IRIS_ARGS_H
 
+#include "iris/dtype.h"
 #include "iris/flow.h"
 #include "iris/schedule.h"
 
 namespace iris {
-
-/// Table of the element types: name, code, size in bytes; same as iris_kernels::args::DTYPES.
-#define IRIS_DTYPES(X) X(F32, 0, 4) X(F16, 1, 2) X(BF16, 2, 2)
-
-/// Codes of element types, as in Matrix::dtype.
-enum : u32 {
-#define IRIS_ROW(name, code, bytes) name = code,
-    IRIS_DTYPES(IRIS_ROW)
-#undef IRIS_ROW
-};
-
-/// Size of an element in bytes.
-IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
-#define IRIS_ROW(name, code, bytes)                                                                \
-    static_assert(element_bytes(name) == bytes, "element_bytes() differs from the table");
-IRIS_DTYPES(IRIS_ROW)
-#undef IRIS_ROW
 
 /// Flag bits of the field OpArgs::epilogue.
 constexpr u32 EPILOGUE_GELU = 1;

@@ -8,67 +8,14 @@
 namespace iris {
 
 /// Number of elements of a vector, which has 16 bytes for a 16-bit type.
-constexpr u32 WIDTH = 8;
-
-struct Values {
-    float v[WIDTH];
-};
+constexpr u32 WIDTH = VECTOR_WIDTH;
 
 IRIS_DEVICE u64 bytes_of(const Tile& tile, u32 dtype) {
     return u64(tile.rows) * tile.cols * element_bytes(dtype);
 }
 
-IRIS_DEVICE float widen(u32 dtype, u16 bits) {
-    return dtype == F16 ? port::half_to_float(bits)
-                        : __builtin_bit_cast(float, static_cast<u32>(bits) << 16);
-}
-IRIS_DEVICE u16 narrow(u32 dtype, float value) {
-    return dtype == F16 ? port::float_to_half(value) : port::float_to_bfloat(value);
-}
-/// Rounds `value` to the element type `dtype` and converts it back to f32.
-IRIS_DEVICE float rounded(u32 dtype, float value) {
-    return dtype == F32 ? value : widen(dtype, narrow(dtype, value));
-}
-
-IRIS_DEVICE float load_element(u64 address, u32 dtype) {
-    return dtype == F32 ? port::read<float>(address) : widen(dtype, port::read<u16>(address));
-}
-IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
-    if (dtype == F32) port::write(address, value);
-    else port::write(address, narrow(dtype, value));
-}
-
 /// Whether `count` elements at `address` fill one aligned vector, which can be accessed as a whole.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
-
-/// Vector in the format that it has in memory. After a load in this form, a thread waits for the
-/// data only where the values are used.
-struct Raw {
-    Vec16 low, high;
-};
-IRIS_DEVICE Raw load_raw(u64 address, u32 dtype) {
-    Raw raw{};
-    raw.low = port::read<Vec16>(address);
-    if (dtype == F32) raw.high = port::read<Vec16>(address + 16);
-    return raw;
-}
-IRIS_DEVICE Values values_of(const Raw& raw, u32 dtype) {
-    Values values;
-    if (dtype == F32) {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            values.v[i] = __builtin_bit_cast(float, raw.low.word[i]);
-            values.v[i + 4] = __builtin_bit_cast(float, raw.high.word[i]);
-        }
-    } else {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            values.v[2 * i] = widen(dtype, static_cast<u16>(raw.low.word[i]));
-            values.v[2 * i + 1] = widen(dtype, static_cast<u16>(raw.low.word[i] >> 16));
-        }
-    }
-    return values;
-}
 
 /// Loads `count` elements one by one, because they do not fill an aligned vector.
 IRIS_COLD Values load_pieces(u64 address, u32 dtype, u32 count) {
@@ -90,27 +37,6 @@ IRIS_COLD void store_pieces(u64 address, u32 dtype, u32 count, Values values) {
 IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
     if (is_whole(address, count)) return values_of(load_raw(address, dtype), dtype);
     return load_pieces(address, dtype, count);
-}
-
-/// Stores a full vector, rounded to the element type `dtype`.
-IRIS_DEVICE void store_whole(u64 address, u32 dtype, const Values& values) {
-    Vec16 low, high;
-    if (dtype == F32) {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            low.word[i] = __builtin_bit_cast(u32, values.v[i]);
-            high.word[i] = __builtin_bit_cast(u32, values.v[i + 4]);
-        }
-        port::write(address, low);
-        port::write(address + 16, high);
-    } else {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            low.word[i] = static_cast<u32>(narrow(dtype, values.v[2 * i])) |
-                          static_cast<u32>(narrow(dtype, values.v[2 * i + 1])) << 16;
-        }
-        port::write(address, low);
-    }
 }
 
 IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& values) {

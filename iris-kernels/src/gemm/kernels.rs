@@ -80,7 +80,7 @@ impl GemmKernel {
         config: &Config,
         fault_injection: FaultInjection,
     ) -> Build {
-        let options = config.options(dtype);
+        let options = config.options([dtype; 2]);
         let with = |options: Options| fault_injection.options_of_products(options);
         let options = match self {
             GemmKernel::Plain => options,

@@ -141,7 +141,7 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
-        library(&["tests/host/messages.cpp"], &["-std=c++20", THREADS, "-DIRIS_DTYPE=0"]);
+        library(&["tests/host/messages.cpp"], &["-std=c++20", THREADS, "-DIRIS_FACTOR=0"]);
     type HostRun = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
     let run: HostRun = symbol(&library, "iris_host_run");
     let norm: usize = symbol(&library, "iris_norm");

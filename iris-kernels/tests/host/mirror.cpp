@@ -34,13 +34,13 @@ u32 mirror_access(u32 index, const char** name, int* order, int* scope) {
     return sizeof(ROWS) / sizeof(Row);
 }
 
-/// Returns name, code and size of element type number `index`, and the number of types.
-u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
+/// Returns name, code, size and roles of element type number `index`, and the number of types.
+u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes, u32* roles) {
     constexpr struct {
         const char* name;
-        u32 code, bytes;
+        u32 code, bytes, roles;
     } rows[] = {
-#define IRIS_ROW(name, code, bytes) {#name, code, bytes},
+#define IRIS_ROW(name, code, bytes, roles) {#name, code, bytes, roles},
         IRIS_DTYPES(IRIS_ROW)
 #undef IRIS_ROW
     };
@@ -49,6 +49,7 @@ u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
         *name = rows[index].name;
         *code = rows[index].code;
         *bytes = rows[index].bytes;
+        *roles = rows[index].roles;
     }
     return count;
 }

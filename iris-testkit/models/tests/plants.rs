@@ -402,7 +402,7 @@ fn hooks(folder: &Path, source: &DeviceSource, kernel: &str) -> Vec<(&'static st
         .collect();
     let mut command = compiler(folder);
     command
-        .args(["-O0", "-DIRIS_DTYPE=0", "-DIRIS_OBSERVED=1"])
+        .args(["-O0", "-DIRIS_FACTOR=0", "-DIRIS_OBSERVED=1"])
         .arg(format!("-DIRIS_PLANT_FILE=\"{kernel}\""))
         .arg(format!("-DIRIS_PLANT_ENTRIES={entries}"))
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plants/hooks.cpp"));

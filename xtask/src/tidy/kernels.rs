@@ -119,7 +119,7 @@ fn header(path: &str) -> &str {
 /// Whether a file may contain the instructions of GEMMs. Other GEMM files include such a file and
 /// may not contain instructions themselves.
 fn is_gemm(path: &str) -> bool {
-    const CORES: [&str; 3] = ["gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
+    const CORES: [&str; 4] = ["dtype.h", "gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
     CORES.contains(&header(path))
         || path.starts_with("iris/gemm/")
             && (path.ends_with("_ptx.h") || path.ends_with("_wgmma.h"))

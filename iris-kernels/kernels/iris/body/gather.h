@@ -108,7 +108,7 @@ template <bool PULLS> class GatheredBody {
         const u32 row = at.row - units.shard_rows(source).start;
         add(a.from(row, 0), k.start, k.len(), at);
         if (PULLS && source != args.channel.rank) {
-            count_bytes(args, Counter::Pulled, bytes_of(Tile{0, 0, at.rows, k.len()}, DTYPE));
+            count_bytes(args, Counter::Pulled, bytes_of(Tile{0, 0, at.rows, k.len()}, FACTOR));
         }
     }
 
@@ -120,7 +120,7 @@ template <bool PULLS> class GatheredBody {
         const View from = shards.own(source).from(part.row - units.shard_rows(source).start,
                                                   part.col - units.shard_cols(source).start);
         copy_view(shards.staging().from(part.row, part.col), from, part.rows, part.cols);
-        count_bytes(args, Counter::Pulled, bytes_of(part, DTYPE));
+        count_bytes(args, Counter::Pulled, bytes_of(part, FACTOR));
     }
 
     /// Multiplies unit `unit` of A for `tile`; this rank's own units are read in place.

@@ -30,13 +30,9 @@ IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) 
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < from.count; ++i) {
         const u64 at = from.at(first + i);
-        u32 bits;
-        if (dtype != from.view.dtype) {
-            const float value = load_element(at, from.view.dtype);
-            bits = dtype == F32 ? __builtin_bit_cast(u32, value) : narrow(dtype, value);
-        } else {
-            bits = dtype == F32 ? port::read<u32>(at) : port::read<u16>(at);
-        }
+        const u32 bits = dtype != from.view.dtype
+                             ? bits_of(dtype, load_element(at, from.view.dtype))
+                             : load_bits(at, dtype);
         item |= u64(bits) << i * (64 >> shift);
     }
     return item;
@@ -48,16 +44,9 @@ IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < to.count; ++i) {
         const u64 at = to.at(first + i), bits = item >> i * (64 >> shift);
-        if (to.view.dtype == F32) port::write(at, static_cast<u32>(bits));
-        else port::write(at, static_cast<u16>(bits));
+        store_bits(at, to.view.dtype, static_cast<u32>(bits));
     }
 }
-
-/// Elements of an item (8 bytes of a message), converted to f32: two of f32 or four of a 16-bit
-/// type.
-struct ItemValues {
-    float v[4];
-};
 
 /// Stores the values of an item one by one, rounded, from element `first` on.
 IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues values) {
@@ -115,7 +104,7 @@ class ItemsOf {
         const View& view = elements.view;
         if (item < whole) {
             u32 data[2];
-            pack(view.dtype, values, data);
+            pack_item(view.dtype, values, data);
             port::write(view.address + u64(item) * 8, u64(data[1]) << 32 | data[0]);
         } else {
             store_value_pieces(elements, u64(item) << shift, shift, values);
@@ -126,41 +115,6 @@ class ItemsOf {
     /// per item.
     IRIS_DEVICE ItemValues finish(u32 item, View bias, u32 epilogue, const ItemValues& values) const {
         return finish_item(bias, epilogue, elements.cols, u64(item) << shift, values);
-    }
-
-    /// Converts the data of an item to the values of its elements; pack() converts back.
-    IRIS_DEVICE static ItemValues unpack(u32 dtype, const u32 (&data)[2]) {
-        ItemValues values;
-        if (dtype == F16) {
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) values.v[i] = widen(F16, half(data, i));
-        } else {
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) values.v[i] = widen(BF16, half(data, i));
-        }
-        // The value is selected without branches. For three branches that end in one value, LLVM 22
-        // generates wrong code for gfx942: it reads both halves of a register of which it has just
-        // set one.
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            const float word = i < 2 ? __builtin_bit_cast(float, data[i]) : 0.0f;
-            values.v[i] = dtype == F32 ? word : values.v[i];
-        }
-        return values;
-    }
-    IRIS_DEVICE static void pack(u32 dtype, const ItemValues& values, u32 (&data)[2]) {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 2; ++i) {
-            const float low = values.v[2 * i], high = values.v[2 * i + 1];
-            if (dtype == F32) data[i] = __builtin_bit_cast(u32, values.v[i]);
-            else if (dtype == F16) data[i] = narrow(F16, low) | static_cast<u32>(narrow(F16, high)) << 16;
-            else data[i] = narrow(BF16, low) | static_cast<u32>(narrow(BF16, high)) << 16;
-        }
-    }
-
-  private:
-    IRIS_DEVICE static u16 half(const u32 (&data)[2], u32 i) {
-        return static_cast<u16>(data[i / 2] >> i % 2 * 16);
     }
 
   protected:
@@ -177,10 +131,10 @@ template <class LlUnit> class UnitsOf : public ItemsOf {
     using ItemsOf::ItemsOf;
 
     IRIS_DEVICE static void unpack(u32 dtype, const u32 (&data)[2], ItemValues (&values)[1]) {
-        values[0] = ItemsOf::unpack(dtype, data);
+        values[0] = unpack_item(dtype, data);
     }
     IRIS_DEVICE static void pack(u32 dtype, const ItemValues (&values)[1], u32 (&data)[2]) {
-        ItemsOf::pack(dtype, values[0], data);
+        pack_item(dtype, values[0], data);
     }
     using ItemsOf::store;
     IRIS_DEVICE void store(u32 item, const ItemValues (&values)[1]) const {
@@ -238,14 +192,14 @@ template <> class UnitsOf<ll::Ll128> : public ItemsOf {
     IRIS_DEVICE static void unpack(u32 dtype, const u32 (&data)[12], ItemValues (&values)[6]) {
         IRIS_UNROLL
         for (u32 part = 0; part < 6; ++part) {
-            values[part] = ItemsOf::unpack(dtype, item_of(data, part).words);
+            values[part] = unpack_item(dtype, item_of(data, part).words);
         }
     }
     IRIS_DEVICE static void pack(u32 dtype, const ItemValues (&values)[6], u32 (&data)[12]) {
         IRIS_UNROLL
         for (u32 part = 0; part < 6; ++part) {
             u32 item[2];
-            ItemsOf::pack(dtype, values[part], item);
+            pack_item(dtype, values[part], item);
             data[2 * part] = item[0];
             data[2 * part + 1] = item[1];
         }
@@ -294,7 +248,7 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
   public:
     IRIS_DEVICE explicit ExchangeBody(const OpArgs& args)
         : dtype(REDUCES ? args.wire : args.c.dtype),
-          items(C, args.channel.size, args.m, args.n, dtype == F32 ? 2 : 4, args.root),
+          items(C, args.channel.size, args.m, args.n, item_elements(dtype), args.root),
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
@@ -587,15 +541,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
 
   private:
     IRIS_DEVICE static Values unpack(const Vec16& vector) { return values_of(Raw{vector, {}}, DTYPE); }
-    IRIS_DEVICE static Vec16 pack(const Values& values) {
-        Vec16 vector;
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            vector.word[i] = static_cast<u32>(narrow(DTYPE, values.v[2 * i])) |
-                             static_cast<u32>(narrow(DTYPE, values.v[2 * i + 1])) << 16;
-        }
-        return vector;
-    }
+    IRIS_DEVICE static Vec16 pack(const Values& values) { return packed(DTYPE, values); }
     /// Calls `each` for this thread's vectors of the row, with the position of each vector in the
     /// row in bytes.
     template <class Each> IRIS_DEVICE void each(Each each) const {
@@ -678,10 +624,12 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
-    if (pair && run_exchange_norm_vectors<BF16, true>(args)) return;
-    if (pair && run_exchange_norm_vectors<F16, true>(args)) return;
-    if (!pair && run_exchange_norm_vectors<BF16, false>(args)) return;
-    if (!pair && run_exchange_norm_vectors<F16, false>(args)) return;
+#define IRIS_TWO(name) if (pair && run_exchange_norm_vectors<name, true>(args)) return;
+#define IRIS_MORE(name) if (!pair && run_exchange_norm_vectors<name, false>(args)) return;
+    IRIS_DTYPES_16_TRIED(IRIS_TWO)
+    IRIS_DTYPES_16_TRIED(IRIS_MORE)
+#undef IRIS_TWO
+#undef IRIS_MORE
     run_exchange_norm_items(args);
 }
 

@@ -125,9 +125,14 @@ IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, Squares& squares) {
     }
 }
 
-/// Normalises a row of f32; not inlined, to leave registers for the other types.
-IRIS_COLD void norm_singles(const OpArgs& args, u32 row, Squares& squares) {
-    norm_vectors<F32>(args, row, squares);
+/// Normalises a row of a longer type, such as f32; not inlined, to leave registers for the other types.
+template <u32 DTYPE> IRIS_COLD void norm_longer(const OpArgs& args, u32 row, Squares& squares) {
+    norm_vectors<DTYPE>(args, row, squares);
+}
+/// Normalises a row of whole vectors.
+template <u32 DTYPE> IRIS_DEVICE void norm_whole(const OpArgs& args, u32 row, Squares& squares) {
+    if constexpr (is_one_access(DTYPE)) norm_vectors<DTYPE>(args, row, squares);
+    else norm_longer<DTYPE>(args, row, squares);
 }
 
 /// Normalises a row of any layout; adds the squares in the same order as norm_vectors().
@@ -154,11 +159,11 @@ IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
     IRIS_SHARED(Squares, squares);
     port::barrier(Site::Body);
     if (!Norm::of(args).whole) return norm_elements(args, row, squares);
-    switch (args.c.dtype) {
-    case F32: return norm_singles(args, row, squares);
-    case F16: return norm_vectors<F16>(args, row, squares);
-    default: return norm_vectors<BF16>(args, row, squares);
-    }
+#define IRIS_ROW(name, code, bytes, roles)                                                         \
+    IRIS_LABEL_##name: return norm_whole<name>(args, row, squares);
+    switch (args.c.dtype) { IRIS_DTYPES_USED(IRIS_ROW) }
+    IRIS_NO_OTHER_TYPE;
+#undef IRIS_ROW
 }
 
 /// Normalises all rows of C, one workgroup per row.

@@ -32,7 +32,7 @@ struct Sources {
 /// message.
 template <u32 DTYPE, u32 DEEP, bool RESIDUAL>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
-    constexpr u32 BYTES = DTYPE == F32 ? 4 : 2;
+    constexpr u32 BYTES = element_bytes(DTYPE);
     const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
     for (u32 begin = port::thread(); begin < vectors; begin += DEEP * step) {
         u64 own[DEEP], slots[DEEP];
@@ -95,7 +95,7 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
 /// vectors in the tile than it has in flight reads some vectors twice.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
-    constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
+    constexpr u32 DEEP = is_one_access(DTYPE) ? 4 : 2;
     const u32 vectors = rows * (cols / WIDTH), threads = port::threads();
     if (vectors <= threads) add_vectors<DTYPE, 1, RESIDUAL>(c, c_ld, from, rows, cols);
     else if (RESIDUAL && DEEP > 2 && vectors <= 2 * threads) add_vectors<DTYPE, 2, RESIDUAL>(c, c_ld, from, rows, cols);
@@ -105,11 +105,11 @@ IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 co
 /// Calls add_deep() for the element type of `c`, which is known only at run time.
 template <bool RESIDUAL>
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
-    switch (c.dtype) {
-    case F32: return add_deep<F32, RESIDUAL>(c.address, c.ld, from, rows, cols);
-    case F16: return add_deep<F16, RESIDUAL>(c.address, c.ld, from, rows, cols);
-    default: return add_deep<BF16, RESIDUAL>(c.address, c.ld, from, rows, cols);
-    }
+#define IRIS_ROW(name, code, bytes, roles)                                                         \
+    IRIS_LABEL_##name: return add_deep<name, RESIDUAL>(c.address, c.ld, from, rows, cols);
+    switch (c.dtype) { IRIS_DTYPES_USED(IRIS_ROW) }
+    IRIS_NO_OTHER_TYPE;
+#undef IRIS_ROW
 }
 
 /// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the other

@@ -44,69 +44,25 @@ template <u32 SIZE> struct Mfma {
     static constexpr u32 SUMS = SIZE * SIZE / 64;
     /// Number of bytes of a line (along K) that one multiply_add() multiplies.
     static constexpr u32 BYTES = 64 / SIZE * 16;
+    using Of = MfmaOf<FACTOR>;
 
 #if IRIS_PORT_HIP
     using Sums = float __attribute__((ext_vector_type(SUMS)));
 
-#if IRIS_DTYPE == 0
+    using Lane = typename Of::Lane;
+
+    /// Operand of an instruction that begins with word `i` of a vector.
+    template <class To> IRIS_DEVICE static To lane(const Vec16& vector, u32 i) {
+        if constexpr (sizeof(To) == 4) return __builtin_bit_cast(To, vector.word[i]);
+        else if constexpr (sizeof(To) == 8) return __builtin_bit_cast(To, vector.word[i] | u64(vector.word[i + 1]) << 32);
+        else return __builtin_bit_cast(To, vector);
+    }
     IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
         IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            const float a = __builtin_bit_cast(float, left.word[i]);
-            const float b = __builtin_bit_cast(float, right.word[i]);
-            if constexpr (SIZE == 32) {
-                sums = __builtin_amdgcn_mfma_f32_32x32x2f32(a, b, sums, 0, 0, 0);
-            } else {
-                sums = __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, sums, 0, 0, 0);
-            }
+        for (u32 i = 0; i < 4; i += sizeof(Lane) / 4) {
+            Of::template multiply_add<SIZE>(sums, lane<Lane>(left, i), lane<Lane>(right, i));
         }
     }
-#elif IRIS_HAS_MFMA_16
-    IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
-#if IRIS_DTYPE == 2
-        using Eight = __bf16 __attribute__((ext_vector_type(8)));
-        const Eight a = __builtin_bit_cast(Eight, left), b = __builtin_bit_cast(Eight, right);
-        if constexpr (SIZE == 32) {
-            sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(a, b, sums, 0, 0, 0);
-        } else {
-            sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, sums, 0, 0, 0);
-        }
-#else
-        using Eight = _Float16 __attribute__((ext_vector_type(8)));
-        const Eight a = __builtin_bit_cast(Eight, left), b = __builtin_bit_cast(Eight, right);
-        if constexpr (SIZE == 32) {
-            sums = __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, sums, 0, 0, 0);
-        } else {
-            sums = __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, sums, 0, 0, 0);
-        }
-#endif
-    }
-#else
-    IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; i += 2) {
-            const u64 lefts = left.word[i] | u64(left.word[i + 1]) << 32;
-            const u64 rights = right.word[i] | u64(right.word[i + 1]) << 32;
-#if IRIS_DTYPE == 2
-            using Four = short __attribute__((ext_vector_type(4)));
-            const Four a = __builtin_bit_cast(Four, lefts), b = __builtin_bit_cast(Four, rights);
-            if constexpr (SIZE == 32) {
-                sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, sums, 0, 0, 0);
-            } else {
-                sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, sums, 0, 0, 0);
-            }
-#else
-            using Four = _Float16 __attribute__((ext_vector_type(4)));
-            const Four a = __builtin_bit_cast(Four, lefts), b = __builtin_bit_cast(Four, rights);
-            if constexpr (SIZE == 32) {
-                sums = __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, sums, 0, 0, 0);
-            } else {
-                sums = __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, sums, 0, 0, 0);
-            }
-#endif
-        }
-    }
-#endif
 
     /// Makes shared memory that lanes of the wave have written visible to all lanes of the wave. No workgroup
     /// barrier is needed, because a wave runs in lockstep and its accesses to shared memory complete in
@@ -123,14 +79,8 @@ template <u32 SIZE> struct Mfma {
     };
 
     static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
-        // Number of elements of a factor that a lane passes to one instruction.
-#if IRIS_HAS_MFMA_16
-        constexpr u32 COUNT = DTYPE == F32 ? 1 : 8;
-#else
-        constexpr u32 COUNT = DTYPE == F32 ? 1 : 4;
-#endif
-        for (u32 i = 0; i < 4; i += COUNT * ELEMENT_BYTES / 4) {
-            iris_hook_mfma(SIZE, DTYPE, COUNT, left.word + i, right.word + i, sums.v);
+        for (u32 i = 0; i < 4; i += Of::COUNT * ELEMENT_BYTES / 4) {
+            iris_hook_mfma(SIZE, FACTOR, Of::COUNT, left.word + i, right.word + i, sums.v);
         }
     }
     static void meet() { port::barrier(Site::Body); }

@@ -88,8 +88,8 @@ constexpr bool A_ACROSS = IRIS_GEMM_A_ACROSS, B_ACROSS = IRIS_GEMM_B_ACROSS;
 constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
 /// Number of rows per consumer and per tile.
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
-/// Bytes of a line of a slab, and depth of a slab along K in elements of two bytes.
-constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / 2;
+/// Bytes of a line of a slab, and depth of a slab along K in elements.
+constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / Dtype<IRIS_FACTOR>::BYTES;
 static_assert(LINE == 128, "a line must be as long as the swizzle, 128 bytes");
 /// Number of threads per workgroup, and index of the loader, the first thread after the consumers.
 constexpr u32 CORE_THREADS = 128 * (GROUPS + 1), LOADER = 128 * GROUPS;

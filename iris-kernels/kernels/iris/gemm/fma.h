@@ -82,13 +82,13 @@ class MultiplyAdd {
             const u32 m = a.transposed ? i % TILE_M : i / TILE_K;
             const u32 d = a.transposed ? i / TILE_M : i % TILE_K;
             const bool in = m < rows && k + d < depth;
-            shared.a[m][d] = in ? load_element(a.at(m, k + d), DTYPE) : 0.0f;
+            shared.a[m][d] = in ? load_element(a.at(m, k + d), FACTOR) : 0.0f;
         }
         for (u32 i = port::thread(); i < TILE_K * TILE_N; i += THREADS) {
             const u32 d = b.transposed ? i % TILE_K : i / TILE_N;
             const u32 n = b.transposed ? i / TILE_K : i % TILE_N;
             const bool in = n < cols && k + d < depth;
-            shared.b[d][n] = in ? load_element(b.at(k + d, n), DTYPE) : 0.0f;
+            shared.b[d][n] = in ? load_element(b.at(k + d, n), FACTOR) : 0.0f;
         }
     }
 

@@ -1,4 +1,4 @@
-// GEMM of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_DTYPE, by all threads of a
+// GEMM of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_FACTOR, by all threads of a
 // workgroup. Kernels use the class Product. It uses tensor cores if there is a header for them, which is
 // named after the oldest architecture that has them, and multiply-add otherwise;
 // iris_kernels::gemm_config::Core makes the same choice on the host.
@@ -19,13 +19,13 @@
 
 static_assert(iris::TILE_N % iris::WIDTH == 0, "a row of a tile must consist of whole vectors");
 
-#if IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == IRIS_TILE_N && IRIS_TILE_M >= 64
+#if IRIS_HAS_WGMMA && IRIS_OF(IRIS_HAS_MMA_, IRIS_FACTOR) && IRIS_TILE_M == IRIS_TILE_N && IRIS_TILE_M >= 64
 #include "iris/gemm/sm90.h"
 namespace iris {
 using Product = Wgmma<IRIS_TILE_M == 64>;
 constexpr u32 SHARED_BYTES = sizeof(Product::Shared) + port::SHARED_ALIGNMENT;
 }
-#elif IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
+#elif IRIS_HAS_MMA_SYNC && IRIS_OF(IRIS_HAS_MMA_, IRIS_FACTOR)
 #include "iris/gemm/sm80.h"
 namespace iris {
 using Product = MmaSync;

@@ -6,7 +6,7 @@
 #ifndef IRIS_GEMM_SM90_PTX_H
 #define IRIS_GEMM_SM90_PTX_H
 
-#include "iris/port.h"
+#include "iris/dtype.h"
 
 namespace iris::gemm {
 
@@ -139,11 +139,9 @@ template <u32 COUNT> IRIS_DEVICE void hold_back(float (&sums)[COUNT]) {
 /// Two sums as elements of C in one word, rounded to nearest, ties to even.
 IRIS_DEVICE u32 pack(float low, float high) {
     u32 both;
-#if IRIS_DTYPE == 1
-    asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#else
-    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#endif
+    asm volatile("cvt.rn." IRIS_RESULT_MMA "x2.f32 %0, %1, %2;"
+                 : "=r"(both)
+                 : "f"(high), "f"(low));
     return both;
 }
 /// Stores four matrices of 8 x 8 elements, in the register layout of wgmma, to shared memory, transposed if
@@ -175,19 +173,11 @@ IRIS_DEVICE u64 load_shared(u32 from) {
 }
 /// Low element of a word of pack(), as f32.
 IRIS_DEVICE float low_of(u32 both) {
-#if IRIS_DTYPE == 1
-    return port::half_to_float(static_cast<u16>(both));
-#else
-    return __builtin_bit_cast(float, both << 16);
-#endif
+    return widen(IRIS_RESULT, static_cast<u16>(both));
 }
 /// High element of a word of pack(), as f32.
 IRIS_DEVICE float high_of(u32 both) {
-#if IRIS_DTYPE == 1
-    return port::half_to_float(static_cast<u16>(both >> 16));
-#else
-    return __builtin_bit_cast(float, both & 0xffff0000);
-#endif
+    return widen(IRIS_RESULT, static_cast<u16>(both >> 16));
 }
 
 // Register counts: setmaxnreg, for all warps of a warpgroup.

@@ -6,13 +6,7 @@
 #ifndef IRIS_GEMM_SM90_WGMMA_H
 #define IRIS_GEMM_SM90_WGMMA_H
 
-#include "iris/port.h"
-
-#if IRIS_DTYPE == 1
-#define IRIS_FACTOR "f16"
-#else
-#define IRIS_FACTOR "bf16"
-#endif
+#include "iris/dtype.h"
 
 // Lists of the sums' registers: names in the instruction (IRIS_REGISTERS_n) and operands of the asm statement
 // (IRIS_SUMS_n). Each list begins with the previous one.
@@ -68,8 +62,8 @@ namespace iris::gemm {
     template <bool A_ACROSS, bool B_ACROSS>                                                        \
     IRIS_DEVICE void multiply_add(float (&d)[sums], u64 a, u64 b, u32 keep) {                      \
         asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, " keep_at ", 0;\n"                        \
-                     " wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." IRIS_FACTOR            \
-                     "." IRIS_FACTOR "\n"                                                          \
+                     " wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." IRIS_FACTOR_MMA            \
+                     "." IRIS_FACTOR_MMA "\n"                                                          \
                      "{" IRIS_REGISTERS_##sums "}, \n"                                             \
                      a_at ", " b_at ", p, 1, 1, " a_across_at ", " b_across_at ";\n}"              \
                      : IRIS_SUMS_##sums                                                            \

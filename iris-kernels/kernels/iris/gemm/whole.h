@@ -109,9 +109,7 @@ class Whole {
   private:
     IRIS_DEVICE float bias_at(u32 index, u32 count) const {
         if (index >= count) return 0.0f;
-        const u16 bits = port::read<u16>(args.bias + 2ull * index);
-        if constexpr (IRIS_DTYPE == 1) return port::half_to_float(bits);
-        else return __builtin_bit_cast(float, u32(bits) << 16);
+        return load_element(args.bias + u64(element_bytes(IRIS_RESULT)) * index, IRIS_RESULT);
     }
 };
 

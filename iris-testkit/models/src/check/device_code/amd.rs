@@ -73,7 +73,7 @@ pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
     let mut all = Vec::new();
     for build in iris_kernels::ahead_of_time::builds(arch) {
         let options = &build.options;
-        let is_bf16 = options.defines.contains(&("IRIS_DTYPE".into(), "2".into()));
+        let is_bf16 = options.defines.contains(&("IRIS_FACTOR".into(), "2".into()));
         let label = match build.tile {
             Some(tile) if is_bf16 && (tile.size == largest || tile.size == smallest) => {
                 format!("{}, bf16, {} x {}", build.source.name, tile.size.m, tile.size.n)

@@ -136,7 +136,7 @@ impl Checker<'_> {
                 true => CoreConfig::wide(256, 2, 4),
                 false => CoreConfig::flipped(64, 1, 8),
             };
-            let ptx = self.ptx(name, text, &config.options(1))?;
+            let ptx = self.ptx(name, text, &config.options([1; 2]))?;
             let unfenced = copies.then(|| unfenced(name, &ptx)).into_iter().flatten();
             // A GEMM without communication neither waits for peers nor stores to them.
             let alone = *name == "gemm_sm90.cu";
