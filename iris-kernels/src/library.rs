@@ -24,6 +24,11 @@ pub enum Library {
 impl Library {
     /// All choices, in the order of the enum.
     pub const ALL: [Library; 4] = [Library::Auto, Library::Vendor, Library::Ours, Library::None];
+
+    /// Whether the built-in GEMM may be fused with messages.
+    pub fn may_fuse(self) -> bool {
+        matches!(self, Library::Auto | Library::Ours)
+    }
 }
 
 impl std::fmt::Display for Library {

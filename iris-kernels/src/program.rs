@@ -23,6 +23,7 @@ use crate::kernel::Kernel;
 
 pub use crate::kernel::Effects;
 pub use check::Broken;
+pub use facts::Facts;
 pub use overlap::Overlap;
 pub use step_order::At;
 pub(crate) use step_order::walk;
@@ -46,6 +47,7 @@ macro_rules! vocabulary {
 }
 
 mod check;
+mod facts;
 mod overlap;
 mod show;
 mod step_order;
@@ -379,11 +381,6 @@ impl Program {
             Work::RmsNorm => Kernel::Norm,
             Work::Gemm(_) | Work::Copies(_) => return None,
         })
-    }
-
-    /// Whether any alternative of the program has the condition `when`.
-    pub fn asks(&self, when: When) -> bool {
-        self.alternatives.iter().any(|it| it.when.contains(&when))
     }
 }
 

@@ -106,6 +106,13 @@ impl SplitGrid {
         Grid { rows: rows.end - rows.start, ..self.grid }
     }
 
+    /// Parts in which the rows of `rank` are sent, each of one row of tiles; rows are counted from
+    /// the first row of `rank`.
+    pub fn parts(&self, rank: u32) -> impl Iterator<Item = Range<u32>> + use<> {
+        let Grid { rows, tile_m, .. } = self.part(rank);
+        (0..rows.div_ceil(tile_m)).map(move |at| at * tile_m..rows.min((at + 1) * tile_m))
+    }
+
     /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     pub fn first(&self, rank: u32) -> u32 {
         (0..rank).map(|before| self.part(before).tiles()).sum()

@@ -24,50 +24,47 @@ pub use network::NetworkRate;
 pub(crate) use programs::Problem;
 
 use iris_heap::DType;
+use iris_kernels::gemm::GemmCall;
 use iris_kernels::program::Program;
 
 use crate::op_names::Op;
 use crate::op_row::Part;
 
 impl Problem {
-    /// Predicted time in microseconds of a call by this program with this tile. `None` if the model
-    /// has no prediction for one of the steps, because that step is never the fastest.
-    pub(crate) fn predict(
-        &self,
-        machine: &CostParameters,
-        program: &Program,
-        tile: [usize; 2],
-    ) -> Option<f64> {
-        self.time(machine, program, tile).filter(|us| us.is_finite())
+    /// Predicted time in microseconds of a call by this program. `None` if the model has no
+    /// prediction for one of the steps, because that step is never the fastest.
+    pub(crate) fn predict(&self, machine: &CostParameters, program: &Program) -> Option<f64> {
+        self.time(machine, program).filter(|us| us.is_finite())
     }
 
     /// Expected lower limit in microseconds for any program of the call, from fitted rates: the longer
     /// of the time of the product alone and that of sending the bytes that a rank must send.
     pub(crate) fn limit(&self, machine: &CostParameters) -> f64 {
-        let [m, n, k] = self.shape.map(|it| it as f64);
-        let world = self.world as f64;
+        let GemmCall { shape, dtypes: [dtype, output, wire], ranks, .. } = self.product;
+        let [m, n, k] = shape.map(|it| it as f64);
+        let world = ranks as f64;
         let row = self.row;
         let columns = if row.gathers_a() { k } else { n };
         let parts = |dtype: DType| m * columns * dtype.size() as f64 / world;
-        let part = parts(if row.gathers_a() { self.dtype } else { self.wire });
+        let part = parts(if row.gathers_a() { dtype } else { wire });
         // Some programs send sums in the type of C, others in the type of partials.
-        let sums = part.min(parts(self.output));
+        let sums = part.min(parts(output));
         let rows = if row.a == Part::Own { m / world } else { m };
         // The root of a broadcast sends each byte to one rank, which passes it on.
         let (sent, peers) = match row.message {
             Op::AllReduce => ((part + sums) * (world - 1.0), world - 1.0),
-            Op::Broadcast if self.world > 1 => (part * world, world - 1.0),
+            Op::Broadcast if ranks > 1 => (part * world, world - 1.0),
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
         // Partial products are written in the wire type, sums in the type of C. The limit assumes
         // the smaller type.
-        let written = if self.wire.size() < self.output.size() { self.wire } else { self.output };
+        let written = if wire.size() < output.size() { wire } else { output };
         // On the CPU the tile kernels may multiply faster than whole-matrix GEMMs. The limit
         // assumes the faster of the two.
         let times = machine.tile_core.min(1.0);
         let product = if row.multiplies() {
-            machine.product([rows, n, k], [self.dtype, written], times)
+            machine.product([rows, n, k], [dtype, written], times)
         } else {
             0.0
         };

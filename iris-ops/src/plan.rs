@@ -143,7 +143,7 @@ impl Plan {
         *if sized.elements { &mut sized.n } else { &mut sized.m } = max_size;
         let (variant, why) = match sized.variant {
             Some(variant) => (variant, ChoiceReason::Requested),
-            None => tune::variant(self.ranks, &sized),
+            None => tune::variant(self.ranks, &sized, self.request.m),
         };
         let known = || sized.row.names(|_| true);
         let unknown = || Error::invalid(self.op(), "variant", variant, known());

@@ -9,6 +9,7 @@ pub(crate) mod user;
 
 use iris_kernels::Library;
 use iris_kernels::dtype::has_mma;
+use iris_kernels::gemm::GemmCall;
 use iris_kernels::program::{Overlap, Program};
 
 pub(crate) use data::GemmKind;
@@ -155,7 +156,8 @@ pub(crate) fn table_shapes(ranks: Topology) -> Vec<(Op, usize, usize)> {
 }
 
 /// Variant for calls of the request's size, with the reason for the choice.
-pub(crate) fn variant(ranks: Topology, request: &Request) -> (Variant, ChoiceReason) {
+/// `most` is the size of the plan's largest call.
+pub(crate) fn variant(ranks: Topology, request: &Request, most: usize) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
     // Variants that pull are excluded: peers read A in place, so A must be in the heap. A plan does
@@ -164,14 +166,14 @@ pub(crate) fn variant(ranks: Topology, request: &Request) -> (Variant, ChoiceRea
     match known.filter(|form| form.serves(request)) {
         Some(form) if table::is_own(ranks, request) => (form.variant, ChoiceReason::Tuned),
         Some(form) => (form.variant, ChoiceReason::Measured),
-        None => (quickest(ranks, request), ChoiceReason::Predicted),
+        None => (quickest(ranks, request, most), ChoiceReason::Predicted),
     }
 }
 
 /// Variant with the shortest predicted time of all variants that `auto` may choose. The prediction
 /// uses only values that are equal on all ranks. With one rank, or without any prediction, the
 /// result is the first variant that supports the request.
-fn quickest(ranks: Topology, request: &Request) -> Variant {
+fn quickest(ranks: Topology, request: &Request, most: usize) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
     let common = request.row.common;
@@ -181,7 +183,7 @@ fn quickest(ranks: Topology, request: &Request) -> Variant {
         }
     }
     let timed = forms().filter(|form| ranks.size > 1 && may_take(ranks, &request, form));
-    let timed = timed.filter_map(|form| Some((form, predicted(ranks, &request, form)?)));
+    let timed = timed.filter_map(|form| Some((form, predicted(ranks, &request, (form, most))?)));
     let best = timed.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(form, _)| form);
     best.or_else(|| forms().next()).map_or(request.row.forms[0].variant, |form| form.variant)
 }
@@ -202,32 +204,59 @@ pub(crate) fn overlap(ranks: Topology, request: &Request) -> Option<Overlap> {
 
 /// Predicted time in microseconds of the largest call by this variant; `None` if a step has no
 /// prediction.
-fn predicted(ranks: Topology, request: &Request, form: &'static Form) -> Option<f64> {
+fn predicted(
+    ranks: Topology,
+    request: &Request,
+    (form, most): (&'static Form, usize),
+) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, overlap: overlap(ranks, request), ..Program::new(form.program) };
-    let problem = Problem::of(ranks, request);
-    let TileShape { m, n } = tile(ranks, request, form);
-    problem.predict(&ranks.tuning().machine, &program, [m, n])
+    let tile = tile(ranks, request, form);
+    Problem::of(ranks, request, (most, request.m), tile).predict(&ranks.tuning().machine, &program)
 }
 
 impl Problem {
-    /// Input of the cost model for the largest call of a request.
-    pub(crate) fn of(ranks: Topology, request: &Request) -> Problem {
-        let Request { row, m, n, k, .. } = *request;
+    /// Input of the cost model for the largest call of a request with this tile. `most` and `rows`
+    /// are the numbers of rows of the plan's largest call and of the largest call that shares its
+    /// kernels.
+    pub(crate) fn of(
+        ranks: Topology,
+        request: &Request,
+        (most, rows): (usize, usize),
+        tile: TileShape,
+    ) -> Problem {
+        let takes = |kind| takes_part(ranks, request, kind);
         Problem {
-            row,
-            world: ranks.size,
-            multiprocessors: ranks.device.multiprocessors,
-            shape: [m, n, k],
-            dtype: request.dtype,
-            wire: request.wire_dtype(),
-            output: request.output_dtype(),
+            row: request.row,
+            product: GemmCall { most, ..product(ranks, request, request.k) },
+            rows,
+            tile: [tile.m, tile.n].map(|it| it as u32),
             columns: request.shard == Shard::Columns,
-            has_stores: has_stores(ranks, request),
-            gated: takes_part(ranks, request, GemmKind::Gated),
+            normed: request.rms_norm.is_some(),
+            stores: request.library.may_fuse(),
+            gated: takes(GemmKind::Gated),
+            exchanges: takes(GemmKind::Exchanging),
+            has_library: true,
             packs_from: ranks.tuning().packs_from(ranks.device, ranks.size),
             has_engines: !ranks.device.backend.traits().host_threads,
         }
+    }
+}
+
+/// Product of the largest call of a request with contiguous matrices and this K, as a built-in GEMM
+/// is asked for it.
+fn product(ranks: Topology, request: &Request, k: usize) -> GemmCall {
+    let Request { m, n, dtype, epilogue, .. } = *request;
+    GemmCall {
+        is_there: ranks.device.has_wgmma(),
+        shape: [m, n, k],
+        most: m,
+        dtypes: [dtype, request.output_dtype(), request.wire_dtype()],
+        has_epilogue: epilogue != Epilogue::None,
+        is_aligned: k.is_multiple_of(8) || m == 1,
+        layout: (false, false),
+        ranks: ranks.size,
+        multiprocessors: ranks.device.multiprocessors,
     }
 }
 
@@ -301,11 +330,8 @@ fn is_as_measured(ranks: Topology, request: &Request, form: &Form) -> bool {
 /// Whether, for these operands, there is a whole-matrix GEMM that can wait for peers and store to
 /// peers.
 fn has_stores(ranks: Topology, request: &Request) -> bool {
-    let Request { dtype, n, epilogue, library, .. } = *request;
-    let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
-    has_wgmma(ranks, request)
-        && alike
-        && epilogue == Epilogue::None
-        && n.is_multiple_of(8)
-        && matches!(library, Library::Auto | Library::Ours)
+    // All ranks must get the same answer.
+    let is_common = request.row.common.k || request.uniform_shape;
+    let k = if is_common { request.k } else { COMMON };
+    request.library.may_fuse() && product(ranks, request, k).is_served()
 }

@@ -21,6 +21,8 @@ mod cases;
 mod decode;
 #[path = "standin/failures.rs"]
 mod failures;
+#[path = "standin/gemms.rs"]
+mod gemms;
 #[path = "standin/library.rs"]
 mod library;
 #[path = "standin/logs.rs"]
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
             "allocations" => allocations::check(&machine, 2).unwrap(),
             "decode" => decode::run(&machine),
             "sizes" => sizes::run(&machine),
+            "gemms" => gemms::run(&machine),
             "unload" => unload(),
             "precompile" => ahead::precompile(&machine),
             "operators" => ahead::operators(&machine, &worlds_of_child()),
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         with_a_library_of_products,
         a_decode_step_waits_for_nothing_between_its_launches,
         messages_of_all_sizes_have_their_kernels,
+        products_are_launched_as_plans_predict,
         no_call_allocates_after_the_first_of_its_problem,
         a_library_stays_loaded_until_the_process_ends,
         without_a_compiler_kernels_come_from_the_folder_or_are_named,
@@ -174,6 +178,15 @@ fn a_decode_step_waits_for_nothing_between_its_launches() {
 fn messages_of_all_sizes_have_their_kernels() {
     let output = child("sizes", Machine { arch: "90", devices: 4, library: false }, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Tests that the built-in GEMM is launched with the kernel, build and grid that plans predict.
+fn products_are_launched_as_plans_predict() {
+    let output = child("gemms", Machine { arch: "90", devices: 4, library: false }, &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    print!("{said}");
 }
 
 /// Tests that only first calls allocate: on CUDA without and with a GEMM library, and on HIP.

@@ -13,12 +13,9 @@ use super::step_operands::Places;
 use super::{Executor, unsupported};
 use crate::args::OpArgs;
 use crate::kernel::Kernel;
-use crate::program::{Alternative, At, EarliestStart, Lane, Step, Transfer, When, Work, walk};
-
-/// Number of columns of C from which multiplying a row of A takes longer than receiving it from one
-/// peer. On an H200 the break-even is 1950 columns, from 7.5e14 flop/s and 3.85e11 B/s for two-byte
-/// elements.
-const COLUMNS: u32 = 2048;
+use crate::program::{
+    Alternative, At, EarliestStart, Facts, Gemm, Lane, Step, Transfer, Work, walk,
+};
 
 /// Call that is being enqueued, with all data that its steps need.
 pub(super) struct Call<'a> {
@@ -42,6 +39,46 @@ pub(super) struct Progress {
     pub(super) forked: bool,
 }
 
+impl Facts for Call<'_> {
+    type Error = Error;
+
+    fn ranks(&self) -> u32 {
+        self.args.channel.size
+    }
+
+    fn columns(&self) -> u32 {
+        self.args.n
+    }
+
+    fn is_by_columns(&self) -> bool {
+        self.args.shard == 1
+    }
+
+    fn parts(&self) -> u32 {
+        self.places().parts()
+    }
+
+    /// Workgroups do the transfers in these cases: ranks
+    /// share the device, because copies of two ranks could block each other in an engine's queue;
+    /// elements change their type or storage order; transferred bytes are counted or delays are
+    /// injected; the call is in a capture that cannot order a signal after its data.
+    fn has_engines(&self) -> Result<bool> {
+        if let Some(&known) = self.engines.get() {
+            return Ok(known);
+        }
+        let kept = self.heap.device().kind.traits().host_threads;
+        let transfers = self.of.transfers.iter();
+        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.has_same_layout());
+        let can = alike && !kept && !self.of.by_workgroups;
+        let has = can && self.heap.gpu()?.copies_signal(self.stream)?;
+        Ok(*self.engines.get_or_init(|| has))
+    }
+
+    fn fits(&self, gemm: &Gemm) -> bool {
+        self.of.gemms.as_ref().is_some_and(|gemms| gemms.fit(self, gemm))
+    }
+}
+
 impl<'a> Call<'a> {
     /// Makes a call with arguments `args`; nothing is enqueued yet.
     ///
@@ -63,69 +100,13 @@ impl<'a> Call<'a> {
 
     /// Returns the first alternative whose conditions the call meets.
     pub(super) fn alternative(&self) -> Result<&'static Alternative> {
-        for of in &self.of.alternatives {
-            let mut meets = true;
-            for &when in of.when {
-                meets = meets && self.meets(when, of)?;
-            }
-            if meets {
-                return Ok(of);
-            }
-        }
-        Err(unsupported(
-            "this call".into(),
-            "no alternative of its program has all its conditions met",
-        ))
-    }
-
-    /// Whether the call meets the condition `when` of the alternative `of`.
-    fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
-        let OpArgs { shard, n, ref channel, .. } = *self.args;
-        let gemm = self.of.program.special_gemm(of);
-        let fits = || gemm.is_some_and(|gemm| self.fits(&gemm));
-        Ok(match when {
-            When::ByColumns => shard == 1,
-            When::Wide => n >= COLUMNS * (channel.size - 1),
-            When::Engines => self.has_engines()?,
-            When::Exchanges => fits(),
-            // A GEMM that waits for copies, or that stores to peers, needs the same conditions as
-            // copy engines: no other rank shares the device, and the call is neither traced nor
-            // counted.
-            When::Gated | When::Stores => fits() && self.has_engines()?,
-            When::Adds => {
-                // If the message has a single part, a separate step adds the peer's rows, because
-                // the GEMM would wait for them before it multiplies. All-reduce, 2 x H200: 1024
-                // rows in one part 106 us with a separate step, 130 us if the GEMM adds; 8192 rows
-                // in four parts 806 and 791 us (2026-11-22).
-                let places = self.places();
-                let rows = places.own_rows(At::default()).unwrap_or_default();
-                let can = self.args.residual.address == 0
-                    && channel.size == 2
-                    && places.parts() > 1
-                    && !rows.is_empty();
-                let (Some(gemms), Some(gemm)) = (&self.of.gemms, gemm) else { return Ok(false) };
-                can && {
-                    let (args, addend) = places.adding(gemm.to, &rows);
-                    gemms.adds(&args, &addend)
-                }
-            }
+        let alternatives = self.of.alternatives.iter().copied();
+        self.of.program.first_met(alternatives, self)?.ok_or_else(|| {
+            unsupported(
+                "this call".into(),
+                "no alternative of its program has all its conditions met",
+            )
         })
-    }
-
-    /// Whether copy engines do the transfers. Workgroups do them instead in these cases: ranks
-    /// share the device, because copies of two ranks could block each other in an engine's queue;
-    /// elements change their type or storage order; transferred bytes are counted or delays are
-    /// injected; the call is in a capture that cannot order a signal after its data.
-    fn has_engines(&self) -> Result<bool> {
-        if let Some(&known) = self.engines.get() {
-            return Ok(known);
-        }
-        let kept = self.heap.device().kind.traits().host_threads;
-        let transfers = self.of.transfers.iter();
-        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.has_same_layout());
-        let can = alike && !kept && !self.of.by_workgroups;
-        let has = can && self.heap.gpu()?.copies_signal(self.stream)?;
-        Ok(*self.engines.get_or_init(|| has))
     }
 
     /// Enqueues a step, or the steps that replace it if the step cannot be done in this call.

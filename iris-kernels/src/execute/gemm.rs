@@ -5,11 +5,11 @@ use iris_heap::{Error, Result, SymmetricHeap};
 use super::call::Call;
 use super::kernels::{KernelSet, Workgroups};
 use super::message::Message;
-use crate::args::{Matrix, OpArgs};
+use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::gemm::{Exchanging, Gathering, Messages, Parts, Scattering};
 use crate::kernel::Kernel;
-use crate::library::{GemmRequest, Library};
+use crate::library::GemmRequest;
 use crate::library_gemm::LibraryGemm;
 use crate::program::{Alternative, Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
 
@@ -91,32 +91,34 @@ impl Gemms {
         }
     }
 
-    /// Whether the library can compute the product of a call and add the matrix `addend` to it.
-    pub(super) fn adds(&self, args: &OpArgs, addend: &Matrix) -> bool {
-        self.library.as_ref().is_some_and(|it| it.fits_adding(args, addend))
-    }
-}
-
-impl Call<'_> {
-    /// Whether the fused GEMM can do this call with the operands that `gemm` names.
-    pub(super) fn fits(&self, gemm: &Gemm) -> bool {
-        let places = self.places();
-        let Some(gemms) = &self.of.gemms else { return false };
-        match (gemm.core, &gemms.fused) {
+    /// Whether the core of `gemm` can do a call.
+    pub(super) fn fit(&self, call: &Call<'_>, gemm: &Gemm) -> bool {
+        let places = call.places();
+        match (gemm.core, &self.fused) {
+            (Core::Adding, _) => {
+                let rows = places.own_rows(At::default()).filter(|rows| !rows.is_empty());
+                let library = self.library.as_ref().filter(|_| call.args.residual.address == 0);
+                library.zip(rows).is_some_and(|(library, rows)| {
+                    let (args, addend) = places.adding(gemm.to, &rows);
+                    library.fits_adding(&args, &addend)
+                })
+            }
             (Core::Gated, Fused::Gated(gated)) => {
-                self.parts_of_shards().is_some_and(|parts| gated.fits(self.args, &parts))
+                call.parts_of_shards().is_some_and(|parts| gated.fits(call.args, &parts))
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
-                storing.fits(&places.storing(gemm.to), &self.stored(blocks, results).of())
+                storing.fits(&places.storing(gemm.to), &call.stored(blocks, results).of())
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let product = places.product(gemm, At::default());
-                product.is_some_and(|it| exchanging.fits(kernel, (&it, self.args)))
+                product.is_some_and(|it| exchanging.fits(kernel, (&it, call.args)))
             }
             _ => false,
         }
     }
+}
 
+impl Call<'_> {
     /// Enqueues `gemm`. Returns true if the GEMM was enqueued or there is nothing to do, false if
     /// no GEMM implementation can do it in this call.
     pub(super) fn gemm(&self, gemm: &Gemm, at: At) -> Result<bool> {
@@ -287,10 +289,7 @@ fn fused(
         let gated = Gathering::new(heap, whole, op.fault_injection)?;
         return Ok(gated.map_or(Fused::None, Fused::Gated));
     }
-    if program.asks(When::Stores)
-        && whole.signalled.is_some()
-        && matches!(whole.library, Library::Auto | Library::Ours)
-    {
+    if program.asks(When::Stores) && whole.signalled.is_some() && whole.library.may_fuse() {
         let storing = Scattering::new(heap, whole, op.fault_injection)?;
         return Ok(storing.map_or(Fused::None, Fused::Storing));
     }

@@ -165,14 +165,9 @@ pub(super) fn grid(args: &OpArgs) -> SplitGrid {
 }
 
 /// Parts in which the rows of `rank` are sent: each part is one row of tiles.
-pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
-    let part = grid.part(rank);
-    let across = part.across();
-    (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
-        // Rows are computed from `at` and not from tiles, because a matrix without columns has rows
-        // but no tiles.
-        let row = at * part.tile_m;
-        let rows = row..part.rows.min(row + part.tile_m);
-        Part { tiles: at * across..(at + 1) * across, rows }
-    })
+fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
+    // Rows are not computed from tiles, because a matrix without columns has rows but no tiles.
+    let across = grid.part(rank).across();
+    let tiles = (0..).map(move |at| at * across..(at + 1) * across);
+    tiles.zip(grid.parts(rank)).map(|(tiles, rows)| Part { tiles, rows })
 }

@@ -51,29 +51,13 @@ impl Places<'_> {
 
     /// Maximum number of parts in which the rows of one rank are sent.
     pub(super) fn parts(&self) -> u32 {
-        message::parts(&message::grid(self.args), 0).count() as u32
-    }
-
-    /// Rows of the part that the surrounding loop over parts has reached, counted from row 0 of the
-    /// whole matrix; `None` if the rank has no such part.
-    fn part(&self, at: At) -> Option<Range<u32>> {
-        let rank = at.peer.unwrap_or(self.args.channel.rank);
-        let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
-        let first = self.owned_by(rank).start;
-        Some(first + part.rows.start..first + part.rows.end)
+        message::grid(self.args).parts(0).count() as u32
     }
 
     /// Rows that a GEMM multiplies, counted from row 0 of the whole matrix; `None` if the step has
     /// nothing to do.
     fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
-        let (own, all) = (self.own(), 0..self.args.m);
-        match rows {
-            Rows::All => Some(all),
-            Rows::Own => Some(own),
-            Rows::BeforeOwn => Some(all.start..own.start).filter(|rows| !rows.is_empty()),
-            Rows::AfterOwn => Some(own.end..all.end).filter(|rows| !rows.is_empty()),
-            Rows::Part => self.part(at),
-        }
+        rows.of(&message::grid(self.args), self.args.channel.rank, at)
     }
 
     /// Rows that a step adds up, counted from the first row that this rank owns; `None` if the step
@@ -83,7 +67,7 @@ impl Places<'_> {
         match at.part {
             None => Some(0..own.end - own.start),
             Some(_) => {
-                let rows = self.part(At { peer: None, ..at })?;
+                let rows = self.rows(Rows::Part, At { peer: None, ..at })?;
                 Some(rows.start - own.start..rows.end - own.start)
             }
         }
@@ -158,7 +142,7 @@ impl Places<'_> {
         let source = at.peer?;
         let rows = match at.part {
             None => self.owned_by(source),
-            Some(_) => self.part(at)?,
+            Some(_) => self.rows(Rows::Part, at)?,
         };
         let message = self.message(of).args;
         let (a, c) = (rows_of(message.c, &rows), rows_of(self.args.c, &rows));

@@ -16,19 +16,14 @@
 //! device divide its multiprocessors. A workgroup takes most of a multiprocessor's shared memory,
 //! so such calls of two heaps on the same devices must not overlap.
 
-use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
+use iris_heap::{Function, Gpu, Result, Stream, SymmetricHeap};
 
 use super::choice::FLIPPED_ROWS;
-use super::{Arguments, Config, Gemm, GemmKernel};
+use super::{Config, Fusion, Gemm, GemmKernel, GemmLaunch};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::GemmRequest;
-
-/// Largest number of rows for which this launch and a launch of the RMSNorm are faster than a GEMM
-/// and an LL message that includes the RMSNorm (2 x H200, N x K = 8192 x 3584: 16 rows 25.0 vs 25.6
-/// us, 64 rows 32.1 vs 31.4; 2026-11-23).
-const NORMED_ROWS: u32 = 16;
 
 /// Loaded kernels of GEMMs that exchange their result.
 #[derive(Debug)]
@@ -42,6 +37,11 @@ pub struct Exchanging {
 }
 
 impl Exchanging {
+    /// Largest number of rows for which this launch and a launch of the RMSNorm are faster than a
+    /// GEMM and an LL message that includes the RMSNorm (2 x H200, N x K = 8192 x 3584: 16 rows 25.0
+    /// vs 25.6 us, 64 rows 32.1 vs 31.4; 2026-11-23).
+    pub(super) const NORMED_ROWS: usize = 16;
+
     /// Rows and columns of a tile of the message that this GEMM sends by tiles, on a device with
     /// this many multiprocessors. `None` if there are more than 128 rows, or too many or too few
     /// tiles for one tile per multiprocessor.
@@ -49,6 +49,25 @@ impl Exchanging {
         let groups = Config::consumers_of_tiles(cols, multiprocessors);
         let groups = groups.filter(|_| rows <= FLIPPED_ROWS)?;
         Some([rows.next_multiple_of(8) as u32, 64 * groups])
+    }
+
+    /// Build, for row-major A and B, for calls of up to `shape[0]` rows; `None` if there is none.
+    /// `tile` has the rows and columns of a tile of the message; `None` for a message by the LL
+    /// protocol.
+    pub(super) fn build(
+        [most, cols, _]: [usize; 3],
+        tile: Option<[u32; 2]>,
+        multiprocessors: u32,
+    ) -> Option<Config> {
+        Config::of_tiles(most, cols, multiprocessors).filter(|config| {
+            let most = most.min(FLIPPED_ROWS) as u32;
+            tile.is_none_or(|[tile_m, tile_n]| tile_m >= most && tile_n == config.rows())
+        })
+    }
+
+    /// Returns `tile` if `kernel` sends its message by tiles; `None` if by the LL protocol.
+    fn tile_of(kernel: Kernel, tile: [u32; 2]) -> Option<[u32; 2]> {
+        (kernel != Kernel::OneShotLl).then_some(tile)
     }
 
     /// Loads the builds that replace `kernel`, which is [`Kernel::OneShot`] or
@@ -68,12 +87,10 @@ impl Exchanging {
             Kernel::OneShot => GemmKernel::ExchangingTiles,
             _ => return Ok(None),
         };
-        let [_, cols, _] = whole.shape;
-        let config = Config::of_tiles(whole.rows, cols, heap.workgroups());
-        let config = config.filter(|config| {
-            let most = whole.rows.min(FLIPPED_ROWS) as u32;
-            kernel == Kernel::OneShotLl || op.tile_m >= most && op.tile_n == config.rows()
-        });
+        let [_, cols, depth] = whole.shape;
+        let whole = &GemmRequest { shape: [whole.rows, cols, depth], ..*whole };
+        let tile = Self::tile_of(kernel, [op.tile_m, op.tile_n]);
+        let config = Self::build(whole.shape, tile, heap.workgroups());
         let gemm = Gemm::for_whole(heap, whole, config, (gemm_kernel, op.fault_injection))?;
         let Some(gemm) = gemm else { return Ok(None) };
         let mut resident = u32::MAX;
@@ -91,26 +108,16 @@ impl Exchanging {
         self.fitting(kernel, of).is_some()
     }
 
-    /// Build, arguments and launch shape for this call; `None` if there is no build.
+    /// Launch of this call; `None` if there is no build for it.
     fn fitting(
         &self,
         kernel: Kernel,
         (product, message): (&OpArgs, &OpArgs),
-    ) -> Option<(&(Config, Function), Arguments, LaunchShape)> {
-        let fitting = self.gemm.fitting(product).filter(|_| kernel == self.kernel)?;
-        let (config, _) = fitting;
-        // With more rows the LL message that includes the RMSNorm is faster.
-        if message.normed.address != 0 && message.m > NORMED_ROWS && kernel == Kernel::OneShotLl {
-            return None;
-        }
-        // A message that is sent by tiles must have the same tiles as the product.
-        let alike = kernel == Kernel::OneShotLl
-            || message.tile_m >= product.m && message.tile_n == config.rows();
-        let (given, shape) = self.gemm.given(config, product);
-        // Each workgroup has one tile.
-        let tiles = given.row_units * given.col_tiles;
-        let fits = alike && shape.groups == tiles && tiles <= self.resident;
-        fits.then_some((fitting, given, shape))
+    ) -> Option<(GemmLaunch, &Function)> {
+        let tile = Self::tile_of(kernel, [message.tile_m, message.tile_n]);
+        let fusion = Fusion::Exchanging { tile, normed: message.normed.address != 0 };
+        let fitting = self.gemm.fitting(product, &fusion).filter(|_| kernel == self.kernel);
+        fitting.filter(|(launch, _)| launch.grid.groups <= self.resident)
     }
 
     /// Enqueues a call; returns false if there is no build for it. `of` is as for
@@ -128,12 +135,11 @@ impl Exchanging {
         kernel: Kernel,
         of: (&OpArgs, &OpArgs),
     ) -> Result<bool> {
-        let Some(((config, function), given, shape)) = self.fitting(kernel, of) else {
-            return Ok(false);
-        };
+        let Some((launch, function)) = self.fitting(kernel, of) else { return Ok(false) };
         let (product, message) = of;
-        let [b, a, _] =
-            gpu.current(|| config.maps(self.gemm.dtype, [&product.a, &product.b, &product.c]))?;
+        let factors = [&product.a, &product.b, &product.c];
+        let [b, a, _] = gpu.current(|| launch.config.maps(self.gemm.dtype, factors))?;
+        let (given, shape) = self.gemm.given(&launch, product);
         let given = [b.bytes(), a.bytes(), bytemuck::bytes_of(&given), bytemuck::bytes_of(message)];
         // SAFETY: the parameters are those of both kernels; the caller vouches for the matrices;
         // workgroups wait only for data that peers push before they wait themselves.

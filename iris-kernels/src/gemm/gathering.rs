@@ -16,7 +16,7 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, GemmKernel};
+use super::{Config, Fusion, Gemm, GemmKernel};
 use crate::args::{Matrix, OpArgs};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
@@ -63,15 +63,8 @@ impl Parts {
         Some(shard)
     }
 
-    /// Whether a plan for products of up to `shape[0]` rows has a build that can wait for these parts
-    /// in a call of `shape[0]` rows.
-    pub fn suit_any(&self, shape: [usize; 3], multiprocessors: u32) -> bool {
-        let builds = Gathering::builds(shape, multiprocessors);
-        builds.iter().any(|config| config.takes(shape) && self.suit(config))
-    }
-
     /// Whether each cluster tile and each slab of a build needs one part of A only.
-    fn suit(&self, config: &Config) -> bool {
+    pub(super) fn suit(&self, config: &Config) -> bool {
         let units = [config.unit_rows(), Config::DEPTH];
         // The edge of A may cut a tile or slab. The edge between the shards of two ranks must not,
         // because the tile or slab would then need the data of both.
@@ -99,7 +92,7 @@ pub struct Gathering(Gemm);
 
 impl Gathering {
     /// Builds for products of up to `shape[0]` rows. There is none for C transposed.
-    fn builds(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
+    pub(super) fn builds(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         let mut configs = Config::of_plan(shape, multiprocessors);
         configs.retain(|config| !config.flipped);
         configs
@@ -129,7 +122,7 @@ impl Gathering {
 
     /// Whether there is a build for this call.
     pub fn fits(&self, args: &OpArgs, parts: &Parts) -> bool {
-        self.0.fitting_of(args, |config| parts.suit(config)).is_some()
+        self.0.fitting(args, &Fusion::Gated(*parts)).is_some()
     }
 
     /// Enqueues the product of a call; returns false if there is no build for it. `args` are the
@@ -150,15 +143,15 @@ impl Gathering {
         (all, parts): (&Matrix, &Parts),
         message: &OpArgs,
     ) -> Result<bool> {
-        let fitting = self.0.fitting_of(args, |config| parts.suit(config));
-        let Some((config, function)) = fitting else { return Ok(false) };
-        let dtype = self.0.dtype;
+        let fitting = self.0.fitting(args, &Fusion::Gated(*parts));
+        let Some((launch, function)) = fitting else { return Ok(false) };
+        let (dtype, config) = (self.0.dtype, &launch.config);
         let (maps, own) = gpu.current(|| {
             let own = config.left_map(dtype, &args.a)?;
             Ok((config.maps(dtype, [all, &args.b, &args.c])?, own))
         })?;
         let parts = parts.units(config);
-        let (mut given, shape) = self.0.given(config, args);
+        let (mut given, shape) = self.0.given(&launch, args);
         // A raster group (cluster rows that are processed before the next column of tiles) must not
         // extend beyond a part, because the next part arrives later.
         given.group = given.group.min(parts.part_rows);

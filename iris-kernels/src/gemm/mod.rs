@@ -6,10 +6,11 @@
 //! operator hands out, and reaches half the rate of the device. A separate GEMM can be faster: it
 //! copies by tensor maps (TMA), and multiplies the next tile while it stores the previous one.
 //!
-//! **Solution.** [`Config`] has the parameters of a build. [`Config::choose`] selects a build by
-//! the shape of the product, by a measured rule. [`Gemm`] has the loaded kernels for the calls of
-//! one operator. Tensor maps are encoded in each call, from its addresses, and passed to the launch
-//! by value, so nothing is allocated and a launch can be captured.
+//! **Solution.** [`Config`] has the parameters of a build. [`GemmCall::launch`] answers which build
+//! and grid a call gets, by a measured rule: for plans, predictions and launches alike. [`Gemm`] has
+//! the loaded kernels for the calls of one operator. Tensor maps are encoded in each call, from its
+//! addresses, and passed to the launch by value, so nothing is allocated and a launch can be
+//! captured.
 //!
 //! **Limits.** A, B and C of the same type, f16 or bf16; C row-major; no GELU; addresses, leading
 //! dimensions and rows of C that are multiples of 16 bytes. [`Gemm::fits`] returns false for all
@@ -17,6 +18,7 @@
 
 mod choice;
 mod exchanging;
+mod fit;
 mod gathering;
 mod kernels;
 mod scattering;
@@ -37,10 +39,11 @@ use crate::rtc::progress::Level;
 
 pub use crate::gemm_config::{CoreConfig as Config, Grid};
 pub use exchanging::Exchanging;
+pub use fit::{Fusion, GemmCall, GemmLaunch};
 pub use gathering::{Gathering, Parts};
 pub(crate) use kernels::builds;
 use kernels::{GemmKernel, LAYOUTS};
-pub use scattering::{Messages, Scattering, StoringLaunch};
+pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
 
 /// Longest time that the loader of a workgroup waits for its consumers, in nanoseconds. Consumers
@@ -202,50 +205,46 @@ impl Gemm {
 
     /// Whether there is a build for this call.
     pub fn fits(&self, args: &OpArgs) -> bool {
-        self.fitting(args).is_some()
+        self.fitting(args, &Fusion::None).is_some()
     }
 
     /// Whether the build for this call is preferred to the vendor's library.
     pub fn is_preferred(&self, args: &OpArgs) -> bool {
         let OpArgs { m, n, .. } = *args;
-        let build = self.fitting(args);
-        build.is_some_and(|(config, _)| config.is_preferred_for(m, n, self.multiprocessors))
+        let fitting = self.fitting(args, &Fusion::None);
+        fitting.is_some_and(|(it, _)| it.config.is_preferred_for(m, n, self.multiprocessors))
     }
 
-    fn fitting(&self, args: &OpArgs) -> Option<&(Config, Function)> {
-        self.fitting_of(args, |_| true)
-    }
-
-    /// Build with the lowest [`Config::cost`] for this call among those for which `usable` returns
-    /// true; `None` if there is none.
-    fn fitting_of(
-        &self,
-        args: &OpArgs,
-        usable: impl Fn(&Config) -> bool,
-    ) -> Option<&(Config, Function)> {
+    /// Launch of a call with the message `fusion`, and its loaded kernel; `None` if there is no
+    /// build for the call.
+    fn fitting(&self, args: &OpArgs, fusion: &Fusion) -> Option<(GemmLaunch, &Function)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let code = dtype_code(self.dtype)?;
         let [most, of_n, of_k] = self.shape;
         let shape = [m as usize, n as usize, k as usize];
         let has_bias = bias.address != 0;
-        let fits = [&a, &b, &c].iter().all(|it| it.dtype == code && is_aligned(it))
+        let matrices = [&a, &b, &c];
+        let fits = matrices.iter().all(|it| it.dtype == code)
             && c.transposed == 0
-            // TMA stores at the edge of C need rows of whole multiples of 16 bytes.
-            && of_n.is_multiple_of(8)
-            && epilogue == 0
-            && (1..=most).contains(&shape[0])
             && shape[1..] == [of_n, of_k]
-            && of_n > 0
-            && of_k > 0
             && (!has_bias || bias.dtype == code && (bias.transposed == 0 || bias.ld == 1));
         if !fits {
             return None;
         }
-        let layout = (a.transposed != 0, b.transposed != 0);
-        let usable = self.kernels.iter().filter(|(config, _)| {
-            config.layout() == layout && config.takes(shape) && usable(config)
-        });
-        usable.min_by_key(|(config, _)| config.cost(shape, self.multiprocessors))
+        let call = GemmCall {
+            is_there: true,
+            shape,
+            most,
+            dtypes: [self.dtype; 3],
+            has_epilogue: epilogue != 0,
+            is_aligned: matrices.into_iter().all(is_aligned),
+            layout: (a.transposed != 0, b.transposed != 0),
+            ranks: args.channel.size as usize,
+            multiprocessors: self.multiprocessors,
+        };
+        let launch = call.launch_of(self.configs().copied(), fusion)?;
+        let (_, function) = self.kernels.iter().find(|(config, _)| *config == launch.config)?;
+        Some((launch, function))
     }
 
     /// Enqueues the product of a call; returns false if there is no build for it.
@@ -258,12 +257,14 @@ impl Gemm {
     /// launch, and every replay of a graph that captured the launch.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(&self, gpu: &Gpu, stream: &Stream, args: &OpArgs) -> Result<bool> {
-        let Some((config, function)) = self.fitting(args) else { return Ok(false) };
+        let Some((launch, function)) = self.fitting(args, &Fusion::None) else {
+            return Ok(false);
+        };
         let OpArgs { a, b, c, .. } = *args;
         // The driver encodes maps only with a current context, although it does not access the
         // device.
-        let maps = gpu.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
-        let (given, shape) = self.given(config, args);
+        let maps = gpu.current(|| launch.config.maps(self.dtype, [&a, &b, &c]))?;
+        let (given, shape) = self.given(&launch, args);
         let [a, b, c] = &maps;
         let args = [a.bytes(), b.bytes(), c.bytes(), bytemuck::bytes_of(&given)];
         // SAFETY: the parameters are those of `iris_gemm`; the caller vouches for the matrices;
@@ -272,17 +273,11 @@ impl Gemm {
     }
 
     /// Kernel arguments and launch shape of a call.
-    fn given(&self, config: &Config, args: &OpArgs) -> (Arguments, LaunchShape) {
-        let OpArgs { m, n, .. } = *args;
-        let shape = if config.flipped { [n, m] } else { [m, n] };
-        self.given_on(config, args, config.grid(shape, 1, self.multiprocessors))
-    }
-
-    /// Kernel arguments and launch shape of a call on this grid.
-    fn given_on(&self, config: &Config, args: &OpArgs, grid: Grid) -> (Arguments, LaunchShape) {
+    fn given(&self, launch: &GemmLaunch, args: &OpArgs) -> (Arguments, LaunchShape) {
+        let GemmLaunch { config, grid } = launch;
         let OpArgs { bias, m, n, k, .. } = *args;
         let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
-        let Grid { row_units, col_tiles, groups, .. } = grid;
+        let Grid { row_units, col_tiles, groups, .. } = *grid;
         let given = Arguments {
             bias: bias.address,
             deadline_ns: DEADLINE_NS,

@@ -22,7 +22,7 @@ use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::choice::{NARROW, WIDEST};
 use super::kernels::PEERS;
-use super::{Config, Gemm, GemmKernel, Grid, TensorMap, is_aligned};
+use super::{Config, Fusion, Gemm, GemmKernel, GemmLaunch, TensorMap, is_aligned};
 use crate::args::{Matrix, OpArgs, rows_of};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
@@ -50,44 +50,6 @@ pub struct Messages<'a> {
     pub blocks: Option<(&'a OpArgs, u32)>,
     /// Message of the finished rows, from their owners to the C of all ranks.
     pub results: Option<(&'a OpArgs, u32)>,
-}
-
-/// Launch of a GEMM that stores tiles at their owners.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StoringLaunch {
-    /// Build, for row-major A and B.
-    pub config: Config,
-    /// Tiles and workgroups, if as many workgroups are resident as the device has multiprocessors.
-    pub grid: Grid,
-}
-
-impl StoringLaunch {
-    /// Launch for a C of `shape[0]` x `shape[1]`, divided among `ranks` ranks, and a depth of
-    /// `shape[2]`. The rank multiplies the blocks of `owners` ranks. `signalled` is the number of
-    /// rows and columns that share a signal. `None` if no build can do it.
-    pub fn of(
-        signalled: [u32; 2],
-        shape @ [m, n, _]: [usize; 3],
-        (ranks, owners): (usize, usize),
-        multiprocessors: u32,
-    ) -> Option<Self> {
-        let [64, width @ (NARROW | WIDEST)] = signalled else { return None };
-        // Each rank owns at least one row.
-        if ranks > Scattering::RANKS || m < ranks {
-            return None;
-        }
-        let own = m.div_ceil(ranks.max(1));
-        let config = Config::storing(width, own).into_iter().find(|it| it.takes(shape))?;
-        let grid = config.grid([own as u32, n as u32], owners as u32, multiprocessors);
-        Some(Self { config, grid })
-    }
-
-    /// Builds for calls of up to `shape[0]` rows.
-    fn builds(signalled: [u32; 2], [most, n, k]: [usize; 3], ranks: usize) -> Vec<Config> {
-        // A build does not depend on the number of multiprocessors.
-        let of = |rows| Self::of(signalled, [rows, n, k], (ranks, ranks), 1);
-        Config::of_rows(most, |rows| of(rows).map(|it| it.config))
-    }
 }
 
 /// Loaded kernels of GEMMs that store tiles at their owners.
@@ -121,6 +83,32 @@ impl Scattering {
         [TALL as u32 / 2, if narrow { NARROW } else { WIDEST }]
     }
 
+    /// Build, for row-major A and B, for a C of `shape[0]` x `shape[1]` that is divided among
+    /// `ranks` ranks, and a depth of `shape[2]`. `signalled` is the number of rows and columns that
+    /// share a signal. `None` if no build can do it.
+    pub(super) fn build(
+        signalled: [u32; 2],
+        shape @ [m, ..]: [usize; 3],
+        ranks: usize,
+    ) -> Option<Config> {
+        let [64, width @ (NARROW | WIDEST)] = signalled else { return None };
+        // Each rank owns at least one row.
+        if ranks > Self::RANKS || m < ranks {
+            return None;
+        }
+        let own = m.div_ceil(ranks.max(1));
+        Config::storing(width, own).into_iter().find(|it| it.takes(shape))
+    }
+
+    /// Builds for calls of up to `shape[0]` rows.
+    pub(super) fn builds(
+        signalled: [u32; 2],
+        [most, n, k]: [usize; 3],
+        ranks: usize,
+    ) -> Vec<Config> {
+        Config::of_rows(most, |rows| Self::build(signalled, [rows, n, k], ranks))
+    }
+
     /// Loads the builds for a product; `None` if there are none for the device and types.
     ///
     /// # Errors
@@ -132,7 +120,7 @@ impl Scattering {
     ) -> Result<Option<Scattering>> {
         let Some(signalled) = whole.signalled else { return Ok(None) };
         let size = heap.local_size();
-        let configs = StoringLaunch::builds(signalled, whole.shape, size);
+        let configs = Self::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
         let kernel = (GemmKernel::Scattering { peers }, fault_injection);
         let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
@@ -152,12 +140,8 @@ impl Scattering {
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }
 
-    /// Build and launch for this call; `None` if there is none.
-    fn fitting(
-        &self,
-        args: &OpArgs,
-        messages: &Messages<'_>,
-    ) -> Option<(&(Config, Function), StoringLaunch)> {
+    /// Launch of this call; `None` if there is no build for it.
+    fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<(GemmLaunch, &Function)> {
         let Messages { blocks, results } = *messages;
         let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
             message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == self.signalled
@@ -168,13 +152,9 @@ impl Scattering {
                 || residual.dtype == args.c.dtype
                     && residual.transposed == 0
                     && is_aligned(residual));
-        let size = args.channel.size as usize;
-        let owners = if blocks.is_some() { size } else { 1 };
-        let shape = [args.m, args.n, args.k].map(|it| it as usize);
-        let multiprocessors = self.gemm.multiprocessors;
-        let launch = StoringLaunch::of(self.signalled, shape, (size, owners), multiprocessors)?;
-        let build = |config: &Config| *config == launch.config.with_layout(config.layout());
-        Some((self.gemm.fitting_of(args, |config| alike && build(config))?, launch))
+        let owners = if blocks.is_some() { args.channel.size as usize } else { 1 };
+        let fusion = Fusion::Storing { signalled: self.signalled, owners };
+        alike.then(|| self.gemm.fitting(args, &fusion)).flatten()
     }
 
     /// Whether there is a build for this call.
@@ -199,9 +179,10 @@ impl Scattering {
         args: &OpArgs,
         messages: &Messages<'_>,
     ) -> Result<bool> {
-        let Some(((config, function), launch)) = self.fitting(args, messages) else {
+        let Some((launch, function)) = self.fitting(args, messages) else {
             return Ok(false);
         };
+        let config = &launch.config;
         let OpArgs { ref heap, ref channel, .. } = *args;
         let (dtype, size, rank) = (self.gemm.dtype, channel.size, channel.rank);
         let owned = |rank| split(args.m, size, rank);
@@ -240,7 +221,7 @@ impl Scattering {
             Ok((maps, inbox, added(residual)?, at))
         })?;
         let [owners, all, direct] = at;
-        let (mut given, mut shape) = self.gemm.given_on(config, args, launch.grid);
+        let (mut given, mut shape) = self.gemm.given(&launch, args);
         shape.groups = shape.groups.min(self.resident);
         given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);
@@ -294,7 +275,10 @@ const _: () = assert!(size_of::<Blocks>() == 28);
 
 #[cfg(test)]
 mod tests {
+    use iris_heap::DType;
+
     use super::*;
+    use crate::gemm::GemmCall;
 
     #[test]
     fn a_round_of_other_ranks_tiles_is_one_for_each_cluster_if_results_are_sent() {
@@ -313,8 +297,7 @@ mod tests {
 
     #[test]
     fn a_plan_of_many_rows_has_the_build_of_calls_with_few() {
-        let builds =
-            |width, rows, size| StoringLaunch::builds([64, width], [rows, 8192, 3584], size);
+        let builds = |width, rows, size| Scattering::builds([64, width], [rows, 8192, 3584], size);
         for own in [1, 128, 129, 4096] {
             let [build, _] = Config::storing(NARROW, own);
             assert!(builds(NARROW, 8192, 2).contains(&build), "{own} rows of a rank");
@@ -327,8 +310,19 @@ mod tests {
     #[test]
     fn a_call_of_few_rows_is_launched_in_one_wave() {
         let of = |rows, ranks| {
-            let shape = [rows, 8192, 3584];
-            let launch = StoringLaunch::of([64, NARROW], shape, (ranks, ranks), 132)?;
+            let call = GemmCall {
+                is_there: true,
+                shape: [rows, 8192, 3584],
+                most: 8192,
+                dtypes: [DType::BF16; 3],
+                has_epilogue: false,
+                is_aligned: true,
+                layout: (false, false),
+                ranks,
+                multiprocessors: 132,
+            };
+            let fusion = Fusion::Storing { signalled: [64, NARROW], owners: ranks };
+            let launch = call.launch(&fusion)?;
             Some((launch.config.cluster, launch.grid.groups, launch.grid.waves))
         };
         assert_eq!([of(256, 2), of(257, 2)], [Some((1, 128, 1)), Some((2, 128, 2))]);

@@ -1,6 +1,9 @@
 //! Order in which a call visits the steps and loops of a program.
 
-use super::{Alternative, Item, Program, Step};
+use std::ops::Range;
+
+use super::{Alternative, Item, Program, Rows, Step};
+use crate::schedule::{SplitGrid, split};
 
 /// Position of a step in the loops around it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,6 +28,27 @@ impl Program {
         visit: &mut dyn FnMut(&Step, At) -> Result<(), E>,
     ) -> Result<(), E> {
         walk(self.items(of), At::default(), bounds, visit)
+    }
+}
+
+impl Rows {
+    /// Rows that a GEMM of `rank` multiplies, counted from row 0 of the whole matrix; `None` if
+    /// there are none. `grid` has the tiles of the call.
+    pub fn of(self, grid: &SplitGrid, rank: u32, at: At) -> Option<Range<u32>> {
+        let owned_by = |rank| split(grid.grid.rows, grid.size, rank);
+        let (own, all) = (owned_by(rank), 0..grid.grid.rows);
+        match self {
+            Rows::All => Some(all),
+            Rows::Own => Some(own),
+            Rows::BeforeOwn => Some(all.start..own.start).filter(|rows| !rows.is_empty()),
+            Rows::AfterOwn => Some(own.end..all.end).filter(|rows| !rows.is_empty()),
+            Rows::Part => {
+                let rank = at.peer.unwrap_or(rank);
+                let (first, part) =
+                    (owned_by(rank).start, grid.parts(rank).nth(at.part? as usize)?);
+                Some(first + part.start..first + part.end)
+            }
+        }
     }
 }
 

@@ -5,12 +5,14 @@
 //! itself sent the same amount of data.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::Range;
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
-use iris_kernels::gemm::{Parts, StoringLaunch};
+use iris_kernels::gemm::{Config, Fusion, GemmCall, GemmLaunch, Parts};
 use iris_kernels::program::{
-    Alternative, At, Core, Gemm, KernelOperands, Norm, Program, Rows, Source, Step, Target,
+    Alternative, At, Core, Facts, Gemm, KernelOperands, Norm, Program, Rows, Source, Step, Target,
     Transfer, When, Work,
 };
 
@@ -23,22 +25,25 @@ use crate::op_row::Row;
 pub(crate) struct Problem {
     /// Row of the operator table that describes the operator.
     pub(crate) row: &'static Row,
-    pub(crate) world: usize,
-    /// Number of multiprocessors of the device; 0 for a host.
-    pub(crate) multiprocessors: u32,
-    pub(crate) shape: [usize; 3],
-    /// Element types: `dtype` is the type of A, `wire` the type of partial results that are sent
-    /// between ranks, and `output` the type of C.
-    pub(crate) dtype: DType,
-    pub(crate) wire: DType,
-    pub(crate) output: DType,
+    /// Product of the call, for the message-free parts of which the types are [A, C, partial results
+    /// that are sent between ranks].
+    pub(crate) product: GemmCall,
+    /// Number of rows of the largest call that shares the kernels of the call.
+    pub(crate) rows: usize,
+    /// Rows and columns of a tile.
+    pub(crate) tile: [u32; 2],
     /// Whether ranks pass columns of A; otherwise they pass rows.
     pub(crate) columns: bool,
-    /// Whether the built-in GEMMs that wait for peers and store to peers support these operands on
-    /// the device.
-    pub(crate) has_stores: bool,
+    /// Whether an RMSNorm follows.
+    pub(crate) normed: bool,
+    /// Whether programs may use a GEMM that stores to peers.
+    pub(crate) stores: bool,
     /// Whether programs may use a GEMM that waits for parts of A which copy engines deliver.
     pub(crate) gated: bool,
+    /// Whether programs may use a GEMM that exchanges its result.
+    pub(crate) exchanges: bool,
+    /// Whether the vendor's library of GEMMs is installed.
+    pub(crate) has_library: bool,
     /// Smallest number of 8-byte items per peer with which a message by the LL protocol consists of
     /// packs (units of 48 bytes); `None` for never.
     pub(crate) packs_from: Option<u32>,
@@ -52,7 +57,6 @@ struct Clock<'a> {
     machine: &'a CostParameters,
     problem: &'a Problem,
     norm: Norm,
-    tile: [usize; 2],
     parts: usize,
     main_us: f64,
     side_us: f64,
@@ -62,91 +66,146 @@ struct Clock<'a> {
     behind_gemm: bool,
 }
 
-/// Smallest number of columns of C for which it takes longer to multiply a row of A than to receive
-/// the row from one peer.
-const WIDE: usize = 2048;
+/// Facts of a call whose matrices lie in place, on a device of its own.
+impl Facts for Problem {
+    type Error = Infallible;
 
-impl Problem {
-    fn own_rows(&self) -> usize {
-        self.shape[0].div_ceil(self.world)
+    fn ranks(&self) -> u32 {
+        self.product.ranks as u32
     }
 
-    /// Number of parts in which a rank's data is sent, if a tile has `rows` rows and `cols`
-    /// columns.
-    fn parts(&self, [rows, cols]: [usize; 2]) -> usize {
-        let own = |all: usize| all.div_ceil(self.world).max(1);
-        let [m, _, k] = self.shape;
-        match self.columns {
+    fn columns(&self) -> u32 {
+        self.product.shape[1] as u32
+    }
+
+    fn is_by_columns(&self) -> bool {
+        self.columns
+    }
+
+    /// Number of parts in which a rank's data is sent.
+    fn parts(&self) -> u32 {
+        let own = |all: usize| all.div_ceil(self.product.ranks).max(1);
+        let [m, _, k] = self.product.shape;
+        let [rows, cols] = self.tile.map(|it| it as usize);
+        let parts = match self.columns {
             true => own(k).div_ceil(cols) * m.max(1).div_ceil(rows),
             false if self.row.gathers_a() => own(m).div_ceil(rows) * k.max(1).div_ceil(cols),
             false => own(m).div_ceil(rows),
+        };
+        parts as u32
+    }
+
+    fn has_engines(&self) -> Result<bool, Infallible> {
+        Ok(self.has_engines)
+    }
+
+    fn fits(&self, gemm: &Gemm) -> bool {
+        match gemm.core {
+            Core::Adding => self.has_library,
+            _ => self.launch(gemm).is_some(),
+        }
+    }
+}
+
+impl Problem {
+    fn own_rows(&self) -> usize {
+        self.product.shape[0].div_ceil(self.product.ranks)
+    }
+
+    /// Types of A, of C and of partial results.
+    fn types(&self) -> [DType; 3] {
+        self.product.dtypes
+    }
+
+    /// Type in which a GEMM writes its result.
+    fn written(&self, gemm: &Gemm) -> DType {
+        let [_, output, wire] = self.types();
+        if matches!(gemm.to, Target::Area(_)) { wire } else { output }
+    }
+
+    /// Message that the built-in GEMM handles in the place of `gemm`; `None` if the program may not
+    /// use such a GEMM.
+    pub(crate) fn fusion(&self, gemm: &Gemm) -> Option<Fusion> {
+        let (GemmCall { shape, ranks, .. }, tile) = (self.product, self.tile);
+        match gemm.core {
+            Core::Any => Some(Fusion::None),
+            Core::Adding => None,
+            Core::Gated => {
+                let [m, _, k] = shape.map(|it| it as u32);
+                let shard = Parts::shard([m, k], ranks as u32, self.columns)?;
+                let parts =
+                    Parts { shard, part: tile, first: 0, step: [0, 0], columns: self.columns };
+                self.gated.then_some(Fusion::Gated(parts))
+            }
+            Core::Storing { blocks, .. } => {
+                let owners = if blocks { ranks } else { 1 };
+                self.stores.then_some(Fusion::Storing { signalled: tile, owners })
+            }
+            Core::Exchanging(kernel) => {
+                let tile = (kernel != Kernel::OneShotLl).then_some(tile);
+                self.exchanges.then_some(Fusion::Exchanging { tile, normed: self.normed })
+            }
         }
     }
 
-    /// Predicts whether the calls of this problem meet the condition `when`, which the executor
-    /// tests at run time.
-    fn meets(&self, when: When, tile: [usize; 2]) -> bool {
-        match when {
-            // The model predicts a GEMM that also exchanges as two launches, so a prediction never
-            // uses this alternative.
-            When::Exchanges => false,
-            When::Stores => {
-                self.has_stores && self.has_engines && self.stored(tile, self.world).is_some()
-            }
-            When::Engines => self.has_engines,
-            When::Gated => {
-                self.has_stores && self.has_engines && self.gated && self.suits_gated(tile)
-            }
-            When::ByColumns => self.columns,
-            When::Wide => self.shape[1] >= WIDE * (self.world - 1),
-            When::Adds => self.world == 2 && self.parts(tile) > 1,
+    /// Problem of a step that multiplies the rows `rows` of its factor A. A GEMM that handles a
+    /// message is asked for all rows of the call, whatever it multiplies.
+    pub(crate) fn of_rows(&self, gemm: &Gemm, rows: &Range<u32>) -> Self {
+        if gemm.core != Core::Any {
+            return *self;
         }
+        let [_, n, k] = self.product.shape;
+        // The stride between rows does not matter for the first row alone.
+        let is_aligned = self.product.is_aligned || *rows == (0..1);
+        let product = GemmCall { shape: [rows.len(), n, k], is_aligned, ..self.product };
+        Problem { product, ..*self }
     }
 
-    /// Whether a GEMM can wait for parts of `part` rows and columns of A. Tests only builds of the
-    /// GEMM for this problem's shape; a plan for more rows may have other builds.
-    fn suits_gated(&self, part: [usize; 2]) -> bool {
-        let [m, _, k] = self.shape.map(|it| it as u32);
-        let (columns, part) = (self.columns, part.map(|it| it as u32));
-        let shard = Parts::shard([m, k], self.world as u32, columns);
-        shard.is_some_and(|shard| {
-            let parts = Parts { shard, part, first: 0, step: [0, 0], columns };
-            parts.suit_any(self.shape, self.multiprocessors)
-        })
+    /// Launch of the built-in GEMM in the place of `gemm`, and the name of its kernel; `None` if it
+    /// has no build for the call.
+    pub(crate) fn launch(&self, gemm: &Gemm) -> Option<(&'static str, GemmLaunch)> {
+        let [factors, _, wire] = self.types();
+        let (written, fusion) = (self.written(gemm), self.fusion(gemm)?);
+        let sent =
+            if matches!(gemm.core, Core::Storing { blocks: true, .. }) { wire } else { written };
+        let partial = matches!(gemm.to, Target::Area(_));
+        let exchanges = matches!(gemm.core, Core::Exchanging(_));
+        let call = GemmCall {
+            most: if exchanges { self.rows } else { self.product.most },
+            dtypes: [factors, written, sent],
+            is_aligned: self.product.is_aligned || matches!(gemm.source, Source::Area(_)),
+            // A function is applied to sums, not to partial results.
+            has_epilogue: self.product.has_epilogue && !partial,
+            ..self.product
+        };
+        Some((fusion.kernel(), call.launch(&fusion)?))
     }
 
-    /// Launch of a GEMM that stores to peers, with one signal for each block of `signalled` (rows,
-    /// columns) of C; `None` if there is no such GEMM.
-    fn stored(&self, signalled: [usize; 2], owners: usize) -> Option<StoringLaunch> {
-        let ranks = (self.world, owners);
-        StoringLaunch::of(signalled.map(|it| it as u32), self.shape, ranks, self.multiprocessors)
+    /// Alternative that a call by this program uses; `None` if it meets the conditions of none.
+    pub(crate) fn alternative(&self, program: &Program) -> Option<&'static Alternative> {
+        let Ok(found) = program.first_met(program.alternatives, self);
+        found
     }
 
     /// Predicted time of a call by this program, in microseconds; `None` if one of its steps has no
     /// prediction.
-    pub(super) fn time(
-        &self,
-        machine: &CostParameters,
-        program: &Program,
-        tile: [usize; 2],
-    ) -> Option<f64> {
-        let parts = self.parts(tile).max(1);
-        let meets = |of: &&Alternative| {
-            program.takes(of) && of.when.iter().all(|&when| self.meets(when, tile))
-        };
-        let of = program.alternatives.iter().find(meets)?;
+    pub(super) fn time(&self, machine: &CostParameters, program: &Program) -> Option<f64> {
+        let parts = self.parts().max(1) as usize;
+        // A GEMM that also exchanges is priced as two launches.
+        let priced = program.alternatives.iter().filter(|of| !of.when.contains(&When::Exchanges));
+        let Ok(of) = program.first_met(priced, self);
+        let of = of?;
         let mut clock = Clock {
             machine,
             problem: self,
             norm: program.norm,
-            tile,
             parts,
             main_us: 0.0,
             side_us: 0.0,
             arrived_us: BTreeMap::new(),
             behind_gemm: false,
         };
-        let peers = || 1..self.world as u32;
+        let peers = || 1..self.ranks();
         let mut each = |step: &Step, at: At| clock.step(step.work, at).ok_or(());
         program.walk(of, (parts as u32, &peers), &mut each).ok()?;
         Some(clock.main_us)
@@ -171,12 +230,12 @@ impl Clock<'_> {
             }
             // The step reads the partials of all ranks and writes the sum.
             Work::Sums { .. } => {
-                let partials = self.problem.world as f64 * self.bytes(Transfer::Blocks, at.part);
+                let partials = self.world() * self.bytes(Transfer::Blocks, at.part);
                 self.small(partials + self.bytes(Transfer::Rows, at.part));
             }
             Work::CopyReceived(of) => self.small(2.0 * self.bytes(of, at.part)),
             Work::Barrier(_) | Work::BarrierCall => self.main_us += machine.barrier_us,
-            Work::RmsNorm => self.main_us += machine.norm(self.bytes_of_c(self.problem.output)),
+            Work::RmsNorm => self.main_us += machine.norm(self.bytes_of_c(self.output())),
         }
         Some(())
     }
@@ -187,14 +246,29 @@ impl Clock<'_> {
         self.main_us += self.machine.launch_us + bytes / self.machine.memory_bytes_per_us;
     }
 
+    /// Number of ranks.
+    fn world(&self) -> f64 {
+        self.problem.product.ranks as f64
+    }
+
+    /// Type of C.
+    fn output(&self) -> DType {
+        self.problem.types()[1]
+    }
+
+    /// Type of partial results.
+    fn wire(&self) -> DType {
+        self.problem.types()[2]
+    }
+
     fn bytes_of_c(&self, dtype: DType) -> f64 {
-        let [m, n, _] = self.problem.shape;
+        let [m, n, _] = self.problem.product.shape;
         m as f64 * n as f64 * dtype.size() as f64
     }
 
     fn bytes_of_a(&self) -> f64 {
-        let [m, _, k] = self.problem.shape;
-        m as f64 * k as f64 * self.problem.dtype.size() as f64
+        let GemmCall { shape: [m, _, k], dtypes: [dtype, ..], .. } = self.problem.product;
+        m as f64 * k as f64 * dtype.size() as f64
     }
 
     /// Number of bytes that one rank contributes to the transfer `of`, or number of bytes of one
@@ -202,16 +276,16 @@ impl Clock<'_> {
     fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
         let all = match of {
             Transfer::Shards => self.bytes_of_a(),
-            Transfer::Blocks => self.bytes_of_c(self.problem.wire),
-            Transfer::Sums | Transfer::Rows => self.bytes_of_c(self.problem.output),
+            Transfer::Blocks => self.bytes_of_c(self.wire()),
+            Transfer::Sums | Transfer::Rows => self.bytes_of_c(self.output()),
         };
-        let own = all / self.problem.world as f64;
+        let own = all / self.world();
         if part.is_some() { own / self.parts as f64 } else { own }
     }
 
     fn kernel(&mut self, kernel: Kernel, of: KernelOperands, behind_gemm: bool) -> Option<()> {
         let (machine, problem) = (self.machine, self.problem);
-        let world = problem.world as f64;
+        let (world, wire, output) = (self.world(), self.wire(), self.output());
         if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, KernelOperands::Of(transfer)) =
             (kernel, of)
         {
@@ -223,11 +297,11 @@ impl Clock<'_> {
             self.arrived_us.insert((transfer, 0), self.main_us);
             return Some(());
         }
-        let mut shape = problem.shape.map(|it| it as f64);
+        let mut shape = problem.product.shape.map(|it| it as f64);
         if kernel == Kernel::AllGather {
             shape[0] = problem.own_rows() as f64;
         }
-        let product = machine.product(shape, [problem.dtype, problem.output], machine.tile_core);
+        let product = machine.product(shape, [problem.types()[0], output], machine.tile_core);
         if kernel == Kernel::Gathered {
             self.main_us += product;
             return Some(());
@@ -241,15 +315,13 @@ impl Clock<'_> {
             KernelOperands::Call if problem.row.gathers_a() => self.bytes_of_a(),
             _ => match kind {
                 // The second hop sends sums in the type of C.
-                Kernel::TwoShot => {
-                    (self.bytes_of_c(problem.wire) + self.bytes_of_c(problem.output)) / 2.0
-                }
+                Kernel::TwoShot => (self.bytes_of_c(wire) + self.bytes_of_c(output)) / 2.0,
                 Kernel::OneShot
                 | Kernel::OneShotLl
                 | Kernel::TwoShotLl
                 | Kernel::ReduceScatter
-                | Kernel::ReduceScatterLl => self.bytes_of_c(problem.wire),
-                _ => self.bytes_of_c(problem.output),
+                | Kernel::ReduceScatterLl => self.bytes_of_c(wire),
+                _ => self.bytes_of_c(output),
             },
         };
         let by_gemm = problem.row.multiplies() && kind != Kernel::TwoShotLl;
@@ -261,7 +333,7 @@ impl Clock<'_> {
         let product = if fused { product } else { 0.0 };
         // The kernel normalises rows while other rows are still arriving.
         let within = self.norm == Norm::Within;
-        let norm = if within { machine.norm(self.bytes_of_c(problem.output)) } else { 0.0 };
+        let norm = if within { machine.norm(self.bytes_of_c(output)) } else { 0.0 };
         self.main_us += fixed_us + product + moving_us.max(norm);
         // The start of `two_shot_ll` does not overlap with the GEMM. 4 x H100, matmul_all_reduce of 1 x
         // 8192 x 3584: GEMM 22.0 us, both 30.2; all_reduce of 8 KiB alone 6.6 (ce61ec9b).
@@ -273,8 +345,8 @@ impl Clock<'_> {
 
     fn gemm(&mut self, gemm: &Gemm, at: At) -> Option<()> {
         let (machine, problem) = (self.machine, self.problem);
-        let [m, n, k] = problem.shape.map(|it| it as f64);
-        let (own, world) = (problem.own_rows() as f64, problem.world as f64);
+        let [m, n, k] = problem.product.shape.map(|it| it as f64);
+        let (own, world) = (problem.own_rows() as f64, self.world());
         let rows = match gemm.rows {
             Rows::All if gemm.source == Source::Shard => own,
             Rows::All => m,
@@ -282,11 +354,7 @@ impl Clock<'_> {
             Rows::BeforeOwn | Rows::AfterOwn => (m - own) / 2.0,
             Rows::Part => own / self.parts as f64,
         };
-        let written = match gemm.to {
-            Target::Area(_) => problem.wire,
-            Target::C | Target::Own | Target::OwnOfC => problem.output,
-        };
-        let alone = machine.gemm([rows, n, k], [problem.dtype, written]);
+        let alone = machine.gemm([rows, n, k], [problem.types()[0], problem.written(gemm)]);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
             // The GEMM adds the rows of the peer, so it waits for these rows.
@@ -294,7 +362,9 @@ impl Clock<'_> {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
             Core::Storing { blocks, results } => {
-                let alone = alone.max(self.waves(blocks)?);
+                let (_, GemmLaunch { config, grid }) = problem.launch(gemm)?;
+                let waves = f64::from(grid.waves) * self.wave(&config);
+                let alone = alone.max(machine.gemm_us + waves);
                 let messages = f64::from(u8::from(blocks)) + f64::from(u8::from(results.is_some()));
                 let sent = messages * (world - 1.0) * self.bytes(Transfer::Rows, None);
                 let stores = machine.sent(sent, world - 1.0, machine.store_bytes_per_us);
@@ -304,8 +374,7 @@ impl Clock<'_> {
             // part that arrives last takes at least one wave of tiles. If A is split by columns,
             // every tile waits for all parts.
             Core::Gated => {
-                let waves = 2.0 * 128.0 * 256.0 * k * f64::from(problem.multiprocessors);
-                let wave = (waves / machine.rate(problem.dtype)).min(alone);
+                let wave = self.wave(&problem.launch(gemm)?.1.config).min(alone);
                 let part = alone * (world - 1.0) / world / self.parts as f64;
                 let begun = self.main_us;
                 let own = begun + alone / world;
@@ -319,23 +388,19 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Time of a GEMM that stores tiles to peers, computed from its number of waves of tiles. The
-    /// GEMM multiplies the rows that this rank owns and, if `blocks`, the rows that its peers own.
-    /// `None` if there is no such GEMM for the call.
-    fn waves(&self, blocks: bool) -> Option<f64> {
-        let (machine, problem) = (self.machine, self.problem);
-        let owners = if blocks { problem.world } else { 1 };
-        let StoringLaunch { config, grid } = problem.stored(self.tile, owners)?;
+    /// Time of a wave of tiles of this build, one on each multiprocessor.
+    fn wave(&self, config: &Config) -> f64 {
+        let GemmCall { shape: [.., k], dtypes: [dtype, ..], multiprocessors, .. } =
+            self.problem.product;
         let tile = f64::from(config.rows()) * f64::from(config.width);
-        let each = f64::from(problem.multiprocessors.max(1));
-        let wave = 2.0 * tile * problem.shape[2] as f64 * each / machine.rate(problem.dtype);
-        Some(machine.gemm_us + f64::from(grid.waves) * wave)
+        let each = f64::from(multiprocessors.max(1));
+        2.0 * tile * k as f64 * each / self.machine.rate(dtype)
     }
 
     /// Adds copies to the side timeline, one after the other. No copy starts before the current
     /// time of the main timeline.
     fn copies(&mut self, of: Transfer, at: At) {
-        let (machine, world) = (self.machine, self.problem.world);
+        let (machine, world) = (self.machine, self.problem.product.ranks);
         let to = if at.peer.is_some() { 1 } else { world - 1 };
         let parts = match at.part {
             Some(part) => part..part + 1,

@@ -43,11 +43,8 @@ impl Own {
             Level::new("choice", plan.choices().len(), !plan.on_cpu() && heap.rank() == 0);
         for (index, choice) in plan.choices().iter().enumerate() {
             progress.step();
-            // The kernels of a message do not depend on the tile. So choices that differ only in
-            // the tile share an executor.
-            let alike = plan.choices()[..index].iter().position(|before| {
-                before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
-            });
+            let before = &plan.choices()[..index];
+            let alike = before.iter().position(|before| plan.share_kernels(before, choice));
             let executor = match alike {
                 Some(before) => executors[before].0.clone(),
                 None => Arc::new(executor(heap, plan, choice)?),
@@ -106,9 +103,8 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         fault_injection: request.fault_injection,
         observed: request.is_observed(),
     };
-    // One executor serves all calls of the choice. So the GEMM library prepares for the largest
-    // size, `max_size`.
-    let whole = plan.library_gemm(choice.form, (choice.max_size, choice.tile));
+    // One executor serves all calls that share its kernels, so its GEMMs are for the largest.
+    let whole = plan.library_gemm(choice.form, (plan.largest_of_kernels(choice), choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.count_traffic).in_op(op)
 }

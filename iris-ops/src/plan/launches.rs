@@ -105,6 +105,18 @@ impl Plan {
         from.is_some_and(|from| self.items(collective, shape).most() >= from)
     }
 
+    /// Whether calls of both choices use the same kernels. Those of a message do not depend on the
+    /// tile.
+    pub(crate) fn share_kernels(&self, one: &Choice, other: &Choice) -> bool {
+        one.variant == other.variant && (one.tile == other.tile || !self.row().multiplies())
+    }
+
+    /// Size of the largest calls that use the kernels of `choice`.
+    pub(crate) fn largest_of_kernels(&self, choice: &Choice) -> usize {
+        let sharing = self.choices.iter().filter(|it| self.share_kernels(it, choice));
+        sharing.map(|it| it.max_size).max().unwrap_or(choice.max_size)
+    }
+
     /// Whether the kernels of `choice` are loaded for packs, too. True if calls of `choice` send
     /// packs, or calls of another choice of the same variant, which may share the kernels.
     pub(crate) fn loads_packs(&self, choice: &Choice) -> bool {

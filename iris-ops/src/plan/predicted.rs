@@ -1,8 +1,17 @@
 //! Predicted times of a plan's calls, and a lower limit for comparison.
 
+use std::convert::Infallible;
+
+use iris_kernels::Library;
+use iris_kernels::gemm::GemmLaunch;
+use iris_kernels::program::{At, Source, Step, Work};
+use iris_kernels::schedule::{Grid, split};
+
 use super::Plan;
 use crate::cost::{CostParameters, Problem};
+use crate::op_row::Part;
 use crate::options::TileShape;
+use crate::topology::Topology;
 
 impl Plan {
     /// Predicted time in microseconds of a call of `size` rows (or elements of a part). It is
@@ -27,9 +36,7 @@ impl Plan {
         if self.composed.is_some() {
             return None;
         }
-        let choice = self.at(size);
-        let TileShape { m, n } = choice.tile;
-        self.problem(size).predict(machine, &self.program(choice), [m, n])
+        self.problem(size).predict(machine, &self.program(self.at(size)))
     }
 
     /// Expected lower limit in microseconds for the time of a call by any program, from fitted
@@ -49,6 +56,45 @@ impl Plan {
         self.alone() || here && tuning.allows(self.at(size).variant, device, world)
     }
 
+    /// Launches of the built-in GEMM in a call of `size` rows, each with the name of its kernel, if
+    /// the vendor's library is not installed, ranks share no device and matrices lie in place; for
+    /// tests.
+    #[doc(hidden)]
+    pub fn gemms_at(&self, size: usize) -> Vec<(&'static str, GemmLaunch)> {
+        let choice = self.at(size);
+        let whole = self.library_gemm(choice.form, (self.largest_of_kernels(choice), choice.tile));
+        let Some(whole) = whole.filter(|it| it.library != Library::None) else { return Vec::new() };
+        let has_engines = !self.on_cpu() && !self.request.count_traffic;
+        let (gated, exchanges) = (whole.gated, whole.exchanges && has_engines);
+        let Topology { rank, size: ranks, .. } = self.ranks;
+        let (rank, TileShape { m, n }) = (rank as u32, choice.tile);
+        let [rows, cols, tile_m, tile_n] = [size, self.request.n, m, n].map(|it| it as u32);
+        let grid = self.split_grid(Grid { rows, cols, tile_m, tile_n });
+        let own = split(rows, grid.size, rank);
+        let mut problem =
+            Problem { has_library: false, has_engines, gated, exchanges, ..self.problem(size) };
+        // The stride between rows does not matter if A has a single one.
+        let has_own = matches!(self.row().a, Part::Own | Part::Shard) && !problem.columns;
+        problem.product.is_aligned |= has_own && own.len() == 1;
+        let program = self.program(choice);
+        let Some(of) = problem.alternative(&program) else { return Vec::new() };
+        let peers = || (1..ranks as u32).map(|it| (rank + it) % ranks as u32);
+        let mut launches = Vec::new();
+        let mut visit = |step: &Step, at: At| {
+            if let Work::Gemm(gemm) = step.work
+                && let Some(rows) = gemm.rows.of(&grid, rank, at)
+            {
+                let first =
+                    if gemm.source == Source::Shard { own.start.min(rows.start) } else { 0 };
+                let rows = rows.start - first..rows.end - first;
+                launches.extend(problem.of_rows(&gemm, &rows).launch(&gemm));
+            }
+            Ok::<_, Infallible>(())
+        };
+        let Ok(()) = program.walk(of, (grid.parts(0).count() as u32, &peers), &mut visit);
+        launches
+    }
+
     /// Path and digest of the tuning file of this machine that the plan used; `None` for built-in
     /// tuning data.
     pub fn tuned_by(&self) -> Option<&'static str> {
@@ -59,6 +105,8 @@ impl Plan {
     fn problem(&self, size: usize) -> Problem {
         let mut request = self.request.clone();
         *if request.elements { &mut request.n } else { &mut request.m } = size;
-        Problem::of(self.ranks, &request)
+        let choice = self.at(size);
+        let rows = (self.request.m, self.largest_of_kernels(choice));
+        Problem::of(self.ranks, &request, rows, choice.tile)
     }
 }
