@@ -44,12 +44,6 @@ impl<M> MatmulArgs<M> {
         self.norm = Some(norm);
         self
     }
-
-    /// Matrices of the call: A, B and C, and the optional matrices that are not `None`.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
-        let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
-        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
-    }
 }
 
 /// Matrices of the RMSNorm of one call, in addition to the result C (for a collective: the output).
@@ -163,12 +157,6 @@ impl<M> CollectiveArgs<M> {
         self.norm = Some(norm);
         self
     }
-
-    /// Matrices of the call: input and output, and the optional matrices that are not `None`.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
-        let own = [self.input.as_ref(), Some(&self.output)];
-        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
-    }
 }
 
 /// Matrices of one call of any operator. A field is `None` if the operator has no such matrix. For
@@ -192,18 +180,44 @@ impl Matrices {
     }
 }
 
-impl<M: MatrixArg> From<&MatmulArgs<M>> for Matrices {
-    fn from(args: &MatmulArgs<M>) -> Self {
-        let [a, b, c] = [&args.a, &args.b, &args.c].map(|matrix| Some(matrix.matrix()));
-        let bias = args.bias.as_ref().map(MatrixArg::matrix);
-        Self { a, b, c, bias, norm: args.norm.as_ref().map(NormArgs::matrices), root: None }
+/// Arguments of a call as the program passes them.
+pub(crate) trait CallArgs {
+    /// Type in which the program passes a matrix.
+    type Matrix: MatrixArg;
+
+    /// All matrices that the program passes, without optional ones that are `None`.
+    fn all(&self) -> impl Iterator<Item = &Self::Matrix>;
+
+    /// Matrices of the call by what they are.
+    fn matrices(&self) -> Matrices;
+}
+
+impl<M: MatrixArg> CallArgs for MatmulArgs<M> {
+    type Matrix = M;
+
+    fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
+    }
+
+    fn matrices(&self) -> Matrices {
+        let [a, b, c] = [&self.a, &self.b, &self.c].map(|matrix| Some(matrix.matrix()));
+        let bias = self.bias.as_ref().map(MatrixArg::matrix);
+        Matrices { a, b, c, bias, norm: self.norm.as_ref().map(NormArgs::matrices), root: None }
     }
 }
 
-impl<M: MatrixArg> From<&CollectiveArgs<M>> for Matrices {
-    fn from(args: &CollectiveArgs<M>) -> Self {
-        let a = args.input.as_ref().map(MatrixArg::matrix);
-        let norm = args.norm.as_ref().map(NormArgs::matrices);
-        Self { a, c: Some(args.output.matrix()), norm, ..Self::default() }
+impl<M: MatrixArg> CallArgs for CollectiveArgs<M> {
+    type Matrix = M;
+
+    fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [self.input.as_ref(), Some(&self.output)];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
+    }
+
+    fn matrices(&self) -> Matrices {
+        let a = self.input.as_ref().map(MatrixArg::matrix);
+        let norm = self.norm.as_ref().map(NormArgs::matrices);
+        Matrices { a, c: Some(self.output.matrix()), norm, ..Matrices::default() }
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
 use iris_heap::{DType, IssueGuard, SymmetricHeap};
-use iris_kernels::args::Matrix;
+use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::dtype::Role;
 
 use crate::args::{Matrices, NormArgs};
@@ -14,7 +14,7 @@ use crate::plan::Plan;
 
 /// Call whose matrices were checked: they have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Checked {
     /// M and N of the whole product or message; M is the number of rows of all ranks together.
     pub(crate) m: usize,
     pub(crate) n: usize,
@@ -23,11 +23,67 @@ pub(crate) struct Call {
     pub(crate) matrices: Matrices,
 }
 
-impl Call {
+impl Checked {
     /// Size of this call, by which the plan chooses variant and tile: M or, for a message of
     /// elements, the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
+    }
+
+    /// Looks up the memory of the call's matrices, checks that what the call writes overlaps nothing
+    /// else, and writes matrices, M, N and root into `args`. A matrix that the call does not have
+    /// becomes empty.
+    pub(crate) fn write(
+        &self,
+        plan: &Plan,
+        issuing: &IssueGuard<'_>,
+        args: &mut OpArgs,
+    ) -> Result<()> {
+        let (op, row) = (plan.op(), plan.row());
+        let Matrices { a, b, c, bias, norm, .. } = &self.matrices;
+        let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
+        let norm = norm.as_ref();
+        let residual = norm.and_then(|norm| norm.residual.as_ref());
+        let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
+        let resolve = |name, matrix: Option<&MatRef>, role| match matrix {
+            Some(matrix) => matrix.resolve(op, (name, role), issuing),
+            None => Ok(Matrix::default()),
+        };
+        let [input, output] = names(row);
+        args.a = resolve(input, a, row.input_role())?;
+        args.b = resolve("B", b, Role::Factor)?;
+        args.c = resolve(output, c, row.output_role())?;
+        args.bias = resolve("bias", bias, Role::Result)?;
+        args.residual = resolve("residual", residual, Role::Result)?;
+        args.weight = resolve("weight", weight, Role::Result)?;
+        args.normed = resolve("normed", normed, Role::Result)?;
+        (args.m, args.n, args.root) = (self.m as u32, self.n as u32, self.root as u32);
+        let read = [
+            (input, a, &args.a),
+            ("B", b, &args.b),
+            ("bias", bias, &args.bias),
+            ("residual", residual, &args.residual),
+            ("weight", weight, &args.weight),
+            (output, c, &args.c),
+        ];
+        // The RMSNorm reads C again after the call has written C. It reads only this rank's C, so
+        // for `normed` C counts as an input.
+        let written =
+            [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
+        for (first, written, own, others) in written {
+            let Some(written) = written else { continue };
+            for &(second, other, theirs) in others {
+                let Some(other) = other else { continue };
+                // A call may run in place if C is exactly the residual or the input: the thread that
+                // writes an element has read the element before.
+                let may = second == "residual" || second == input && row.in_place;
+                let same = first == output && may && own == theirs;
+                if !same && written.overlaps(own, other, theirs) {
+                    return Err(Error::Overlap { op: op.into(), first, second });
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -38,14 +94,14 @@ pub(crate) fn no_fault(op: Op, heap: &SymmetricHeap) -> Result<()> {
 }
 
 /// Checks the matrices of a call, and returns the call with its values of M and N.
-pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
+pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
     let (request, row) = (plan.request(), plan.row());
     let op = plan.op();
     let root = matrices.root.unwrap_or(request.root);
     if row.c == Part::None {
-        return member(plan).map(|()| Call { m: 0, n: 0, root, matrices: Matrices::default() });
+        return member(plan).map(|()| Checked { m: 0, n: 0, root, matrices: Matrices::default() });
     }
-    let mut call = Call { m: request.m, n: request.n, root, matrices: *matrices };
+    let mut call = Checked { m: request.m, n: request.n, root, matrices: *matrices };
     let missing = |what: &str| {
         let expected = format!("a matrix: rank {} takes part with one", plan.topology().rank);
         Error::invalid(op, what, "missing", expected)
@@ -104,68 +160,6 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
     Ok(call)
-}
-
-/// Memory of a call's matrices on this rank; empty for a matrix that the call does not have.
-pub(crate) struct Places {
-    pub(crate) a: Matrix,
-    pub(crate) b: Matrix,
-    pub(crate) c: Matrix,
-    pub(crate) bias: Matrix,
-    pub(crate) residual: Matrix,
-    pub(crate) weight: Matrix,
-    pub(crate) normed: Matrix,
-}
-
-/// Looks up the memory of a call's matrices, and checks that what the call writes overlaps nothing
-/// else.
-pub(crate) fn places(plan: &Plan, issuing: &IssueGuard<'_>, matrices: &Matrices) -> Result<Places> {
-    let (op, row) = (plan.op(), plan.row());
-    let Matrices { a, b, c, bias, norm, .. } = matrices;
-    let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
-    let norm = norm.as_ref();
-    let residual = norm.and_then(|norm| norm.residual.as_ref());
-    let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
-    let resolve = |name, matrix: Option<&MatRef>, role| match matrix {
-        Some(matrix) => matrix.resolve(op, (name, role), issuing),
-        None => Ok(Matrix::default()),
-    };
-    let [input, output] = names(row);
-    let places = Places {
-        a: resolve(input, a, row.input_role())?,
-        b: resolve("B", b, Role::Factor)?,
-        c: resolve(output, c, row.output_role())?,
-        bias: resolve("bias", bias, Role::Result)?,
-        residual: resolve("residual", residual, Role::Result)?,
-        weight: resolve("weight", weight, Role::Result)?,
-        normed: resolve("normed", normed, Role::Result)?,
-    };
-    let read = [
-        (input, a, &places.a),
-        ("B", b, &places.b),
-        ("bias", bias, &places.bias),
-        ("residual", residual, &places.residual),
-        ("weight", weight, &places.weight),
-        (output, c, &places.c),
-    ];
-    // The RMSNorm reads C again after the call has written C. It reads only this rank's C, so for
-    // `normed` C counts as an input.
-    let written =
-        [(output, c, &places.c, &read[..5]), ("normed", normed, &places.normed, &read[..])];
-    for (first, written, own, others) in written {
-        let Some(written) = written else { continue };
-        for &(second, other, theirs) in others {
-            let Some(other) = other else { continue };
-            // A call may run in place if C is exactly the residual or the input: the thread that
-            // writes an element has read the element before.
-            let may = second == "residual" || second == input && row.in_place;
-            let same = first == output && may && own == theirs;
-            if !same && written.overlaps(own, other, theirs) {
-                return Err(Error::Overlap { op: op.into(), first, second });
-            }
-        }
-    }
-    Ok(places)
 }
 
 /// Offset of A in the heap, for a variant in which peers read A in place.

@@ -15,7 +15,7 @@ use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 
 use crate::args::Matrices;
-use crate::check::{self, Call};
+use crate::check::{self, Checked};
 use crate::error::{Error, InOp, Result};
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
@@ -116,12 +116,12 @@ impl Operator {
         })
     }
 
-    fn ready(&self, call: &Call) -> &Ready {
+    fn ready(&self, call: &Checked) -> &Ready {
         &self.ready[self.plan.index_at(call.size(&self.plan))]
     }
 
     /// Sizes of the launches of a call.
-    fn sizes(&self, call: &Call) -> Sizes {
+    fn sizes(&self, call: &Checked) -> Sizes {
         let ready = self.ready(call);
         let shape = (call.m, call.n);
         let mut last = ready.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +141,7 @@ impl Operator {
 
     /// Number of workgroups for a call. On a GPU there are no workgroups without work: their launch
     /// would take time, and they would poll.
-    fn groups_for(&self, call: &Call) -> u32 {
+    fn groups_for(&self, call: &Checked) -> u32 {
         let Ready { groups, args, .. } = self.ready(call);
         if self.plan.request().workgroups.is_some() || self.plan.on_cpu() {
             return *groups;
@@ -157,16 +157,12 @@ impl Operator {
     fn complete(
         &self,
         args: &mut OpArgs,
-        call: &Call,
+        call: &Checked,
         (sizes, issuing): (&Sizes, &IssueGuard<'_>),
     ) -> Result<()> {
         let op = self.plan.op();
         check::no_fault(op, &self.heap)?;
-        let places = check::places(&self.plan, issuing, &call.matrices)?;
-        (args.a, args.b, args.c, args.bias) = (places.a, places.b, places.c, places.bias);
-        (args.residual, args.weight) = (places.residual, places.weight);
-        args.normed = places.normed;
-        (args.m, args.n, args.root) = (call.m as u32, call.n as u32, call.root as u32);
+        call.write(&self.plan, issuing, args)?;
         args.dedicated_workgroups = sizes.dedicated;
         let form = self.plan.at(call.size(&self.plan)).form;
         if form.pulls && !self.plan.alone() {

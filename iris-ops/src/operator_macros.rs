@@ -25,7 +25,7 @@ macro_rules! operator {
                 args: &$args<M>,
                 stream: &iris_heap::Stream,
             ) -> $crate::OpResult<()> {
-                self.operator.run_lent(stream, || args.all(), &args.into())
+                self.operator.run_lent(stream, args)
             }
 
             /// Makes the operator in a workspace that was made for this plan or for a plan with the
@@ -167,7 +167,7 @@ macro_rules! beside_method {
                 args: &$args,
                 stream: &iris_heap::Stream,
             ) -> $crate::OpResult<iris_kernels::args::TileView> {
-                self.operator.beside(stream, &args.into())
+                self.operator.beside(stream, &$crate::args::CallArgs::matrices(args))
             }
         }
     };

@@ -17,7 +17,7 @@ pub(crate) use iris_kernels::schedule::Shard;
 
 use crate::error::{Error, Result};
 use crate::op_names::{Op, Variant};
-use crate::op_row::{Form, Memory, Norm, Row};
+use crate::op_row::{Form, Memory, Norm, Part, Row};
 use crate::topology::Topology;
 
 /// Maximum number of rows, and maximum number of columns, of a tile.
@@ -245,7 +245,7 @@ impl Request {
     pub(crate) fn shape(&self) -> String {
         let Request { m, n, k, dtype, elements, .. } = *self;
         match (self.op(), elements) {
-            (Op::Barrier, _) => Op::Barrier.to_string(),
+            (op, _) if self.row.c == Part::None => op.to_string(),
             (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
             (op, true) => format!("{op} of {n} {dtype}"),
             (op, false) => format!("{op} of {m} x {n} {dtype}"),

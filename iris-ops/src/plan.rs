@@ -471,9 +471,9 @@ impl fmt::Display for Plan {
         for (index, Choice { max_size, variant, tile, why, .. }) in self.choices.iter().enumerate()
         {
             let comma = if index == 0 { "" } else { ", " };
-            match self.op() {
-                Op::Barrier => write!(f, "{comma}{variant}")?,
-                _ if self.choices.len() == 1 => write!(f, "{variant} by tiles of {tile}")?,
+            match self.choices.len() {
+                _ if self.row().c == Part::None => write!(f, "{comma}{variant}")?,
+                1 => write!(f, "{variant} by tiles of {tile}")?,
                 _ => write!(f, "{comma}{variant} up to {max_size} by tiles of {tile}")?,
             }
             match why {

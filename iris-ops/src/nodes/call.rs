@@ -7,15 +7,17 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use iris_heap::abi::abort;
 use iris_heap::{DType, Event, NodeStream, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::Recovery;
+use iris_kernels::args::OpArgs;
 
 use super::Composite;
 use super::exchange::{Exchange, Sent, shift_steps};
 use super::fabric::{CallRecord, Step};
 use crate::args::{Matrices, NormArgs};
-use crate::check::{self, Call};
+use crate::check::{self, Checked};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
 use crate::op_names::Op;
@@ -27,7 +29,7 @@ use crate::split::split;
 /// Call over several nodes whose parts are being enqueued.
 struct Calling<'a> {
     op: &'a Composite,
-    call: &'a Call,
+    call: &'a Checked,
     /// Stream on which the caller issued the call.
     stream: &'a Stream,
     /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
@@ -54,7 +56,7 @@ impl Composite {
         let call = check::call(&self.plan, matrices)?;
         // Memory is checked here before anything is enqueued. The parts of the call check it again,
         // but an error there would come after other parts have been enqueued.
-        check::places(&self.plan, &heap.issue().in_op(op)?, &call.matrices)?;
+        call.write(&self.plan, &heap.issue().in_op(op)?, &mut OpArgs::zeroed())?;
         let main = self.parts[&Role::Main].plan();
         let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
         if let Some(form) = pulls.filter(|_| !main.alone()) {
@@ -78,7 +80,7 @@ impl Composite {
     fn enqueue(
         &self,
         stream: &Stream,
-        call: &Call,
+        call: &Checked,
         lane: &mut NodeStream,
         begun: &mut bool,
     ) -> Result<()> {

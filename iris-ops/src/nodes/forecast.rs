@@ -2,8 +2,7 @@
 
 use super::steps::{NodeStep, steps};
 use crate::cost::network::{Collective, NetworkRate};
-use crate::op_names::Op;
-use crate::op_row::Part;
+use crate::op_row::{Composition, Part};
 use crate::plan::Plan;
 
 /// Predicted times of a call over several nodes, in microseconds.
@@ -76,15 +75,15 @@ impl Plan {
         let (columns, sent) =
             if row.gathers_a() { (k, request.dtype) } else { (n, request.wire_dtype()) };
         let bytes = rows * columns * sent.size() as f64;
-        let collective = match row.message {
-            Op::AllReduce => Collective::AllReduce { bytes },
-            Op::AllGather => Collective::AllGather { bytes },
-            Op::ReduceScatter => Collective::ReduceScatter { bytes },
-            Op::AllToAll => Collective::AllToAll { bytes },
-            Op::Broadcast => Collective::Broadcast { bytes },
+        let collective = match row.composed {
+            Composition::AllReduce { .. } => Collective::AllReduce { bytes },
+            Composition::GatherA | Composition::GatherC => Collective::AllGather { bytes },
+            Composition::ReduceScatter => Collective::ReduceScatter { bytes },
+            Composition::AllToAll => Collective::AllToAll { bytes },
+            Composition::Broadcast => Collective::Broadcast { bytes },
             // NCCL has no barrier; programs usually use an all-reduce of one word instead.
-            Op::Barrier => Collective::AllReduce { bytes: 4.0 },
-            _ => return None,
+            Composition::Barrier => Collective::AllReduce { bytes: 4.0 },
+            Composition::Alone => return None,
         };
         let product = if row.multiplies() {
             let rows = if row.a == Part::Own { rows / ranks.size as f64 } else { rows };

@@ -25,7 +25,7 @@ use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 use iris_kernels::vendor::Nccl;
 
-use crate::args::Matrices;
+use crate::args::{CallArgs, Matrices};
 use crate::counters::Counters;
 use crate::error::{Error, InOp, Result};
 use crate::op_names::Op;
@@ -90,24 +90,19 @@ impl Operator {
         }
     }
 
-    /// Enqueues a call on the matrices `lent`. First checks for each matrix that `stream` may use
-    /// its memory; afterwards tells each matrix that a call uses its memory.
-    pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
-        &self,
-        stream: &Stream,
-        lent: impl Fn() -> I,
-        matrices: &Matrices,
-    ) -> Result<()> {
+    /// Enqueues a call. First checks for each matrix that `stream` may use its memory; afterwards
+    /// tells each matrix that a call uses its memory.
+    pub(crate) fn run_lent(&self, stream: &Stream, args: &impl CallArgs) -> Result<()> {
         let op = self.plan().op();
         let heap = match self {
             Self::Node(operator) => operator.heap(),
             Self::Nodes(composite) => &composite.heap,
         };
-        lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
-        let outcome = self.run(stream, matrices);
+        args.all().try_for_each(|matrix| matrix.check(op, heap, stream))?;
+        let outcome = self.run(stream, &args.matrices());
         // The operands are notified even if the call failed, because some of its steps may already
         // be enqueued and use the operands' memory.
-        let told = lent().try_for_each(|matrix| matrix.enqueued(op));
+        let told = args.all().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and_then(|()| told.map_err(|error| call::give_up(op, heap, stream, error)))
     }
 

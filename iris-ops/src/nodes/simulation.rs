@@ -14,6 +14,8 @@ use super::steps::{NodeStep, steps};
 use crate::cost::network::{ALGORITHMS, Algorithm, NetworkRate};
 use crate::device::Device;
 use crate::op_names::Op;
+use crate::op_row::Composition;
+use crate::ops::row;
 use crate::options::Request;
 use crate::plan::Plan;
 use crate::topology::Topology;
@@ -311,11 +313,16 @@ fn simulate(plan: &Plan, m: usize, fault: Fault) -> (Option<f64>, Vec<Task>, Vec
 /// Network of the simulations: ports of 400 Gbit/s.
 const NETWORK: NetworkRate = NetworkRate { bytes_per_us: 50e3 };
 
+/// Operators with steps between nodes.
+fn operators() -> impl Iterator<Item = Op> {
+    Op::ALL.into_iter().filter(|&op| !row(op).is_local())
+}
+
 fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     let ranks =
         Topology::new(0, nodes * local).on_nodes(nodes).on_device(Device::named("h200").unwrap());
     let mut plans = Vec::new();
-    for op in Op::ALL.into_iter().filter(|&op| op != Op::Matmul) {
+    for op in operators() {
         for m in [64, 1024, 8192] {
             let request = Request { dtype: iris_heap::DType::BF16, ..op.request(m, 8192, 3584) };
             plans.push((Plan::new(ranks, &request).unwrap(), m));
@@ -338,9 +345,9 @@ const TREE: f64 = 0.1;
 /// Whether the simulated time of a call agrees with the closed-form prediction.
 fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
-    let faster = match plan.op() {
-        Op::AllReduce | Op::MatmulAllReduce if forecast.blocks > 1 => OVERLAP,
-        Op::AllReduce | Op::MatmulAllReduce if plan.topology().nodes() >= 16 => TREE,
+    let faster = match plan.row().composed {
+        Composition::AllReduce { .. } if forecast.blocks > 1 => OVERLAP,
+        Composition::AllReduce { .. } if plan.topology().nodes() >= 16 => TREE,
         _ => BOUND,
     };
     let ratio = simulate(plan, m, fault).0.unwrap() / forecast.total_us;
@@ -362,10 +369,10 @@ fn the_closed_form_is_that_of_the_simulated_messages() {
             }
         }
     }
-    for op in Op::ALL.into_iter().filter(|&op| op != Op::Matmul) {
+    for op in operators() {
         // In a reduce-scatter, the work after the exchange is short. Without its wait for the
         // exchange, the time of the call changes too little to be noticed.
-        let is_short = matches!(op, Op::MatmulReduceScatter | Op::ReduceScatter);
+        let is_short = row(op).composed == Composition::ReduceScatter;
         assert!(is_short || seen.contains(&(0, op)), "{op} without waits");
         assert!(seen.contains(&(1, op)), "{op} without latency");
     }
@@ -402,7 +409,7 @@ fn a_late_rank_is_waited_for_once() {
 fn a_lost_node_is_waited_for_in_exchanges() {
     for (plan, m) in plans((4, 2)) {
         // The root of a broadcast waits for no rank, so the node of the root is the lost node.
-        let lost = if plan.op() == Op::Broadcast { 0 } else { 2 };
+        let lost = if plan.row().composed == Composition::Broadcast { 0 } else { 2 };
         let (us, tasks, streams) = simulate(&plan, m, Fault::Lost { node: lost, us: -1.0 });
         assert_eq!(us, None, "{}", plan.op());
         for (rank, stream) in streams.iter().enumerate().filter(|(rank, _)| rank / 2 != lost) {

@@ -7,7 +7,7 @@ use iris_kernels::program::Areas;
 use iris_sync::{Config, Field, Record};
 
 use super::Operator;
-use crate::check::Call;
+use crate::check::Checked;
 use crate::memory_needs::Area;
 use crate::op_row;
 use crate::plan::Choice;
@@ -46,7 +46,7 @@ impl Operator {
     /// Adds to the record the fields of a single call: M, N, the location of C, the root, and which
     /// optional matrices the call has. Folds `pulled`, the offset and the leading dimension at
     /// which peers read A, into the record's hash.
-    pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
+    pub(super) fn complete_record(&self, record: &mut Record, call: &Checked, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;
         record.fields[Field::N as usize] = if self.plan.row().common.n { call.n as i32 } else { 0 };

@@ -1,7 +1,6 @@
 //! Fingerprint of a plan: the properties that ranks compare when they make an operator.
 
 use super::Plan;
-use crate::op_names::Op;
 use crate::options::Request;
 
 impl Plan {
@@ -33,7 +32,7 @@ impl Plan {
         }
         // Ranks of an operator that sends nothing need not multiply in the same way: each chooses
         // for its own N and K.
-        let choices = if self.op() == Op::Matmul { &[] } else { &self.choices[..] };
+        let choices = if row.is_local() { &[] } else { &self.choices[..] };
         items.extend(choices.iter().map(|choice| match choices.len() {
             1 => ("variant", choice.variant.to_string()),
             _ => ("variant", format!("{} up to {}", choice.variant, choice.max_size)),

@@ -8,8 +8,8 @@ use super::{
     takes_part,
 };
 use crate::device::Device;
-use crate::op_names::{Op, Variant};
-use crate::op_row::{Form, GemmStage, Memory, Tiles};
+use crate::op_names::Variant;
+use crate::op_row::{Form, GemmStage, Memory, Part, Tiles};
 use crate::options::{Request, Shard, TileShape, WIDEST};
 use crate::topology::Topology;
 
@@ -56,10 +56,10 @@ pub(crate) fn tile(ranks: Topology, request: &Request, form: &Form) -> TileShape
         return TileShape { m: m as usize, n: n as usize };
     }
     if form.is_copied() && !product {
-        let most = match (request.op(), request.shard) {
-            (Op::MatmulAllReduce | Op::MatmulAllGather, _) | (_, Shard::Columns) => 4,
-            _ => 2,
-        };
+        // Results that are sent back, and columns, arrive in more parts.
+        let sends_back =
+            row.c == Part::All && matches!(form.gemm, GemmStage::Partial | GemmStage::Rows);
+        let most = if sends_back || request.shard == Shard::Columns { 4 } else { 2 };
         return copied_tile(Message::of(ranks, request, form), request.dtype.size(), (most, ranks));
     }
     if !ranks.device.backend.traits().host_threads {
