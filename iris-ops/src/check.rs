@@ -120,11 +120,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
     if request.elements {
         call.n = elements(plan, names, (a, c))?;
     } else {
-        call.m = match (row.a, a, c) {
-            (Part::All, Some(a), _) | (_, Some(a), None) => a.rows(),
-            (_, _, Some(c)) => c.rows(),
-            (_, None, None) => 0,
-        };
+        call.m = rows(row, &call.matrices);
     }
     let (size, planned) = (call.size(plan), plan.largest());
     if size > planned {
@@ -160,6 +156,16 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
         matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
     Ok(call)
+}
+
+/// M of a call by rows with these matrices.
+pub(crate) fn rows(row: &Row, matrices: &Matrices) -> usize {
+    match (row.a, &matrices.a, &matrices.c) {
+        _ if row.c == Part::None => 0,
+        (Part::All, Some(a), _) | (_, Some(a), None) => a.rows(),
+        (_, _, Some(c)) => c.rows(),
+        (_, None, None) => 0,
+    }
 }
 
 /// Offset of A in the heap, for a variant in which peers read A in place.

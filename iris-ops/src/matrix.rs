@@ -229,6 +229,12 @@ impl MatRef {
         Self { place: Place::Sym(block), dtype, rows, cols, ld: cols, transposed: false }
     }
 
+    /// Matrix of `rows` x `cols` elements without memory, for predictions of calls.
+    pub(crate) fn nowhere(dtype: DType, (rows, cols): (usize, usize)) -> Self {
+        let place = Place::External { address: 0, bytes: u64::MAX, writable: true };
+        Self { place, dtype, rows, cols, ld: cols, transposed: false }
+    }
+
     /// Matrix that consists of the rows `rows` of this one, in the same memory.
     pub(crate) fn some_rows(self, rows: std::ops::Range<usize>) -> Self {
         let step = if self.transposed { 1 } else { self.ld };

@@ -14,7 +14,7 @@ use iris_kernels::Recovery;
 use iris_kernels::args::OpArgs;
 
 use super::Composite;
-use super::exchange::{Exchange, Sent, shift_steps};
+use super::exchange::{Exchange, Kind, Sent, shift_steps};
 use super::fabric::{CallRecord, Step};
 use crate::args::{Matrices, NormArgs};
 use crate::check::{self, Checked};
@@ -23,27 +23,73 @@ use crate::matrix::MatRef;
 use crate::op_names::Op;
 use crate::op_row::Composition;
 use crate::options::Shard;
+use crate::plan::Plan;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// Call over several nodes whose parts are being enqueued.
-struct Calling<'a> {
+/// Place to which a call over several nodes sends its work: streams, or a list of steps.
+pub(super) trait Target {
+    /// Memory of a step between nodes.
+    type Block: Copy;
+    /// End of a step between nodes, for which later work can wait.
+    type End;
+
+    /// Adds the node's operator for the role `role`.
+    fn part(&self, role: Role, matrices: Matrices) -> Result<()>;
+
+    /// Adds a step between nodes after the work that was added before. Returns the end of the step.
+    fn step(&self, exchange: Exchange, from: Self::Block, to: Self::Block) -> Result<Self::End>;
+
+    /// Makes later work wait until the step whose end is `end` is complete.
+    fn wait(&self, end: &Self::End) -> Result<()>;
+
+    /// Adds the sum over the slots of `block`, which has elements of type `wire`.
+    fn sum(&self, block: Self::Block, wire: DType) -> Result<()>;
+
+    /// Slice of the operator's memory `area`: the bytes `bytes` of that area.
+    fn area(&self, area: Area, bytes: Range<u64>) -> Result<Self::Block>;
+
+    /// Matrix at the start of `block`.
+    fn matrix(block: Self::Block, dtype: DType, shape: (usize, usize)) -> MatRef;
+}
+
+/// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NodeStep {
+    /// Operator of the node, for a call of `size` rows. In a message by elements, for parts of
+    /// `size` elements.
+    Part { role: Role, size: usize },
+    /// Exchange between nodes that starts on a separate stream after the steps before it. `bytes`
+    /// is the length of the exchange's input.
+    Exchange { kind: Kind, bytes: u64 },
+    /// Wait of the caller's stream for the exchange with this index in the list of steps.
+    Wait(usize),
+}
+
+/// Call over several nodes whose work is being sent to a target.
+pub(super) struct Calling<'a, T> {
+    pub(super) plan: &'a Plan,
+    pub(super) call: &'a Checked,
+    pub(super) target: &'a T,
+}
+
+/// Streams on which a call over several nodes is enqueued.
+struct Streams<'a> {
     op: &'a Composite,
-    call: &'a Checked,
     /// Stream on which the caller issued the call.
     stream: &'a Stream,
     /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
     lane: Stream,
-    record: CallRecord,
+    record: Cell<CallRecord>,
     /// Number of the capture that the call is part of; `None` if there is none.
     capture: Option<u64>,
     /// Whether any part of the call has been enqueued. If so, the call can no longer be cancelled.
     begun: Cell<bool>,
 }
 
-/// Steps of a gather: for each the event at its end, the smallest distance between the nodes whose
-/// matrices it moves, and the number of distances.
-type Arrivals = Vec<(Event, (usize, usize))>;
+/// Steps of a gather: for each its end, the smallest distance between the nodes whose matrices it
+/// moves, and the number of distances.
+type Arrivals<End> = Vec<(End, (usize, usize))>;
 
 impl Composite {
     /// Checks the matrices of a call and enqueues its parts.
@@ -98,11 +144,16 @@ impl Composite {
         let plan = CallRecord::plan_of(self.digest, call.matrices.options());
         let (m, n) = (call.m as u64, n as u64);
         let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
-        let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));
-        let mut calling =
-            Calling { op: self, call, stream, lane: lane_stream, record, capture, begun: started };
-        let done = calling.all();
-        *begun = calling.begun.get();
+        let target = Streams {
+            op: self,
+            stream,
+            lane: lane.stream.clone(),
+            record: Cell::new(record),
+            capture,
+            begun: Cell::new(false),
+        };
+        let done = Calling { plan: &self.plan, call, target: &target }.all();
+        *begun = target.begun.get();
         done?;
         lane.last = Some((stream.record().in_op(op)?, capture));
         Ok(())
@@ -138,31 +189,23 @@ fn of_step(op: Op, error: Error, recovery: Recovery) -> Error {
     Error::Step { op, step, cause, recovery }
 }
 
-impl Calling<'_> {
-    /// Enqueues the whole call over several nodes.
-    fn all(&mut self) -> Result<()> {
-        match self.op.plan.row().composed {
-            Composition::AllReduce { .. } => self.all_reduce(),
-            Composition::ReduceScatter => self.reduce_scatter(),
-            Composition::GatherC => self.gather_c(),
-            Composition::GatherA => match self.op.plan.request().shard {
-                Shard::Rows => self.gather_rows(),
-                Shard::Columns => self.gather_columns(),
-            },
-            Composition::AllToAll => self.all_to_all(),
-            Composition::Broadcast => self.broadcast(),
-            Composition::Barrier => self.barrier(),
-            Composition::Alone => Ok(()),
-        }
+impl Streams<'_> {
+    #[cfg(test)]
+    fn log(&self, step: NodeStep) {
+        self.op.log.lock().unwrap().push(step);
     }
+}
 
-    /// Enqueues this node's operator for the role `role` on the caller's stream.
+impl Target for Streams<'_> {
+    type Block = RawSlice;
+    type End = Event;
+
     fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
         #[cfg(test)]
         {
             let plan = self.op.parts[&role].plan();
             let size = check::call(plan, &matrices)?.size(plan);
-            self.log(super::steps::NodeStep::Part { role, size });
+            self.log(NodeStep::Part { role, size });
         }
         let done = self.op.parts[&role].run(self.stream, &matrices);
         // A part with several launches may fail after one of its launches has become visible to
@@ -173,27 +216,13 @@ impl Calling<'_> {
         done
     }
 
-    #[cfg(test)]
-    fn log(&self, step: super::steps::NodeStep) {
-        self.op.log.lock().unwrap().push(step);
-    }
-
-    /// Enqueues a copy from `from` to `to` within this rank's memory, by this node's operator for
-    /// `role`.
-    fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
-        self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
-    }
-
-    /// Enqueues a step between nodes after the work that is already on the caller's stream. Returns
-    /// the event at the end of the step.
-    fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
+    fn step(&self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
         #[cfg(test)]
-        self.log(super::steps::NodeStep::Exchange {
-            kind: exchange.kind(),
-            bytes: from.len() as u64,
-        });
-        let op = self.record.op;
-        self.record.step += 1;
+        self.log(NodeStep::Exchange { kind: exchange.kind(), bytes: from.len() as u64 });
+        let last = self.record.get();
+        let record = CallRecord { step: last.step + 1, ..last };
+        self.record.set(record);
+        let op = record.op;
         let ready = self.stream.record().in_op(op)?;
         if self.capture.is_some() || from.is_empty() {
             // Joins the lane (the stream of the steps between nodes) to the capture of the caller's
@@ -204,17 +233,15 @@ impl Calling<'_> {
         }
         // The records are compared while the caller's stream computes the step's data.
         let records = self.op.areas.get(&Area::Records).copied();
-        self.op.fabric.announce(&self.lane, self.record, records).in_op(op)?;
+        self.op.fabric.announce(&self.lane, record, records).in_op(op)?;
         self.lane.wait(&ready).in_op(op)?;
         let step = Step { exchange, from, to };
-        self.op.fabric.enqueue(&self.lane, step, self.record).in_op(op)?;
+        self.op.fabric.enqueue(&self.lane, step, record).in_op(op)?;
         self.lane.record().in_op(op)
     }
 
-    /// Makes the caller's stream wait until the step whose event is `end` is complete; returns the
-    /// step's error if it failed.
     fn wait(&self, end: &Event) -> Result<()> {
-        let op = self.record.op;
+        let op = self.op.plan.op();
         self.stream.wait(end).in_op(op)?;
         if !self.op.fabric.uses_host() {
             // Steps that run on the device need no check here, because kernels check the abort
@@ -225,10 +252,42 @@ impl Calling<'_> {
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }
 
-    /// Slice of the operator's memory `area`: the bytes `bytes` of that area.
     fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
         let range = bytes.start as usize..bytes.end as usize;
-        self.op.areas[&area].slice(range).in_op(self.record.op)
+        self.op.areas[&area].slice(range).in_op(self.op.plan.op())
+    }
+
+    fn sum(&self, block: RawSlice, wire: DType) -> Result<()> {
+        self.op.fabric.sum(self.stream, block, wire).in_op(self.op.plan.op())
+    }
+
+    fn matrix(block: RawSlice, dtype: DType, shape: (usize, usize)) -> MatRef {
+        MatRef::in_block(block, dtype, shape)
+    }
+}
+
+impl<T: Target> Calling<'_, T> {
+    /// Enqueues the whole call over several nodes.
+    pub(super) fn all(&self) -> Result<()> {
+        match self.plan.row().composed {
+            Composition::AllReduce { .. } => self.all_reduce(),
+            Composition::ReduceScatter => self.reduce_scatter(),
+            Composition::GatherC => self.gather_c(),
+            Composition::GatherA => match self.plan.request().shard {
+                Shard::Rows => self.gather_rows(),
+                Shard::Columns => self.gather_columns(),
+            },
+            Composition::AllToAll => self.all_to_all(),
+            Composition::Broadcast => self.broadcast(),
+            Composition::Barrier => self.barrier(),
+            Composition::Alone => Ok(()),
+        }
+    }
+
+    /// Enqueues a copy from `from` to `to` within this rank's memory, by this node's operator for
+    /// `role`.
+    fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
+        self.target.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
 
     /// Matrix at the start of slot `at` of the area `area`, which consists of slots of `bytes`
@@ -241,21 +300,21 @@ impl Calling<'_> {
         shape: (usize, usize),
     ) -> Result<MatRef> {
         let start = at as u64 * slot;
-        Ok(MatRef::in_block(self.area(area, start..start + slot)?, dtype, shape))
+        Ok(T::matrix(self.target.area(area, start..start + slot)?, dtype, shape))
     }
 
     fn nodes(&self) -> usize {
-        self.op.plan.topology().nodes()
+        self.plan.topology().nodes()
     }
 
     fn blocks(&self) -> usize {
-        self.op.plan.composed().map_or(1, |composed| composed.blocks)
+        self.plan.composed().map_or(1, |composed| composed.blocks)
     }
 
     /// Indices of all nodes, with this node last, so that data for which other nodes wait is
     /// computed first.
-    fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
-        let (nodes, node) = (self.nodes(), self.op.plan.topology().node());
+    fn others_first(&self) -> impl Iterator<Item = usize> {
+        let (nodes, node) = (self.nodes(), self.plan.topology().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
     }
 
@@ -268,15 +327,15 @@ impl Calling<'_> {
     }
 
     fn matrix(&self, matrix: Option<MatRef>, what: &str) -> Result<MatRef> {
-        let expected = || format!("a matrix of rank {}", self.op.heap.rank());
-        matrix.ok_or_else(|| Error::invalid(self.record.op, what, "missing", expected()))
+        let expected = || format!("a matrix of rank {}", self.plan.topology().rank);
+        matrix.ok_or_else(|| Error::invalid(self.plan.op(), what, "missing", expected()))
     }
 
     /// Rows (or parts) of the call that node `node` owns, and the rows among them that this rank's
     /// counterpart on that node owns: the rank with the same local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
-        let (plan, m) = (&self.op.plan, self.call.m);
-        let rank = node * plan.topology().local().size + self.op.heap.local_rank();
+        let (plan, m) = (self.plan, self.call.m);
+        let rank = node * plan.topology().local().size + self.plan.topology().local().rank;
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
@@ -284,14 +343,14 @@ impl Calling<'_> {
     /// receives these sums in the wire type.
     fn scatter(&self, a: MatRef, to: MatRef) -> Result<()> {
         let b = self.call.matrices.b;
-        self.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
+        self.target.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
     }
 
-    fn all_reduce(&mut self) -> Result<()> {
-        let request = self.op.plan.request();
+    fn all_reduce(&self) -> Result<()> {
+        let request = self.plan.request();
         let (elements, output, wire) =
             (request.elements, request.output_dtype(), request.wire_dtype());
-        let local = self.op.heap.local_size();
+        let local = self.plan.topology().local().size;
         let (a, c) = (self.input()?, self.output()?);
         // Shape of the matrix that is split; a message of elements has one row for each rank of the
         // node.
@@ -306,7 +365,7 @@ impl Calling<'_> {
             (true, true) => {
                 let block = |area, dtype| {
                     let bytes = slot_bytes(m, n, dtype);
-                    Ok::<_, Error>(MatRef::in_block(self.area(area, 0..bytes)?, dtype, (m, n)))
+                    Ok::<_, Error>(T::matrix(self.target.area(area, 0..bytes)?, dtype, (m, n)))
                 };
                 let whole = block(Area::Padded, request.dtype)?;
                 self.copy(Role::Copy, a, whole.in_rows(1, self.call.n))?;
@@ -314,7 +373,7 @@ impl Calling<'_> {
             }
         };
         let blocks = self.blocks().min(m.max(1));
-        let rank = self.op.heap.local_rank();
+        let rank = self.plan.topology().local().rank;
         // Rows of block `block` of M, and the rows among them that this rank owns.
         let rows_of = |block: usize| {
             let all = split(m, blocks, block);
@@ -329,12 +388,12 @@ impl Calling<'_> {
             let to = self.slot(Area::Send, (block, sums), wire, (rows.len(), n))?;
             self.scatter(whole_a.some_rows(all), to)?;
             let start = block as u64 * sums;
-            let bytes = self.area(Area::Send, start..start + sums)?;
-            ends.push(self.step(Exchange::AllReduce(wire), bytes, bytes)?);
+            let bytes = self.target.area(Area::Send, start..start + sums)?;
+            ends.push(self.target.step(Exchange::AllReduce(wire), bytes, bytes)?);
         }
         for (block, end) in ends.iter().enumerate() {
             let (all, rows) = rows_of(block);
-            self.wait(end)?;
+            self.target.wait(end)?;
             let shape = (rows.len(), n);
             let sum = self.slot(Area::Send, (block, sums), wire, shape)?;
             let result = self.slot(Area::Result, (block, results), output, shape)?;
@@ -349,7 +408,7 @@ impl Calling<'_> {
             let bias = self.call.matrices.bias;
             let finish =
                 Matrices { a: Some(sum), c: Some(result), bias, norm, ..Matrices::default() };
-            self.part(Role::Finish, finish)?;
+            self.target.part(Role::Finish, finish)?;
             self.copy(Role::Gather, result, whole_c.some_rows(all.clone()))?;
             if let (Some(normed), Some(norm)) = (normed, self.call.matrices.norm) {
                 self.copy(Role::Gather, normed, norm.normed.some_rows(all))?;
@@ -361,14 +420,15 @@ impl Calling<'_> {
         Ok(())
     }
 
-    fn reduce_scatter(&mut self) -> Result<()> {
+    fn reduce_scatter(&self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
-        let (node, nodes) = (self.op.plan.topology().node(), self.nodes());
-        let own = self.op.plan.rows_of(0, self.call.m).len();
-        let wire = self.op.plan.request().wire_dtype();
+        let (node, nodes) = (self.plan.topology().node(), self.nodes());
+        let own = self.plan.rows_of(0, self.call.m).len();
+        let wire = self.plan.request().wire_dtype();
         let slot = slot_bytes(own, n, wire);
         let bytes = nodes as u64 * slot;
-        let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
+        let (from, to) =
+            (self.target.area(Area::Send, 0..bytes)?, self.target.area(Area::Receive, 0..bytes)?);
         // Sums the rows of node `other` over this node's ranks; each rank gets a part of these
         // sums.
         let scatter = |calling: &Self, area: Area, other: usize| {
@@ -381,29 +441,31 @@ impl Calling<'_> {
             for other in Exchange::receivers(shifts, (node, nodes)) {
                 scatter(self, Area::Send, other)?;
             }
-            last = Some(self.step(exchange, from, to)?);
+            last = Some(self.target.step(exchange, from, to)?);
         }
         // The last step between nodes runs while the node computes its own rows.
         scatter(self, Area::Receive, node)?;
         // Steps run one after the other, so it is enough to wait for the last one.
-        last.iter().try_for_each(|end| self.wait(end))?;
-        self.op.fabric.sum(self.stream, to, wire).in_op(self.record.op)?;
-        let sum = MatRef::in_block(to, wire, (self.rows(node).1.len(), n));
+        last.iter().try_for_each(|end| self.target.wait(end))?;
+        self.target.sum(to, wire)?;
+        let sum = T::matrix(to, wire, (self.rows(node).1.len(), n));
         let bias = self.call.matrices.bias;
-        self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
+        self.target
+            .part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
 
     /// Enqueues the steps that send this rank's matrix to all nodes. Returns the size of a slot in
-    /// bytes and, for each step, the event at its end and the distances between the nodes whose
+    /// bytes and, for each step, its end and the distances between the nodes whose
     /// matrices it moves.
-    fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Arrivals)> {
+    fn gather(&self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Arrivals<T::End>)> {
         let slot = slot_bytes(longest.0, longest.1, own.dtype());
-        let from = self.area(Area::Send, 0..slot)?;
+        let from = self.target.area(Area::Send, 0..slot)?;
         let shape = (own.rows(), own.cols());
-        self.copy(Role::Copy, own, MatRef::in_block(from, own.dtype(), shape))?;
-        let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
+        self.copy(Role::Copy, own, T::matrix(from, own.dtype(), shape))?;
+        let to = self.target.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
         let steps = shift_steps(self.blocks(), self.nodes(), Sent::Block);
-        let ends = steps.map(|(exchange, shifts)| Ok((self.step(exchange, from, to)?, shifts)));
+        let ends =
+            steps.map(|(exchange, shifts)| Ok((self.target.step(exchange, from, to)?, shifts)));
         Ok((slot, ends.collect::<Result<_>>()?))
     }
 
@@ -411,13 +473,13 @@ impl Calling<'_> {
     /// with the matrix and with the rows that the sender's node owns.
     fn gathered(
         &self,
-        (slot, steps): (u64, Arrivals),
+        (slot, steps): (u64, Arrivals<T::End>),
         (dtype, cols): (DType, usize),
         each: impl Fn(MatRef, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let node = self.op.plan.topology().node();
+        let node = self.plan.topology().node();
         for (end, shifts) in &steps {
-            self.wait(end)?;
+            self.target.wait(end)?;
             for other in Exchange::senders(*shifts, (node, self.nodes())) {
                 let (all, rows) = self.rows(other);
                 each(self.slot(Area::Receive, (other, slot), dtype, (rows.len(), cols))?, all)?;
@@ -426,39 +488,40 @@ impl Calling<'_> {
         Ok(())
     }
 
-    fn gather_c(&mut self) -> Result<()> {
+    fn gather_c(&self) -> Result<()> {
         let c = self.output()?;
-        let (all, rows) = self.rows(self.op.plan.topology().node());
-        self.part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
-        let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
+        let (all, rows) = self.rows(self.plan.topology().node());
+        self.target
+            .part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
+        let longest = (self.plan.rows_of(0, self.call.m).len(), self.call.n);
         let arrivals = self.gather(c.some_rows(rows), longest)?;
         self.gathered(arrivals, (c.dtype(), self.call.n), |from, all| {
             self.copy(Role::Gather, from, c.some_rows(all))
         })
     }
 
-    fn gather_rows(&mut self) -> Result<()> {
+    fn gather_rows(&self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
-        let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
+        let longest = (self.plan.rows_of(0, self.call.m).len(), a.cols());
         let arrivals = self.gather(a, longest)?;
         // The node works on its own rows, which need no step between nodes, while the first step
         // runs, and on the rows of some nodes while those of others arrive.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
-        let own = self.rows(self.op.plan.topology().node()).0;
-        self.part(Role::Main, product(a, own))?;
+        let own = self.rows(self.plan.topology().node()).0;
+        self.target.part(Role::Main, product(a, own))?;
         self.gathered(arrivals, (a.dtype(), a.cols()), |from, all| {
-            self.part(Role::Main, product(from, all))
+            self.target.part(Role::Main, product(from, all))
         })
     }
 
     /// Sends columns of A as rows of A's transpose, in blocks of the rows of A: the node multiplies
     /// a block while the next block is sent. The leading dimension of a block's transpose is the
     /// number of rows of a full block.
-    fn gather_columns(&mut self) -> Result<()> {
+    fn gather_columns(&self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
-        let Some(composed) = self.op.plan.composed().cloned() else { return Ok(()) };
-        let plan = &self.op.plan;
+        let Some(composed) = self.plan.composed().cloned() else { return Ok(()) };
+        let plan = self.plan;
         let (k, nodes, ranks) = (plan.request().k, self.nodes(), plan.topology());
         let (local, dtype) = (ranks.local().size, a.dtype());
         let most = composed.rows_of_block(plan.request().m);
@@ -468,33 +531,36 @@ impl Calling<'_> {
         for (block, rows) in blocks().enumerate() {
             let bytes =
                 |slots: usize| (block * slots) as u64 * slot..((block + 1) * slots) as u64 * slot;
-            let (from, to) =
-                (self.area(Area::Send, bytes(1))?, self.area(Area::Receive, bytes(nodes))?);
-            let own = MatRef::in_block(from, dtype, (a.cols(), most));
+            let (from, to) = (
+                self.target.area(Area::Send, bytes(1))?,
+                self.target.area(Area::Receive, bytes(nodes))?,
+            );
+            let own = T::matrix(from, dtype, (a.cols(), most));
             let to_send = own.transposed().some_rows(0..rows.len());
             self.copy(Role::Copy, a.some_rows(rows), to_send)?;
-            ends.push(self.step(Exchange::AllGather, from, to)?);
+            ends.push(self.target.step(Exchange::AllGather, from, to)?);
         }
-        let whole = self.area(Area::Whole, 0..slot_bytes(k, most, dtype))?;
-        let whole = MatRef::in_block(whole, dtype, (k, most));
+        let whole = self.target.area(Area::Whole, 0..slot_bytes(k, most, dtype))?;
+        let whole = T::matrix(whole, dtype, (k, most));
         for ((block, rows), end) in blocks().enumerate().zip(&ends) {
-            self.wait(end)?;
+            self.target.wait(end)?;
             for node in self.others_first() {
-                let columns = split(k, ranks.size, node * local + self.op.heap.local_rank()).len();
+                let columns =
+                    split(k, ranks.size, node * local + self.plan.topology().local().rank).len();
                 let at = block * nodes + node;
                 let from = self.slot(Area::Receive, (at, slot), dtype, (columns, most))?;
-                self.copy(Role::Main, from, whole.some_rows(self.op.plan.rows_of_node(node, k)))?;
+                self.copy(Role::Main, from, whole.some_rows(self.plan.rows_of_node(node, k)))?;
             }
             let a = Some(whole.transposed().some_rows(0..rows.len()));
             let c = Some(c.some_rows(rows));
-            self.part(Role::Product, Matrices { a, c, ..self.call.matrices })?;
+            self.target.part(Role::Product, Matrices { a, c, ..self.call.matrices })?;
         }
         Ok(())
     }
 
-    fn all_to_all(&mut self) -> Result<()> {
+    fn all_to_all(&self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
-        let (plan, dtype) = (&self.op.plan, a.dtype());
+        let (plan, dtype) = (self.plan, a.dtype());
         let node = plan.topology().node();
         let (local, elements) = (plan.topology().local().size, plan.request().elements);
         let own = plan.rows_of(plan.topology().rank, self.call.m).len();
@@ -516,12 +582,13 @@ impl Calling<'_> {
             }
         }
         let bytes = self.nodes() as u64 * slot;
-        let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
-        let end = self.step(Exchange::AllToAll, from, to)?;
+        let (from, to) =
+            (self.target.area(Area::Send, 0..bytes)?, self.target.area(Area::Receive, 0..bytes)?);
+        let end = self.target.step(Exchange::AllToAll, from, to)?;
         let blocks = |source: usize| c.some_rows(source * local * own..(source + 1) * local * own);
         let here = plan.rows_of_node(node, self.call.m);
         self.copy(Role::Main, a.some_rows(here.clone()), blocks(node))?;
-        self.wait(&end)?;
+        self.target.wait(&end)?;
         for other in self.others_first().take(self.nodes() - 1) {
             let from = self.slot(Area::Receive, (other, slot), dtype, (here.len(), n))?;
             self.copy(Role::Main, from, blocks(other))?;
@@ -529,34 +596,35 @@ impl Calling<'_> {
         Ok(())
     }
 
-    fn broadcast(&mut self) -> Result<()> {
-        let (c, plan) = (self.output()?, &self.op.plan);
+    fn broadcast(&self) -> Result<()> {
+        let (c, plan) = (self.output()?, self.plan);
         let local = plan.topology().local().size;
         let (root, from_node) = (self.call.root % local, self.call.root / local);
         let shape = (c.rows(), c.cols());
-        let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
-        let staged = MatRef::in_block(block, c.dtype(), shape);
+        let block = self.target.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
+        let staged = T::matrix(block, c.dtype(), shape);
         // All ranks of the node must issue the same calls, so all of them enqueue this copy. It is
         // empty on all ranks except the root.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
         // Only the root exchanges data. The other ranks take part in the step to compare their
         // calls with those of the other nodes.
-        let has = self.op.heap.local_rank() == root;
-        let block = if has { block } else { self.area(Area::Receive, 0..0)? };
-        let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;
-        self.wait(&end)?;
+        let has = self.plan.topology().local().rank == root;
+        let block = if has { block } else { self.target.area(Area::Receive, 0..0)? };
+        let end = self.target.step(Exchange::Broadcast { root: from_node }, block, block)?;
+        self.target.wait(&end)?;
         let a = has.then_some(staged);
-        self.part(Role::Main, Matrices { a, c: Some(c), root: Some(root), ..Matrices::default() })
+        self.target
+            .part(Role::Main, Matrices { a, c: Some(c), root: Some(root), ..Matrices::default() })
     }
 
-    fn barrier(&mut self) -> Result<()> {
-        self.part(Role::Main, Matrices::default())?;
+    fn barrier(&self) -> Result<()> {
+        self.target.part(Role::Main, Matrices::default())?;
         // Rank 0 of each node takes part in the exchange between nodes, for all ranks of its node.
-        if self.op.heap.local_rank() == 0 {
-            let nothing = self.area(Area::Send, 0..0)?;
-            let end = self.step(Exchange::AllGather, nothing, nothing)?;
-            self.wait(&end)?;
+        if self.plan.topology().local().rank == 0 {
+            let nothing = self.target.area(Area::Send, 0..0)?;
+            let end = self.target.step(Exchange::AllGather, nothing, nothing)?;
+            self.target.wait(&end)?;
         }
-        self.part(Role::Main, Matrices::default())
+        self.target.part(Role::Main, Matrices::default())
     }
 }

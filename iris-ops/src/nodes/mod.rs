@@ -61,7 +61,7 @@ pub(crate) struct Composite {
     digest: u64,
     /// Steps that calls have enqueued, for the test of [`steps::steps`].
     #[cfg(test)]
-    log: std::sync::Mutex<Vec<steps::NodeStep>>,
+    log: std::sync::Mutex<Vec<call::NodeStep>>,
 }
 
 impl Operator {

@@ -1,138 +1,89 @@
 //! Steps of a call over several nodes, as data: the order of node operators, exchanges and waits
 //! that a rank enqueues. The time of a call is predicted from these steps.
 
-use super::exchange::{self, Kind, Sent, shift_steps};
-use crate::op_row::Composition;
-use crate::options::Shard;
-use crate::plan::Plan;
-use crate::plan::composed::{Role, slot_bytes};
-use crate::split::split;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
-/// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum NodeStep {
-    /// Operator of the node, for a call of `size` rows. In a message by elements, for parts of
-    /// `size` elements.
-    Part { role: Role, size: usize },
-    /// Exchange between nodes that starts on a separate stream after the steps before it. `bytes`
-    /// is the length of the exchange's input.
-    Exchange { kind: Kind, bytes: u64 },
-    /// Wait of the caller's stream for the exchange with this index in the list of steps.
-    Wait(usize),
+use iris_heap::DType;
+
+pub(crate) use super::call::NodeStep;
+use super::call::{Calling, Target};
+use super::exchange::Exchange;
+use crate::args::{Matrices, NormArgs};
+use crate::check::{self, Checked};
+use crate::error::Result;
+use crate::matrix::MatRef;
+use crate::plan::Plan;
+use crate::plan::composed::{Area, Composed, Role};
+
+/// List of the steps of a call, in place of streams.
+struct Recorder<'a> {
+    composed: &'a Composed,
+    steps: RefCell<Vec<NodeStep>>,
+    exchanges: Cell<usize>,
+}
+
+impl Recorder<'_> {
+    fn add(&self, step: NodeStep) {
+        self.steps.borrow_mut().push(step);
+    }
+}
+
+impl Target for Recorder<'_> {
+    /// Number of bytes.
+    type Block = u64;
+    /// Index of the exchange.
+    type End = usize;
+
+    fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
+        let size = check::rows(self.composed.parts[&role].row(), &matrices);
+        self.add(NodeStep::Part { role, size });
+        Ok(())
+    }
+
+    fn step(&self, exchange: Exchange, bytes: u64, _: u64) -> Result<usize> {
+        self.add(NodeStep::Exchange { kind: exchange.kind(), bytes });
+        Ok(self.exchanges.replace(self.exchanges.get() + 1))
+    }
+
+    fn wait(&self, end: &usize) -> Result<()> {
+        self.add(NodeStep::Wait(*end));
+        Ok(())
+    }
+
+    fn sum(&self, _: u64, _: DType) -> Result<()> {
+        Ok(())
+    }
+
+    fn area(&self, _: Area, bytes: Range<u64>) -> Result<u64> {
+        Ok(bytes.end - bytes.start)
+    }
+
+    fn matrix(_: u64, dtype: DType, shape: (usize, usize)) -> MatRef {
+        MatRef::nowhere(dtype, shape)
+    }
 }
 
 /// Steps of a call of `m` rows on rank 0, which owns the most rows; `None` if the plan is for one
 /// node or for a message of elements. A broadcast has root 0.
 pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
-    use NodeStep::{Exchange, Part, Wait};
     let composed = plan.composed()?;
-    let request = plan.request();
-    if request.elements {
+    if plan.request().elements || plan.row().is_local() {
         return None;
     }
-    let (ranks, dtype, n, k) = (plan.topology(), request.dtype, request.n, request.k);
-    let (nodes, local) = (ranks.nodes(), ranks.local().size);
-    let slots = |slot: u64| nodes as u64 * slot;
-    let part = |role: Role, size: usize| Part { role, size };
-    let wire = request.wire_dtype();
-    let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
-    // Copy of this rank's rows for the other nodes.
-    let copy = |rows: usize| part(Role::Copy, rows);
-    // `exchanges` are the exchanges of a gather. `arrivals` are, for each exchange, the wait for
-    // it, and the node's operator `role` for the rows of each node that it brings.
-    let exchanges = |bytes: u64| {
-        shift_steps(composed.blocks, nodes, Sent::Block)
-            .map(move |(exchange, _)| Exchange { kind: exchange.kind(), bytes })
-    };
-    let arrivals = |role: Role| {
-        let steps = shift_steps(composed.blocks, nodes, Sent::Block).enumerate();
-        steps.flat_map(move |(index, (_, shifts))| {
-            let senders = exchange::Exchange::senders(shifts, (0, nodes));
-            let rows = senders.map(move |node| part(role, plan.rows_of_node(node, m).len()));
-            std::iter::once(Wait(index)).chain(rows)
-        })
-    };
-    let mut steps = Vec::new();
-    match plan.row().composed {
-        Composition::AllReduce { .. } => {
-            let blocks = composed.blocks.min(m.max(1));
-            let most = m.div_ceil(blocks).div_ceil(local);
-            let bytes = slot_bytes(most, n, wire);
-            let rows_of = |block| {
-                let rows = split(m, blocks, block).len();
-                (rows, split(rows, local, 0).len())
-            };
-            for (rows, _) in (0..blocks).map(rows_of) {
-                steps.push(part(Role::Main, rows));
-                steps.push(Exchange { kind: Kind::AllReduce, bytes });
-            }
-            for block in 0..blocks {
-                let (rows, own) = rows_of(block);
-                steps.extend([Wait(block), part(Role::Finish, own), part(Role::Gather, rows)]);
-                steps.extend(request.rms_norm.map(|_| part(Role::Gather, rows)));
-            }
-        }
-        Composition::ReduceScatter => {
-            let bytes = slots(slot_bytes(own, n, wire));
-            let mut last = 0;
-            for (index, (exchange, shifts)) in
-                shift_steps(composed.blocks, nodes, Sent::Slot).enumerate()
-            {
-                let receivers = exchange::Exchange::receivers(shifts, (0, nodes));
-                let rows = receivers.map(|node| plan.rows_of_node(node, m).len());
-                steps.extend(rows.map(|rows| part(Role::Main, rows)));
-                steps.push(Exchange { kind: exchange.kind(), bytes });
-                last = index;
-            }
-            steps.extend([part(Role::Main, here), Wait(last), part(Role::Finish, own)]);
-        }
-        Composition::GatherC => {
-            steps.extend([part(Role::Main, here), copy(own)]);
-            steps.extend(exchanges(slot_bytes(own, n, request.output_dtype())));
-            steps.extend(arrivals(Role::Gather));
-        }
-        Composition::GatherA if request.shard == Shard::Rows => {
-            steps.push(copy(own));
-            let cols = (request.row.dims)(n, k).a;
-            steps.extend(exchanges(slot_bytes(own, cols, dtype)));
-            steps.push(part(Role::Main, here));
-            steps.extend(arrivals(Role::Main));
-        }
-        Composition::GatherA => {
-            let most = composed.rows_of_block(request.m);
-            let bytes = slot_bytes(k.div_ceil(ranks.size), most, dtype);
-            let blocks = || composed.row_blocks(request.m, m);
-            for rows in blocks() {
-                steps.extend([copy(rows.len()), Exchange { kind: Kind::AllGather, bytes }]);
-            }
-            for (block, rows) in blocks().enumerate() {
-                steps.push(Wait(block));
-                let columns = |node: usize| plan.rows_of_node(node % nodes, k).len();
-                steps.extend((1..=nodes).map(|node| part(Role::Main, columns(node))));
-                steps.push(part(Role::Product, rows.len()));
-            }
-        }
-        Composition::AllToAll => {
-            let slot = slot_bytes(here, n, dtype);
-            let sent = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
-            steps.extend(sent.map(|rows| part(Role::Copy, rows)));
-            steps.push(Exchange { kind: Kind::AllToAll, bytes: slots(slot) });
-            steps.extend([part(Role::Main, here), Wait(0)]);
-            steps.extend((1..nodes).map(|_| part(Role::Main, here)));
-        }
-        Composition::Broadcast => {
-            steps.push(part(Role::Copy, m));
-            steps.push(Exchange { kind: Kind::Broadcast, bytes: slot_bytes(m, n, dtype) });
-            steps.extend([Wait(0), part(Role::Main, m)]);
-        }
-        Composition::Barrier => {
-            steps.push(part(Role::Main, 0));
-            steps.push(Exchange { kind: Kind::AllGather, bytes: 0 });
-            steps.extend([Wait(0), part(Role::Main, 0)]);
-        }
-        Composition::Alone => return None,
-    }
-    Some(steps)
+    let mut plan = plan.clone();
+    plan.ranks.rank = 0;
+    let (request, n) = (plan.request(), plan.request().n);
+    let (dtype, output) = (request.dtype, request.output_dtype());
+    let shapes = plan.shapes_of(m, n, 0);
+    let (a, c) = (MatRef::nowhere(dtype, shapes.a), MatRef::nowhere(output, shapes.c));
+    let b = shapes.b.map(|shape| MatRef::nowhere(dtype, shape));
+    let norm = request.rms_norm.map(|_| NormArgs::new(MatRef::nowhere(output, (1, n)), c));
+    let matrices = Matrices { a: Some(a), b, c: Some(c), norm, ..Matrices::default() };
+    let call = Checked { m, n, root: 0, matrices };
+    let target = Recorder { composed, steps: RefCell::default(), exchanges: Cell::default() };
+    Calling { plan: &plan, call: &call, target: &target }.all().ok()?;
+    Some(target.steps.into_inner())
 }
 
 #[cfg(test)]
@@ -140,12 +91,10 @@ mod tests {
     use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 
     use super::*;
-    use crate::args::Matrices;
-    use crate::matrix::MatRef;
     use crate::nodes::Composite;
     use crate::op_names::Op;
     use crate::ops::row;
-    use crate::options::Request;
+    use crate::options::{Request, Shard};
 
     /// Enqueues a call on rank 0 and its peers. Returns the steps that rank 0 has enqueued, and the
     /// predicted steps.
