@@ -332,7 +332,7 @@ impl Units {
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
     AllReduce,
-    /// Block `to` of each rank's rows goes to rank `to`, which adds the blocks, its own first.
+    /// Block `to` of each rank's rows goes to rank `to`, which adds the blocks.
     ReduceScatter,
     /// Each rank's rows go to all ranks.
     AllGather,
@@ -474,12 +474,6 @@ impl Items {
             Collective::AllToAll => from * self.rows_sent(from, to),
             _ => 0,
         }
-    }
-
-    /// Whether a sum begins with this rank's own data. Otherwise the ranks' data are added in the
-    /// order of ranks.
-    pub fn own_first(&self) -> bool {
-        self.collective == Collective::ReduceScatter
     }
 }
 

@@ -250,26 +250,23 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             // The LL kernel includes the RMSNorm. For the other kernels the RMSNorm is a second
             // launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
-            // In `two_shot`, the owner of a tile reduces the tile, and adds its own partial result
-            // first.
-            let at_owners = kernel == Kernel::TwoShot;
             let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
-            exchange(collective, at_owners, size, message, &runs[..=behind]);
+            exchange(collective, size, message, &runs[..=behind]);
             let runs: [&Run<'_>; 2] = [&device, &device_norm];
-            exchange(collective, at_owners, size, message, &runs[..=behind]);
+            exchange(collective, size, message, &runs[..=behind]);
             if let Some(entry) = in_packs {
                 // SAFETY: `entry` is a kernel of this library; every address in `args` is that of
                 // memory that outlives the calls.
                 let packs = |args: &OpArgs, index, count| unsafe {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };
-                exchange(collective, at_owners, size, message, &[&packs]);
+                exchange(collective, size, message, &[&packs]);
                 // Calls of both kinds alternate in the same words.
                 let turns = |args: &OpArgs, index, count| match args.record.fields[3] {
                     0 => packs(args, index, count),
                     _ => device(args, index, count),
                 };
-                exchange(collective, at_owners, size, message, &[&turns]);
+                exchange(collective, size, message, &[&turns]);
             }
         }
     }
@@ -279,13 +276,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
 /// workgroups).
 type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
-fn exchange(
-    collective: Collective,
-    at_owners: bool,
-    size: u32,
-    message: Message,
-    launches: &[&Run<'_>],
-) {
+fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Run<'_>]) {
     let Message { dtype, rows, cols, .. } = message;
     let reduces = collective.reduces();
     let travels = if reduces { message.wire } else { dtype };
@@ -408,11 +399,9 @@ fn exchange(
         }
         for rank in 0..size {
             let at = |from: u32, row, col| message.bits(&inputs[from as usize], row, col);
-            let sum = |row, col, first: u32| {
-                let order = (0..size).filter(|&from| from != first);
-                let order = std::iter::once(first).chain(order);
+            let sum = |row, col| {
                 let wire = |value| value_of(message.wire, rounded(message.wire, value));
-                let parts = order.map(|from| wire(message.value(at(from, row, col))));
+                let parts = (0..size).map(|from| wire(message.value(at(from, row, col))));
                 let sum = parts.reduce(|a, b| a + b).expect("a rank");
                 if has_bias { sum + message.value(message.bits(&bias, 0, col)) } else { sum }
             };
@@ -428,13 +417,8 @@ fn exchange(
                     _ if message.is_outside(taken(rank), row, col) => {
                         seen == if dtype == 0 { u32::MAX } else { 0xffff }
                     }
-                    Collective::AllReduce => {
-                        let tile = row / tile_m * grid.across() + col / tile_n;
-                        is_sum(sum(row, col, if at_owners { tile % size } else { 0 }))
-                    }
-                    Collective::ReduceScatter => {
-                        is_sum(sum(items.source_row(rank) + row, col, rank))
-                    }
+                    Collective::AllReduce => is_sum(sum(row, col)),
+                    Collective::ReduceScatter => is_sum(sum(items.source_row(rank) + row, col)),
                     Collective::AllGather => {
                         let from = part_of(rows, size, row);
                         seen == at(from, row - items.target_row(from, rank), col)
@@ -446,7 +430,7 @@ fn exchange(
                     Collective::Broadcast { root } | Collective::TwoShot { root: Some(root) } => {
                         seen == at(root, row, col)
                     }
-                    Collective::TwoShot { root: None } => is_sum(sum(row, col, 0)),
+                    Collective::TwoShot { root: None } => is_sum(sum(row, col)),
                 };
                 assert!(
                     right,

@@ -28,8 +28,8 @@ variants! { ROW;
     /// Each rank pushes its input to all ranks, and each rank adds all inputs in the order of
     /// ranks, so all ranks get the same bits. Best for small messages.
     OneShot,
-    /// The owner of a tile adds it up, its own part first, and sends the sum to all ranks, so all
-    /// ranks get the same bits.
+    /// The owner of a tile adds it up in the order of ranks and sends the sum to all ranks, with the
+    /// same bits as `OneShot`.
     TwoShot,
     /// LL protocol (data and a flag in one word); each rank adds all inputs in the same order as
     /// `OneShot`. Only for messages of at most 2 MiB.

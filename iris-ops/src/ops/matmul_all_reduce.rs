@@ -37,8 +37,8 @@ variants! { ROW;
     /// partial products in the order of ranks, so all ranks get the same bits. Best for small
     /// results.
     OneShot,
-    /// The owner of a tile adds up the ranks' partial products, its own one first, and sends the
-    /// sum to all ranks. So all ranks get the same bits.
+    /// The owner of a tile adds up the ranks' partial products in the order of ranks, and sends the
+    /// sum to all ranks.
     TwoShot,
     /// Ranks add their partial products to an f32 sum at the tile's owner while they hold a
     /// spinlock. The order of additions varies between runs, so the last bits of the result vary
@@ -60,8 +60,8 @@ variants! { ROW;
     UnfusedTwoShotLl,
     /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), followed by
     /// copies: a copy engine sends each part of the sums to all ranks while the next part is
-    /// multiplied. The rows of C are split over the ranks, and the owner of a row adds its own
-    /// partial product first, so all ranks get the same bits.
+    /// multiplied. The rows of C are split over the ranks, and the owner of a row adds the
+    /// partial products in the order of ranks.
     CopyEngine,
     /// Variant `epilogue` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), in which the same
     /// GEMM also stores each tile of the sums to all ranks.

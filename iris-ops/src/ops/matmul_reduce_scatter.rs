@@ -15,9 +15,8 @@ operator! {
     /// C (rows `split(m, size, rank)` x `n`) = these rows of the sum over ranks of A (`m` x `k`) B
     /// (`k` x `n`), plus a bias that is added once. `k` may differ between ranks.
     ///
-    /// Tiles are sent to the rank that owns their rows. That rank adds its own partial product
-    /// first, then the other ranks' partial products in ascending order of ranks, so every run
-    /// gives the same bits.
+    /// Tiles are sent to the rank that owns their rows. That rank adds the partial products in the
+    /// order of ranks, so every run gives the same bits.
     MatmulReduceScatter(MatmulArgs)
 }
 
@@ -43,7 +42,7 @@ variants! { ROW;
     CopyEngine,
     /// One whole-matrix GEMM, on NVIDIA's sm_90. It multiplies the rows that peers own first, and
     /// its epilogue stores them to their owners. It multiplies this rank's own rows last, and adds
-    /// the peers' partial products to them in f32, in ascending order of ranks. A plan that names
+    /// the peers' partial products to its own f32 sums, in ascending order of ranks. A plan that names
     /// this variant for another GPU is refused. On the CPU, on a single rank, and for operands that
     /// this GEMM does not support, calls run as a GEMM and then copies by
     /// workgroups.

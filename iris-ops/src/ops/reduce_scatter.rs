@@ -16,8 +16,8 @@ operator! {
     /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
     /// elements ([`Options::new`]), part r is the elements `r * count..(r + 1) * count`. Planned by
     /// rows ([`Options::rows`]), part r is the rows `split(m, size, r)`. Each rank pushes every
-    /// part to the part's owner, which adds its own data first and then the data of the other ranks
-    /// in ascending order of ranks.
+    /// part to the part's owner, which adds the parts of all ranks in
+    /// the order of ranks.
     ReduceScatter(CollectiveArgs)
 }
 

@@ -13,3 +13,4 @@ mod plans;
 mod processes;
 mod random_cases;
 mod suite;
+mod sums;

@@ -288,7 +288,6 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
             IRIS_UNROLL
             for (u32 i = 0; i < 4 * PARTS; ++i) sum[i / 4].v[i % 4] = -0.0f;
             own_is_added = false;
-            if constexpr (C == Collective::ReduceScatter) add_own();
         } else {
             if (item >= sent(me(), me()) || args.a.address == args.c.address) return;
             Data data;

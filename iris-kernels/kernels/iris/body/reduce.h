@@ -6,12 +6,10 @@
 
 namespace iris {
 
-/// Plan of a one-shot all-reduce: assignment of tiles to owners, and order in which their partials
-/// are added.
+/// Plan of a one-shot all-reduce: assignment of tiles to owners.
 struct OneShotPlan {
-    /// Order of addition: partials are added in the order of ranks 0, 1, 2 ... Every rank reduces
-    /// every tile.
-    static constexpr bool OWN_FIRST = false;
+    /// Whether a tile has one owner. Here every rank reduces every tile.
+    static constexpr bool ONE_OWNER = false;
     Grid grid;
     IRIS_DEVICE explicit OneShotPlan(const OpArgs& args) : grid(grid_of(args)) {}
     IRIS_DEVICE u32 tiles() const { return grid.tiles(); }
@@ -20,10 +18,9 @@ struct OneShotPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile; }
 };
 
+/// Plan of a two-shot all-reduce: tiles are owned round-robin.
 struct TwoShotPlan {
-    /// Order of addition: the owner's partial first, then the other partials in ascending order of
-    /// ranks. Tiles are owned round-robin.
-    static constexpr bool OWN_FIRST = true;
+    static constexpr bool ONE_OWNER = true;
     Grid grid;
     flow::Turns turns;
     IRIS_DEVICE explicit TwoShotPlan(const OpArgs& args)
@@ -37,10 +34,9 @@ struct TwoShotPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile / turns.owners; }
 };
 
+/// Plan of a reduce-scatter: tiles are owned by blocks of rows.
 struct ScatterPlan {
-    /// Order of addition: the owner's partial first, then the other partials in ascending order of
-    /// ranks. Tiles are owned by blocks of rows.
-    static constexpr bool OWN_FIRST = true;
+    static constexpr bool ONE_OWNER = true;
     SplitGrid split;
     IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
     /// Largest number of tiles of any rank; no part has more tiles than part 0.
@@ -77,7 +73,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
-        if constexpr (Plan::OWN_FIRST || Producer::KEEPS) {
+        if constexpr (Plan::ONE_OWNER || Producer::KEEPS) {
             put(peer, tile, parity);
         } else {
             // The partial is copied to the peer from this rank's own slot, where keep() has stored
@@ -90,15 +86,15 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         count_bytes(args, Counter::Pushed, bytes_of(plan.tile(tile), args.wire));
     }
 
-    /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
-    /// transfer type as well, so that every rank computes the same bits.
+    /// Adds up the partials in the order of ranks. This rank's own partial is rounded to the transfer
+    /// type as well, so that the bits do not depend on which rank owns the tile.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
         // The partial is read from this rank's own slot, where other threads of this workgroup have
         // written it. The barrier makes their stores visible.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
-        const u32 first = Plan::OWN_FIRST ? me() : 0, size = args.channel.size;
+        const u32 size = args.channel.size;
         const View slots = slot(me(), 0, tile, parity);
         const u64 stride = places.stride();
         const u32 wire = args.wire;
@@ -107,9 +103,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
             const View own = View::of(args.a).from(from.row, from.col);
             const Matrix& residual = args.residual;
             const u64 on_top = residual.address == 0 ? 0 : View::of(residual).at(at.row, at.col);
-            const Sources sources{own.address, own.ld, slots.address, slots.ld,
-                                  stride,       me(),   first,         size,
-                                  on_top,      residual.ld};
+            const Sources sources{own.address, own.ld, slots.address, slots.ld,   stride,
+                                  me(),        size,   on_top,        residual.ld};
             return add_whole<RESIDUAL>(c, sources, at.rows, at.cols);
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
@@ -122,7 +117,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                 IRIS_UNROLL
                 for (u32 i = 0; i < BATCH; ++i) {
                     if (begin + i >= size) break;
-                    place[i] = slots.at(row, col) + source_in_turn(begin + i, first) * stride;
+                    place[i] = slots.at(row, col) + u64(begin + i) * stride;
                     if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
                 }
                 IRIS_UNROLL

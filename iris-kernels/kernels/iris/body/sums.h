@@ -7,12 +7,6 @@
 
 namespace iris {
 
-/// Rank whose part is added at position `turn` of the order: rank `first`, then the other ranks in
-/// ascending order.
-IRIS_DEVICE u32 source_in_turn(u32 turn, u32 first) {
-    return turn == 0 ? first : turn <= first ? turn - 1 : turn;
-}
-
 IRIS_DEVICE void add_to(Values& sum, const Values& part) {
     IRIS_UNROLL
     for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
@@ -23,13 +17,13 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
 /// sum, is at `residual`; 0 if there is none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, stride;
-    u32 rank, first, size;
+    u32 rank, size;
     u64 residual, residual_ld;
 };
 
-/// Adds up a tile that consists of full vectors of one type. Each thread has `DEEP` vectors in
-/// flight at once, each from two sources. This hides memory latency, because few threads work on a
-/// message.
+/// Adds up a tile that consists of full vectors of one type, in the order of ranks. Each thread has
+/// `DEEP` vectors in flight at once, each from two sources. This hides memory latency, because few
+/// threads work on a message.
 template <u32 DTYPE, u32 DEEP, bool RESIDUAL>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 BYTES = element_bytes(DTYPE);
@@ -46,8 +40,7 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
             own[d] = from.own + (row * from.own_ld + col) * BYTES;
             slots[d] = from.slots + (row * from.slots_ld + col) * BYTES;
         }
-        const auto load = [&](u32 turn, Raw(&raw)[DEEP]) {
-            const u32 source = source_in_turn(turn, from.first);
+        const auto load = [&](u32 source, Raw(&raw)[DEEP]) {
             const bool mine = source == from.rank;
             IRIS_UNROLL
             for (u32 d = 0; d < DEEP; ++d) {
@@ -71,8 +64,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
             sum[d] = values_of(one[d], DTYPE);
             add_to(sum[d], values_of(two[d], DTYPE));
         }
-        for (u32 turn = 2; turn < from.size; ++turn) {
-            load(turn, one);
+        for (u32 source = 2; source < from.size; ++source) {
+            load(source, one);
             IRIS_UNROLL
             for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(one[d], DTYPE));
         }
@@ -112,10 +105,10 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
 #undef IRIS_ROW
 }
 
-/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the other
-/// ranks, in ascending order of ranks. B is the part of rank 0, and the part of each next rank
-/// follows `slot` bytes later. If the op has a single source, the root, nothing is added: the
-/// root's results are copied to C, unless the root has stored them into C directly.
+/// Adds the parts of all ranks in the order of ranks. This rank's own part is A. B is the place of the
+/// part of rank 0, and the part of each next rank follows `slot` bytes later. If the op has a single
+/// source, the root, nothing is added: the root's results are copied to C, unless the root has stored
+/// them into C directly.
 template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;
@@ -138,15 +131,17 @@ template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
         } else if (const View slots = View::of(b).from(at.row, at.col); whole) {
             const u64 on_top = residual.address == 0 ? 0 : View::of(residual).at(at.row, at.col);
             const Sources from{own.address, own.ld, slots.address, slots.ld, args.slot,
-                               me,          me,     sources,       on_top,   residual.ld};
+                               me,          sources, on_top,       residual.ld};
             add_whole<RESIDUAL>(to, from, at.rows, at.cols);
         } else {
             for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
-                Values sum = own.load(row, col, count);
-                for (u32 turn = 1; turn < sources; ++turn) {
-                    View part = slots;
-                    part.address += source_in_turn(turn, me) * args.slot;
-                    add_to(sum, part.load(row, col, count));
+                Values sum;
+                for (u32 source = 0; source < sources; ++source) {
+                    View part = source == me ? own : slots;
+                    if (source != me) part.address += source * args.slot;
+                    const Values values = part.load(row, col, count);
+                    if (source == 0) sum = values;
+                    else add_to(sum, values);
                 }
                 finish_values(args, at.col + col, count, sum);
                 if constexpr (RESIDUAL) add_residual(args, at.row + row, at.col + col, count, sum);

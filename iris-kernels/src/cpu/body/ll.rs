@@ -181,9 +181,6 @@ impl LlTiles for Body<'_> {
         // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0
         // into 0.0.
         (self.sum, self.own) = ([-0.0; MOST], false);
-        if self.items.own_first() {
-            self.add_own(item);
-        }
     }
 
     fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {

@@ -6,17 +6,14 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile};
 
-/// Assignment of tiles to owners, and the order in which their partials are added.
+/// Assignment of tiles to owners. The partials of a tile are added in the order of ranks.
 #[derive(Clone, Copy)]
 pub(crate) enum TileOwners {
-    /// One-shot: every rank reduces every tile. Partials are added in the order of ranks 0, 1, 2
-    /// ...
+    /// One-shot: every rank reduces every tile.
     OneShot(Grid),
-    /// Two-shot: tiles are owned round-robin. The owner's partial is added first, then the other
-    /// partials in ascending order of ranks.
+    /// Two-shot: tiles are owned round-robin.
     TwoShot(Grid, u32),
-    /// Reduce-scatter: tiles are owned by blocks of rows. The owner's partial is added first, then
-    /// the other partials in ascending order of ranks.
+    /// Reduce-scatter: tiles are owned by blocks of rows.
     Scatter(SplitGrid),
 }
 
@@ -116,15 +113,10 @@ impl ReduceTiles for Reduce<'_> {
         let area = in_slot(self.plan.tile(tile));
         let args = self.partial.args;
         let (me, size) = (args.channel.rank, args.channel.size);
-        let first = match self.plan {
-            TileOwners::OneShot(_) => 0,
-            _ => me,
-        };
-        let order = std::iter::once(first).chain((0..size).filter(|&source| source != first));
-        for source in order {
+        for source in 0..size {
             let slot = self.partial.slot(me, source, place, parity, args.wire);
             let ld = self.partial.ld();
-            view::load(&slot, area, &mut self.partial.sum, ld, source != first);
+            view::load(&slot, area, &mut self.partial.sum, ld, source != 0);
         }
         self.partial.finish(self.plan.result(tile));
     }

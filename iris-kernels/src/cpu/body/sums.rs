@@ -7,10 +7,10 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::Grid;
 
-/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the other
-/// ranks, in ascending order of ranks. B is the part of rank 0, and the part of each next rank
-/// follows `slot` bytes later. If the op has a single source, the root, nothing is added: the
-/// root's results are copied to C, unless the root has stored them into C directly.
+/// Adds the parts of all ranks in the order of ranks. This rank's own part is A. B is the place of the
+/// part of rank 0, and the part of each next rank follows `slot` bytes later. If the op has a single
+/// source, the root, nothing is added: the root's results are copied to C, unless the root has stored
+/// them into C directly.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,
@@ -20,14 +20,15 @@ pub(crate) fn run(
     if sources == 1 && Departures::begin(launch).is_direct(root) {
         return Ok(());
     }
-    let others = (0..sources).filter(|&source| sources > 1 && source != channel.rank);
+    // A single source's results are in A.
+    let parts = if sources == 1 { channel.rank..channel.rank + 1 } else { 0..sources };
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
         launch.m.begin(Span::Reduce, tile);
         let (area, ld) = (grid.tile(tile), partial.ld());
-        view::load(&a, area, &mut partial.sum, ld, false);
-        for source in others.clone() {
-            let from = Matrix { address: b.address + u64::from(source) * slot, ..b };
-            view::load(&from, area, &mut partial.sum, ld, true);
+        for source in parts.clone() {
+            let received = Matrix { address: b.address + u64::from(source) * slot, ..b };
+            let part = if source == channel.rank { a } else { received };
+            view::load(&part, area, &mut partial.sum, ld, source != parts.start);
         }
         partial.finish(area);
         launch.m.end(Span::Reduce);
