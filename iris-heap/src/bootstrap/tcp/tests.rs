@@ -143,10 +143,12 @@ fn another_secret_or_job_is_refused_and_told_so() {
     let right = meeting("127.0.0.1", 2);
     let other = |terms| Meeting { terms, ..right.clone() };
     let key = Terms { key: Key::Secret([6; 32]), ..right.terms.clone() };
-    let job = Terms { job: "another".into(), ..right.terms.clone() };
+    // The name is of this process, because several runs of this test may meet on one host.
+    let another = format!("another than {}", right.terms.job);
+    let job = Terms { job: another.clone(), ..right.terms.clone() };
     let both = Terms { size: 3, ..job.clone() };
     let none = Terms { key: Key::OfUser([0; 32]), ..right.terms.clone() };
-    let jobs = format!("the job is {} on rank 0, another on rank 1", right.terms.job);
+    let jobs = format!("the job is {} on rank 0, {another} on rank 1", right.terms.job);
     let sizes = format!("{jobs}; the size of the world is 2 on rank 0, 3 on rank 1");
     let secret = "IRIS_SECRET_FILE on rank 0 has another secret than on rank 1";
     let no_secret = "IRIS_SECRET_FILE is set on rank 0, not set on rank 1";
