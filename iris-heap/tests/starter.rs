@@ -49,7 +49,8 @@ fn launcher(job: &Job, (name, size): (&str, &str), wrapper: &str) -> Child {
             ({wrapper}) &
         done; unset {name} {size}; wait"
     );
-    start(job, Command::new("sh").args(["-c", &text]))
+    // These tests may run under `nohup`, which ranks would inherit and not get from their own wrapper.
+    start(job, Command::new("env").args(["--default-signal=HUP", "sh", "-c", &text]))
 }
 
 /// Starts a real launcher, by its command line, of ranks that each run the shell command `wrapper`;
