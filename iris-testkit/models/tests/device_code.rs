@@ -75,7 +75,7 @@ fn products_wait_for_their_turn() {
     let tile = "without clusters\");\n        prepare();\n        ";
     let stores = "void store(u32 group) {\n        if constexpr (Op::AFTER_OPEN) ";
     let waits = ["parts.part_slabs;\n            ", ".len();\n            "];
-    let bias = "this thread does.\n        ";
+    let bias = "waited for that launch yet.\n        ";
     for (file, before) in [
         ("gemm_sm90.cu", whole),
         ("gemm_sm90_exchange.cu", tile),

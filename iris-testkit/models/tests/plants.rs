@@ -86,11 +86,8 @@ fn plants() -> Vec<Plant> {
         ("iris/body/epilogue.h", "if (args.epilogue & EPILOGUE_GELU) {", "matmul.cu"),
         ("iris/body/norm.h", "squares.of_thread[thread] = own;", "copy.cu iris_norm"),
         ("iris/body/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
-        (
-            "iris/body/sums.h",
-            "const u32 source = source_in_turn(turn, from.first);",
-            "reduce_scatter.cu",
-        ),
+        ("iris/body/sums.h", "const bool mine = source == from.rank;", "reduce_scatter.cu"),
+        ("iris/dtype.h", "raw.low = port::read<Vec16>(address);", "reduce_scatter.cu"),
         ("iris/schedule.h", "return tile % size;", "all_reduce.cu iris_zero"),
         ("iris/view.h", "const u32 runs = to.transposed", "all_gather.cu"),
         ("iris/workgroup.h", "m.store<Access::SignalStore>", COPIES),
