@@ -398,7 +398,7 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let error = taker.launch(&heap, &heap.stream()?, &view, 0).unwrap_err();
         let kind = error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind);
         ensure!(kind == Some(ErrorKind::Usage), "{error}");
-        ensure!(error.to_string().contains("reserve_sms"), "{error}");
+        ensure!(error.to_string().contains("workgroups beside"), "{error}");
         world.barrier()?;
         Ok(heap.close()?)
     });
