@@ -66,7 +66,7 @@ impl Exchanging {
     }
 
     /// Returns `tile` if `kernel` sends its message by tiles; `None` if by the LL protocol.
-    fn tile_of(kernel: Kernel, tile: [u32; 2]) -> Option<[u32; 2]> {
+    pub fn tile_of(kernel: Kernel, tile: [u32; 2]) -> Option<[u32; 2]> {
         (kernel != Kernel::OneShotLl).then_some(tile)
     }
 

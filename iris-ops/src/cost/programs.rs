@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use iris_heap::DType;
 use iris_kernels::Kernel;
-use iris_kernels::gemm::{Config, Fusion, GemmCall, GemmLaunch, Parts};
+use iris_kernels::gemm::{Config, Exchanging, Fusion, GemmCall, GemmLaunch, Parts};
 use iris_kernels::program::{
     Alternative, At, Core, Facts, Gemm, KernelOperands, Norm, Program, Rows, Source, Step, Target,
     Transfer, When, Work,
@@ -142,7 +142,7 @@ impl Problem {
                 self.stores.then_some(Fusion::Storing { signalled: tile, owners })
             }
             Core::Exchanging(kernel) => {
-                let tile = (kernel != Kernel::OneShotLl).then_some(tile);
+                let tile = Exchanging::tile_of(kernel, tile);
                 self.exchanges.then_some(Fusion::Exchanging { tile, normed: self.normed })
             }
         }
