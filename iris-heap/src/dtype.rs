@@ -15,7 +15,7 @@ macro_rules! dtypes {
        $(, if $cfg:meta)?;)*) => {
         /// Type of one element of a matrix or message.
         ///
-        /// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend supports
+        /// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no operator takes
         /// yet; the enum is non-exhaustive so that these types can be added.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
@@ -80,6 +80,8 @@ dtypes! {
     U32, "u32", 4, Unsigned;
     /// Unsigned integer of 8 bytes.
     U64, "u64", 8, Unsigned;
+    /// 8-bit float with 4 bits of exponent, for tests that no operator takes it.
+    F8E4M3, "f8e4m3", 1, Float, if feature = "test-dtype";
 }
 
 impl DType {

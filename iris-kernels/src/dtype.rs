@@ -138,6 +138,8 @@ pub static ROWS: &[Row] = &[
         }),
         values: Some(Values::of::<bf16>()),
     },
+    #[cfg(feature = "test-dtype")]
+    Row { code: Some(3), ..Row::without_roles(DType::F8E4M3) },
     Row { nccl: Some(2), ..Row::without_roles(DType::I32) },
 ];
 

@@ -5,8 +5,9 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
 use iris_kernels::dtype::ROWS;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         named![
             every_kernel_compiles_without_warnings,
             headers_and_rust_say_the_same,
+            device_source_refuses_a_type_without_roles,
             a_product_is_right_with_four_threads,
             a_product_is_right_with_emulated_matrix_instructions,
             messages_are_right_in_rust_and_as_device_source,
@@ -83,11 +85,54 @@ fn every_kernel_compiles_without_warnings() {
 
 fn headers_and_rust_say_the_same() {
     let sources = ["tests/host/mirror.cpp", "tests/host/hooks.cpp"];
-    let (library, _folder) = library(&sources, &["-std=c++20"]);
+    let types = if cfg!(feature = "test-dtype") { TEST_DTYPE } else { "-UIRIS_TEST_DTYPE" };
+    let (library, _folder) = library(&sources, &["-std=c++20", types]);
     accesses(&library);
     dtypes(&library);
     offsets(&library);
     values(&library);
+}
+
+/// Adds the row of a type of one byte without roles to `kernels/iris/dtype.h`.
+const TEST_DTYPE: &str = "-DIRIS_TEST_DTYPE=1";
+
+fn device_source_refuses_a_type_without_roles() {
+    let checked = |define: &str| {
+        let mut command = Command::new("g++");
+        command.args(["-std=c++17", "-fsyntax-only", "-x", "c++", TEST_DTYPE, define]);
+        command.arg(format!("-I{ROOT}/kernels")).arg(format!("{ROOT}/kernels/matmul.cu"));
+        let output = command.output().expect("g++");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (compiles, log) = checked("-DIRIS_FACTOR=2");
+    assert!(compiles, "{log}");
+    for (define, role) in [("-DIRIS_FACTOR=3", "factors"), ("-DIRIS_RESULT=3", "results")] {
+        let (compiles, log) = checked(define);
+        assert!(!compiles && log.contains(&format!("f8e4m3 is no type of {role}")), "{log}");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = folder.path().join("roles");
+    let sources = ["tests/host/roles.cpp", "tests/host/hooks.cpp"];
+    compile(&sources, &["-std=c++20", TEST_DTYPE], &[], &program);
+    let ended = |function: u32, dtype: u32| {
+        let arguments = [function, dtype].map(|number| number.to_string());
+        let status = Command::new(&program).args(arguments).status().expect("the program starts");
+        (status.code(), status.signal())
+    };
+    let functions = (0..).take_while(|&function| ended(function, 0) == (Some(0), None));
+    let functions: Vec<u32> = functions.collect();
+    assert_eq!((functions.len(), ended(13, 0)), (13, (Some(2), None)));
+    for function in functions {
+        for dtype in 0..3 {
+            assert_eq!(
+                ended(function, dtype),
+                (Some(0), None),
+                "function {function}, code {dtype}"
+            );
+        }
+        let (code, signal) = ended(function, 3);
+        assert!(code.is_none() && signal.is_some(), "function {function} returned for code 3");
+    }
 }
 
 fn accesses(library: &Library) {

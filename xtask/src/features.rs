@@ -28,7 +28,10 @@ pub(crate) fn is_ci() -> bool {
 /// Enables the optional features whose requirements are installed, for a cargo command on the whole
 /// workspace. All steps that build programs use this function, so that no step builds the workspace
 /// again with other features.
-pub(crate) fn with_features(command: Command) -> Command {
+///
+/// The element type without roles, which operators must refuse, is always enabled.
+pub(crate) fn with_features(mut command: Command) -> Command {
+    command.args(["--features", "iris-ops/test-dtype"]);
     with_mpi(with_hip(command))
 }
 

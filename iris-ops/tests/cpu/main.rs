@@ -5,5 +5,6 @@ mod external;
 mod losses;
 mod names;
 mod other_threads;
+mod roles;
 mod sharing;
 mod streams;
