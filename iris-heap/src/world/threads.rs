@@ -1,10 +1,10 @@
 //! Worlds whose ranks are threads of this process, and functions that run a program on all of them.
 
 use std::any::Any;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Thread};
 
 use super::collective::END_OF_RANK;
@@ -15,20 +15,16 @@ use crate::error::{Error, Result};
 use crate::root_error::Distance;
 use crate::util::{panic_message, thread_error};
 
-/// Error of a rank, with the key by which the root error is chosen: the error's distance from the
-/// root cause, then the number of ranks that had failed before.
-struct Placed<E>((Distance, usize), E);
+/// Key by which the root error is chosen among the errors of ranks, the least first: the error's
+/// distance from the root cause, then the number of ranks that had failed before.
+type Key = (Distance, usize);
 
-impl<E: Display> Display for Placed<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.1.fmt(f)
-    }
-}
-
-impl<E: From<Error>> From<Error> for Placed<E> {
-    fn from(error: Error) -> Self {
-        Placed((Distance::Root, usize::MAX), error.into())
-    }
+/// End of a rank's thread.
+struct Ended {
+    /// Key of the rank's failure; `None` if the rank succeeded.
+    failed: Option<Key>,
+    /// Error of the thread if the rank's function did not return: it panicked, or was not started.
+    broken: Option<Error>,
 }
 
 impl World {
@@ -81,28 +77,18 @@ impl World {
         E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let size = worlds.len();
-        let failures = AtomicUsize::new(0);
-        let placed = |world: World| {
-            let told = world.inner.returned_errors.clone();
-            let place = || (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
-            match catch_unwind(AssertUnwindSafe(|| f(world))) {
-                Ok(Ok(value)) => Ok(value),
-                Ok(Err(e)) => Err(Placed(place(), e)),
-                Err(panic) => Err(Placed(place(), panicked(&thread::current(), &*panic).into())),
-            }
-        };
-        let results = World::run_worlds(worlds, placed);
-        let mut first: Option<Placed<E>> = None;
-        let mut values = Vec::with_capacity(size);
-        for result in results {
+        let mut first: Option<(Key, E)> = None;
+        let mut values = Vec::with_capacity(worlds.len());
+        for result in run_keyed(worlds, f) {
             match result {
                 Ok(value) => values.push(value),
-                Err(e) if first.as_ref().is_none_or(|f| e.0 < f.0) => first = Some(e),
+                Err(error) if first.as_ref().is_none_or(|first| error.0 < first.0) => {
+                    first = Some(error);
+                }
                 Err(_) => {}
             }
         }
-        first.map_or(Ok(values), |e| Err(e.1))
+        first.map_or(Ok(values), |(_, error)| Err(error))
     }
 
     /// Does [`World::run_threads`], but returns the result of every rank instead of only the root
@@ -131,43 +117,92 @@ impl World {
         E: Send + From<Error> + Display,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let f = &f;
-        let rank_main = move |world: World| {
-            let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())))
-                .unwrap_or_else(|panic| Err(panicked(&thread::current(), &*panic).into()));
-            match &result {
-                // An error of `close` is ignored here: it means that another rank has failed, and
-                // that rank reports the error.
-                Ok(_) => drop(world.close_in(END_OF_RANK)),
-                // The alternate form of an `anyhow::Error` has all of its causes.
-                Err(error) => world.abort_with(format_args!("{error:#}")),
-            }
-            result
-        };
-        thread::scope(|scope| {
-            let start = |world: World| {
-                let rank = world.rank();
-                let spare = world.clone();
-                let name = format!("iris-rank-{rank}");
-                let builder = thread::Builder::new().name(name.clone());
-                let thread = builder.spawn_scoped(scope, move || rank_main(world));
-                thread.map_err(|e| {
-                    let error = thread_error(&name, e);
-                    // Ranks that have started wait for the rank whose thread failed to start, so
-                    // this rank tells them the error at once.
-                    spare.abort_with(&error);
-                    error
-                })
-            };
-            let started: Vec<_> = worlds.into_iter().map(start).collect();
-            let finish = |started: Result<thread::ScopedJoinHandle<'_, _>>| {
-                let handle = started?;
-                let thread = handle.thread().clone();
-                handle.join().unwrap_or_else(|panic| Err(panicked(&thread, &*panic).into()))
-            };
-            started.into_iter().map(finish).collect()
-        })
+        run_keyed(worlds, f).into_iter().map(|result| result.map_err(|(_, error)| error)).collect()
     }
+}
+
+/// Runs `f` on one thread per world, and returns the results, errors with their keys.
+fn run_keyed<T, E, F>(worlds: Vec<World>, f: F) -> Vec<Result<T, (Key, E)>>
+where
+    T: Send,
+    E: Send + From<Error> + Display,
+    F: Fn(World) -> Result<T, E> + Sync,
+{
+    let results: Vec<_> = worlds.iter().map(|_| Mutex::new(None)).collect();
+    let run = |rank: usize, world: World| {
+        let result = f(world);
+        // The alternate form of an `anyhow::Error` has all of its causes.
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        *results[rank].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        error
+    };
+    let ended = run_ranks(worlds, &run);
+    let mut all = Vec::with_capacity(ended.len());
+    for (result, Ended { failed, broken }) in results.into_iter().zip(ended) {
+        let key = failed.unwrap_or((Distance::Root, usize::MAX));
+        let returned = result.into_inner().unwrap_or_else(PoisonError::into_inner);
+        all.push(match (broken, returned) {
+            (Some(error), _) => Err((key, error.into())),
+            (None, Some(result)) => result.map_err(|error| (key, error)),
+            (None, None) => unreachable!("the function of a rank returns or its thread is broken"),
+        });
+    }
+    all
+}
+
+/// Runs `run` on one thread per world, with the number of the world in `worlds`; `run` returns the
+/// text of an error. This function is not generic, because programs call [`World::run_threads`] in
+/// many places, and each would get its own copy.
+fn run_ranks(
+    worlds: Vec<World>,
+    run: &(dyn Fn(usize, World) -> Option<String> + Sync),
+) -> Vec<Ended> {
+    let failures = &AtomicUsize::new(0);
+    let rank_main = |number: usize, world: World| {
+        let told = world.inner.returned_errors.clone();
+        let returned = catch_unwind(AssertUnwindSafe(|| run(number, world.clone())));
+        let broken = returned.as_ref().err().map(|panic| panicked(&thread::current(), &**panic));
+        let text = match (&broken, returned) {
+            (Some(error), _) => Some(error.to_string()),
+            (None, returned) => returned.unwrap_or_default(),
+        };
+        let failed = text.map(|text| {
+            let key = (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
+            world.abort_with(text);
+            key
+        });
+        if failed.is_none() {
+            // An error of `close` is ignored here: it means that another rank has failed, and that
+            // rank reports the error.
+            drop(world.close_in(END_OF_RANK));
+        }
+        Ended { failed, broken }
+    };
+    thread::scope(|scope| {
+        let start = |(number, world): (usize, World)| {
+            let rank = world.rank();
+            let spare = world.clone();
+            let name = format!("iris-rank-{rank}");
+            let builder = thread::Builder::new().name(name.clone());
+            let thread = builder.spawn_scoped(scope, move || rank_main(number, world));
+            thread.map_err(|e| {
+                let error = thread_error(&name, e);
+                // Ranks that have started wait for the rank whose thread failed to start, so this
+                // rank tells them the error at once.
+                spare.abort_with(&error);
+                error
+            })
+        };
+        let started: Vec<_> = worlds.into_iter().enumerate().map(start).collect();
+        let finish = |started: Result<thread::ScopedJoinHandle<'_, Ended>>| {
+            let joined = started.and_then(|handle| {
+                let thread = handle.thread().clone();
+                handle.join().map_err(|panic| panicked(&thread, &*panic))
+            });
+            joined.unwrap_or_else(|error| Ended { failed: None, broken: Some(error) })
+        };
+        started.into_iter().map(finish).collect()
+    })
 }
 
 fn panicked(thread: &Thread, panic: &(dyn Any + Send)) -> Error {
