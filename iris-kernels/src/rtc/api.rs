@@ -230,7 +230,7 @@ impl Drop for Handle<'_> {
     }
 }
 
-fn c_string(text: &str, what: &str) -> Result<CString> {
+pub(super) fn c_string(text: &str, what: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::ZeroByte { what: what.into() })
 }
 

@@ -43,6 +43,12 @@ impl Clang {
         Err(Error::NotFound { what: "clang for AMD's architectures", looked })
     }
 
+    /// Takes this program for clang.
+    #[cfg(test)]
+    pub(super) fn at(program: &str) -> Self {
+        Self { program: program.into(), version: (0, 0) }
+    }
+
     pub(super) fn program(&self) -> &Path {
         &self.program
     }

@@ -3,7 +3,7 @@
 use super::api::{Api, Names};
 use super::{Compiler, Result, Tool, Vendor, search};
 
-const NAMES: Names =
+pub(super) const NAMES: Names =
     Names { what: "NVRTC (libnvrtc.so)", prefix: "nvrtc", code: "GetCUBIN", text: Some("GetPTX") };
 
 /// Folders below Python's package folders that may contain the NVRTC library.

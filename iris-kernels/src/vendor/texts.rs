@@ -10,15 +10,20 @@ const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error: NotFound, None, TooOld, Call, Late, NoAlgorithm }
 
+/// Errors, each with three pieces of its text: the value, the expectation, and the action. The errors of
+/// calls that fail, where no library is needed for the failure.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
+    let bare = ["libcublasLt.so.0"];
+    let open = |_: &Path| Err::<(), _>(String::from("no such file"));
+    let not_found = find(("cuBLASLt", "IRIS_NOT_SET"), &[], ("libcublasLt", &bare), open);
     let library = || String::from("cuBLASLt 11.0");
     vec![
         (
-            Error::NotFound { what: "cuBLASLt", looked: vec!["libcublasLt.so.13".into()] },
-            ["cuBLASLt is not there", "expected it as libcublasLt.so.13", "install it, or name"],
+            not_found.unwrap_err(),
+            ["cuBLASLt is not there", "expected it as libcublasLt.so.0", "install it, or name"],
         ),
         (
-            Error::None { kind: BackendKind::Cpu },
+            Blas::get(BackendKind::Cpu).err().expect("no library"),
             ["supported on cpu", "expected cuda or hip", "use Library::None"],
         ),
         (
