@@ -1,5 +1,6 @@
-//! Control block of a heap, as the host accesses it: abort word and fault record
-//! ([`ControlBlock`](crate::abi::ControlBlock)).
+//! Control block of a heap, as the host accesses it ([`ControlBlock`](crate::abi::ControlBlock)):
+//! an abort word, which tells kernels to stop, and a fault record, which tells why a kernel gave
+//! up.
 //!
 //! This file is long because each state of the control block has words, abort codes and an error.
 
@@ -29,7 +30,7 @@ use crate::util::{Maker, lock, unsupported};
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
-/// Abort word and fault record of one rank's heap.
+/// Abort word (tells kernels to stop) and fault record (why a kernel gave up) of one rank's heap.
 ///
 /// On the CPU the block lies in the process's memory, on a GPU in pinned host memory. Heap, streams
 /// and enqueued work hold it by `Arc`, so it outlives every access.
@@ -37,19 +38,21 @@ const WORDS: usize = 2 + FAULT_WORDS;
 pub struct Control {
     words: Words,
     process: Maker,
-    /// Names of the heap's ops, indexed by id; kernels know only the ids.
+    /// Names of the heap's operators, indexed by id, for errors; kernels know only the ids.
     ops: Mutex<Vec<Arc<str>>>,
     /// Whether the fault has been returned to the program. If not, closing the heap returns the
     /// fault.
     fault_returned: AtomicBool,
     /// Log of the errors that the program has received, shared with this rank's world.
     errors: OnceLock<Arc<ReturnedErrors>>,
-    /// Issue boards of all ranks, set when the heap has been opened; unset in a world of one rank.
+    /// Issue boards (logs of issued calls) of all ranks, set when the heap has been opened; unset
+    /// in a world of one rank.
     boards: OnceLock<Boards>,
     /// Error about the first difference between ranks in the order of calls, set when the
     /// difference is found.
     disorder: OnceLock<Error>,
-    /// Error of another node, or of a step between nodes, that ended this node's calls.
+    /// Error that ended this node's calls: an error of another node, or of an exchange of data with
+    /// it.
     elsewhere: OnceLock<Error>,
     /// Error that ended the exchanges of this heap's world for this rank.
     cut_off: OnceLock<Error>,
@@ -58,15 +61,15 @@ pub struct Control {
     nodes: OnceLock<(Vec<String>, usize)>,
     /// Process of each rank of this node; `None` for a thread of this process.
     processes: OnceLock<Vec<Option<ProcessId>>>,
-    /// Name of the node for which the rank in this rank's fault record waited when the record was
-    /// first read; `None` if that rank was in no step between nodes.
+    /// Name of the other node for which the rank named in this rank's fault record was waiting when
+    /// the record was first read. `None` if that rank was in no step between nodes.
     awaited_node: OnceLock<Option<String>>,
     /// Start times of the waits for enqueued work that host threads are in now.
     waits: Mutex<Vec<Instant>>,
-    /// Engine of the steps between nodes, if they run on streams of a GPU.
+    /// Engine that runs the steps between nodes, if they run on streams of a GPU (such as NCCL).
     engine: OnceLock<Arc<dyn NodeEngine>>,
-    /// Locked while the program launches a graph, which may use the engine, and while the engine's
-    /// steps are being ended.
+    /// Lock held while the program launches a graph, which may use the engine, and while the
+    /// engine's steps are being ended.
     launching: Mutex<()>,
     /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX`: none fails.
     launches_left: AtomicU32,
@@ -90,7 +93,7 @@ pub(crate) struct PinnedLine {
     line: &'static Line,
     /// Address of `line` in the device's address space, for kernels.
     pub(crate) address: u64,
-    /// Guard that returns the line to the pool of pinned memory on drop.
+    /// Guard that returns the pinned memory to its pool on drop.
     _lease: Box<dyn Any + Send + Sync>,
 }
 
@@ -194,8 +197,10 @@ impl Control {
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
-        // A lost rank is not stored by a heap over several nodes, because the connection of all ranks
-        // tells which rank was lost first, and not if it is this rank, which has left its world.
+        // The error is stored if it names no lost rank of this node. A lost rank of this node is
+        // stored only in a world of one node: with several nodes, the connection of all ranks tells
+        // which rank was lost first. It is not stored either if it is this rank itself, which has
+        // left its world.
         if lost.is_none_or(|_| self.nodes.get().is_none() && lost != self.own_rank()) {
             let _ = self.cut_off.set(error);
         }
@@ -208,8 +213,9 @@ impl Control {
         self.set_host_abort(self.own_rank().map_or(abort::USER, loss_code));
     }
 
-    /// Abort reason of this rank's kernels: [`Control::host_abort`], but [`abort::USER`] if
-    /// [`Control::leave`] has stored the code, which names this rank itself as lost.
+    /// Reason for which this rank's kernels were told to stop: the code of [`Control::host_abort`].
+    /// A code that names this rank itself as lost was stored by [`Control::leave`], and counts as
+    /// [`abort::USER`].
     fn reason(&self) -> i32 {
         match self.host_abort() {
             code if lost_rank(code).is_some() && lost_rank(code) == self.own_rank() => abort::USER,
@@ -374,7 +380,7 @@ impl Control {
             None => "not issued yet, or long ago".into(),
         };
         let names = self.numbered(operators.iter().map(name));
-        // A rank whose operator is unknown is not blamed.
+        // Blame no rank whose operator for this call is not known.
         let known = names.iter().zip(&operators).filter(|(_, operator)| operator.is_some());
         let known: Vec<usize> = known.map(|((rank, _), _)| *rank).collect();
         let ranks = odd_ranks(&names).into_iter().filter(|rank| known.contains(rank)).collect();
@@ -421,7 +427,7 @@ impl Control {
         self.check_without_engine()
     }
 
-    /// Does [`Control::check`] without a poll of the engine of the steps between nodes.
+    /// Does [`Control::check`] without polling the engine that runs the steps between nodes.
     pub(crate) fn check_without_engine(&self) -> Result<()> {
         self.outcome().inspect_err(|error| {
             self.fault_returned.store(true, Ordering::Relaxed);
@@ -429,10 +435,11 @@ impl Control {
         })
     }
 
-    /// Returns the error of [`Control::check`] if results of calls may be undefined; does not poll
-    /// the engine. The loss of a peer, or a close of the heap, leaves results defined if there is
-    /// no fault, because a kernel that is stopped within a call leaves a fault. With an engine the
-    /// error is always returned, because an exchange of the engine that is stopped leaves no fault.
+    /// Returns the error of [`Control::check`] only if results of calls may be undefined; does not
+    /// poll the engine between nodes. After the loss of a peer or a close of the heap, results are
+    /// defined if there is no fault, because a kernel that is stopped within a call leaves a fault.
+    /// With an engine the error is always returned, because an exchange of the engine that is
+    /// stopped leaves no fault.
     pub(crate) fn check_results(&self) -> Result<()> {
         let code = self.reason();
         let ended = [0, abort::CLOSED, abort::HUB_LOST, abort::WORLD_LOST].contains(&code)
@@ -486,8 +493,8 @@ impl Control {
             return Some(error);
         }
         let op = self.op_name(fault.op).to_string();
-        // The kernel's fault record has the rank's number on this node, except `StepDiffers`, which
-        // names a node.
+        // A kernel's fault record has the rank's number on this node. Only a fault of kind
+        // `StepDiffers` names a node instead.
         let (rank, host) = match usize::try_from(fault.rank) {
             Ok(rank) if fault.kind != FaultKind::StepDiffers => self.in_whole_world(rank),
             _ => (0, None),

@@ -52,7 +52,7 @@ macro_rules! dtypes {
     };
 }
 
-/// Values of a type.
+/// Kind of the values of an element type.
 enum Kind {
     Float,
     Signed,

@@ -136,19 +136,19 @@ pub enum Error {
     PeerAborted {
         /// Number of the rank that gave up, in the whole world.
         rank: usize,
-        /// Name of that rank's host; `None` if the world has one node.
+        /// Name of the host of the rank that gave up; `None` if the world has one node.
         host: Option<String>,
         /// Reason that the rank gave, or the error that it got.
         reason: String,
     },
-    /// The process of a rank has ended that carries the messages of this split world. The rank may
-    /// belong to the launched world only.
+    /// The process that carries the messages of this split world has ended. Its rank may belong
+    /// only to the world of all launched ranks.
     #[error(
         "rank {rank} of the launched world is lost, which carries this world's messages and must outlive it: see what \
          it printed, then start all ranks anew"
     )]
     HubLost {
-        /// Number of the rank in the launched world.
+        /// Number of the rank in the world of all launched ranks.
         rank: usize,
     },
     /// The launcher of a rank has ended while the rank still runs.
@@ -354,7 +354,8 @@ pub enum Error {
         /// Number in the whole world of the rank that gave up, or of the rank for which that rank
         /// had waited in vain.
         rank: usize,
-        /// Name of that rank's host; `None` if the world has one node.
+        /// Name of the host of the rank that the field `rank` names; `None` if the world has one
+        /// node.
         host: Option<String>,
         /// Error on that rank, if it is known: the error of a step between nodes, or the error
         /// because of which the rank took no part in a step between nodes.
@@ -488,9 +489,10 @@ fn driver_advice(code: u32) -> &'static str {
     }
 }
 
-/// Lists the operator and call of the ranks, each text once with all of its ranks, such as `; rank
-/// 0 and 2 in X, call 3 of the heap; rank 1 ..`, or the places of their matrices A, and then the
-/// rule that may have been broken. Empty for an empty list.
+/// Lists in which operator and call each rank is, each text once with all of its ranks, such as `;
+/// rank 0 and 2 are in X, call 3 of the heap; rank 1 is ..`. If the ranks' matrices A lie at
+/// different places, lists these places instead. Adds the rule that may have been broken. Empty for
+/// an empty list.
 fn list_standing(fault: &iris_sync::Fault, standing: &[(usize, String)]) -> String {
     if standing.is_empty() {
         return String::new();

@@ -52,7 +52,7 @@ pub(crate) struct Boards {
     all: Arc<Vec<SharedMemory>>,
 }
 
-/// Node that a rank waits for in a step between nodes, as far as this is known.
+/// Node that a rank waits for in a step between nodes (exchange of data), as far as this is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AwaitedNode {
     /// Another node; the rank does not know yet which.
@@ -127,8 +127,8 @@ impl Boards {
         let number = calls.load(Ordering::Relaxed);
         let word = |index| self.call_word(self.rank, number, index);
         word(0)?.store(number << 32 | u64::from(operator), Ordering::Relaxed);
-        // The fence ensures that a reader that sees a word of the new place also sees the new call
-        // number.
+        // The fence ensures that a reader that sees a new word of the matrix's place (word 1 or 2)
+        // also sees the new call number (word 0).
         fence(Ordering::Release);
         word(1)?.store(pulled.offset, Ordering::Relaxed);
         word(2)?.store(pulled.ld, Ordering::Relaxed);
@@ -193,8 +193,8 @@ impl Boards {
         })
     }
 
-    /// Records the collective step of the hosts that this rank is in, by the step's kind and call
-    /// site; `None` at the end of the step. The text is cut to the words [`STEP`]. Two threads must not
+    /// Records which collective step this rank's host is in, by the step's kind and call site;
+    /// `None` at the end of the step. The text is cut to the words [`STEP`]. Two threads must not
     /// run this function at once.
     pub(crate) fn set_host_step(&self, step: Option<&str>) -> Result<()> {
         let number = self.word(self.rank, 4)?;
@@ -259,7 +259,8 @@ impl Boards {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Records that this rank issues no further call of `ended`; `None` withdraws that record.
+    /// Records that this rank issues no further call that uses the object `ended`; `None` withdraws
+    /// that record.
     pub(crate) fn set_ended(&self, ended: Option<Ended>) -> Result<()> {
         let number = match ended {
             None => 0,
@@ -272,7 +273,7 @@ impl Boards {
         Ok(())
     }
 
-    /// Whether this rank has ended the heap.
+    /// Whether this rank has closed or dropped the heap.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.ended(self.rank), Ok(Some(Ended::Heap | Ended::Dropped)))
     }
@@ -286,16 +287,16 @@ impl Boards {
         })
     }
 
-    /// First call that one rank has issued and another rank can no longer issue, because the other
-    /// rank has ended the heap or the call's operator; `None` if there is no such call or calls
-    /// were captured.
+    /// First call that one rank has issued and another rank can no longer issue, because it has
+    /// closed or dropped the heap or freed the call's operator. `None` if there is no such call or
+    /// calls were captured.
     pub(crate) fn left_out(&self) -> Result<Option<LeftOut>> {
         if self.is_captured()? {
             return Ok(None);
         }
         let size = self.all.len();
-        // The ends are read before the counts, so that the counts include every call that a rank
-        // issued before its end.
+        // The ranks' ends are read before their numbers of calls, so that these numbers include
+        // every call that a rank issued before its end.
         let ended = (0..size).map(|rank| self.ended(rank)).collect::<Result<Vec<_>>>()?;
         let calls = self.counts()?;
         let most = calls.iter().copied().max().unwrap_or(0);
@@ -368,9 +369,9 @@ impl Boards {
         Ok(None)
     }
 
-    /// For the first call of `operator` for which the boards hold different places: each rank's
-    /// place of the matrix that its peers read, by rank. `None` if there is no such call or calls
-    /// were captured.
+    /// Finds the first call of `operator` in which the ranks' matrices lie at different places, and
+    /// returns the place of the matrix that peers read from each rank, by rank. `None` if there is
+    /// no such call or calls were captured.
     pub(crate) fn different_places(&self, operator: u32) -> Result<Option<Vec<Option<Pulled>>>> {
         if self.is_captured()? {
             return Ok(None);

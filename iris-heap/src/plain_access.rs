@@ -35,8 +35,8 @@ impl Span {
     }
 }
 
-/// Parties that exclude each other. Accesses of one party may overlap, because copies are atomic
-/// and kernels are ordered by their protocols.
+/// Kinds of access that exclude each other. Accesses of one kind may overlap, because copies are
+/// atomic and kernels are ordered by their protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Party {
     Kernel,
@@ -50,7 +50,7 @@ struct Active {
     spans: Vec<Entry>,
 }
 
-/// One span of an access, in the list of all spans.
+/// One address range (span) of an access, in the list of all spans.
 struct Entry {
     /// Number of the access.
     access: u64,

@@ -17,7 +17,7 @@ pub(crate) enum Distance {
     Root,
     /// Timeout while waiting for another rank, which may have an error of its own.
     Silence,
-    /// Consequence of the failure, surrender or exit of another rank.
+    /// Consequence of another rank's failure or exit, or of another rank that gave up.
     Consequence,
 }
 

@@ -122,7 +122,7 @@ pub(crate) fn unsupported(what: &str, why: &str) -> Error {
 pub(crate) struct Maker(u32);
 
 impl Maker {
-    /// Makes the record of an object that this process makes.
+    /// Returns the id of this process, for an object that this process makes.
     pub(crate) fn this() -> Maker {
         Maker(std::process::id())
     }

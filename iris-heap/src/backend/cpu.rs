@@ -132,10 +132,10 @@ impl CpuBackend {
 struct Parts {
     /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
-    /// Whether the part of every rank is unused memory that the heap created. The parts are then
-    /// replaced by one file, created by rank 0, with each rank's part at an offset. Then each rank
-    /// receives only one descriptor for any number of ranks. This matters because the system limits
-    /// the number of descriptors in transit per user.
+    /// Whether every rank's memory was made by the heap and is still unused. Then one file, which
+    /// rank 0 creates, replaces the separate memories, with each rank's memory at an offset. So
+    /// each rank receives one descriptor instead of one per rank. This matters because the system
+    /// limits the number of descriptors in transit per user.
     joint: bool,
 }
 
@@ -213,7 +213,7 @@ impl Backend for CpuBackend {
         mapping: Arc<dyn Mapping>,
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        // The peers have received their descriptors, so this rank's own descriptor can be closed.
+        // The peers have received descriptors of this rank's memory, so the original can be closed.
         own(&*mapping)?.close_descriptor();
         let Parts { sizes, joint } = Parts::read(all.iter().map(|export| &export.message))?;
         let mut passed = all.into_iter().map(|mut export| export.descriptors.pop());
@@ -314,8 +314,8 @@ impl Backend for CpuBackend {
 
     fn refuse_work(&self) {
         let workers = lock(&self.workers);
-        // Set while `workers` is locked, so that no stream is made after the loop below has closed
-        // the queues.
+        // `closed` is set while `workers` is locked. Otherwise a stream could be made after the
+        // loop below has closed the queues.
         self.closed.store(true, Ordering::Relaxed);
         let queues = workers.iter().filter_map(|worker| worker.stream.upgrade());
         queues.for_each(|queue| queue.jobs.close());
@@ -639,8 +639,8 @@ struct PoolState {
     /// so it takes part in each launch at most once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
-    /// Number of pool threads that have not begun their workgroup of this launch (`starting`), and
-    /// that have not ended it (`running`).
+    /// Number of pool threads that have not begun their workgroup of the current launch; the next
+    /// field: number of those that have not ended it.
     starting: u32,
     running: u32,
     error: Option<Error>,
@@ -752,8 +752,9 @@ impl Shared {
                 if let Some((_, name, groups)) = state.job
                     && index < groups
                 {
-                    // The last thread to start takes the kernel out of the slot, so that the kernel
-                    // is dropped inside a guarded thread.
+                    // The last pool thread to start takes the kernel out of `state.job` instead of
+                    // a clone. So the kernel is dropped inside `guard`, which catches a panic of
+                    // its destructor.
                     state.starting -= 1;
                     let job = match state.starting {
                         0 => state.job.take(),
@@ -790,13 +791,13 @@ impl Shared {
     }
 
     /// Runs `f`, which may be code of the program. If `f` panics, or returns an error while the
-    /// heap has not failed yet, sets the abort words of this rank and its peers, so that no rank
-    /// waits for this rank or uses sums without this rank's part.
+    /// heap has not failed yet, sets the abort words of this rank and its peers. So no rank waits
+    /// for this rank forever or uses sums that lack this rank's contribution.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => {
-                // If the heap has failed before, peers have been told, and this error may only
-                // follow from that failure.
+                // Abort words are set only at the first failure: after it the peers know already,
+                // and this error may be a consequence of that failure.
                 if outcome.is_err() && self.signals().len() > 1 && !self.control.has_failed() {
                     self.tell();
                 }

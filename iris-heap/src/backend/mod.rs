@@ -102,8 +102,8 @@ pub(crate) struct Export {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Error that a rank gets if `rank` passed it no memory: that rank has failed, and passes its error
-/// in the next exchange of outcomes.
+/// Error that this rank returns if `rank` passed it no memory. That rank has failed, and its own
+/// error follows in the ranks' next exchange.
 pub(crate) fn nothing_passed(rank: usize) -> Error {
     Error::PeerFailed { rank, what: "open".into(), message: "it passed no memory".into() }
 }
@@ -282,7 +282,7 @@ pub struct LaunchShape {
     pub early: bool,
 }
 
-/// Order of a launch relative to the ops of its heap.
+/// Order of a launch relative to the ops (operator calls) of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
     /// Launch in the order of ops: after the heap's last op, on whichever stream that op is; the
@@ -333,7 +333,7 @@ pub(crate) trait Backend: Send + Sync {
     fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>>;
 
     /// Opens the file descriptors that this rank, number `rank`, passes to other processes.
-    /// `messages` has every rank's description of its mapping.
+    /// `described` has every rank's description of its mapping.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the system or the device.
@@ -448,7 +448,8 @@ pub(crate) trait Backend: Send + Sync {
     fn refuse_work(&self);
 
     /// Waits until all streams have finished their enqueued work, except streams that are being
-    /// captured (see [`Backend::check_no_capture`]). Errors stay with their streams.
+    /// captured (see [`Backend::check_no_capture`]). Errors of the work are returned by waits for
+    /// the streams, not here.
     fn finish(&self);
 
     /// First error of enqueued work that no wait for its stream has returned; each error is

@@ -82,8 +82,8 @@ pub(super) fn ancestors() -> Vec<Ancestor> {
 }
 
 /// Whether the process that started this one has ended, so that `parent` has adopted this one. The
-/// parent's process id does not tell: the adopter need not be process 1, and process 1 may be a
-/// shell that started this process.
+/// parent's process id does not show this: the adopter need not be process 1, and process 1 may be
+/// a shell that started this process.
 fn is_adopted_by(parent: &Ancestor) -> bool {
     let own = getpid().as_raw_nonzero().get();
     let fields = stat("self").unwrap_or_default();
@@ -107,8 +107,9 @@ fn parent_and_session(fields: &[String]) -> Option<(i32, i32)> {
 /// library is loaded.
 static AT_LOAD: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
 
-/// Function that the loader calls before the program starts. Looking later could find the adopter
-/// instead, if the shell that started this process has ended meanwhile.
+/// Function that the loader calls before the program starts, to note the parent process early. If
+/// the shell that started this process has ended meanwhile, a later look would find the adopter
+/// instead.
 #[used]
 // SAFETY: the section holds addresses of functions without arguments, which the loader calls once;
 // this one makes two system calls and stores two numbers.

@@ -1,5 +1,6 @@
-//! Connection of a process to rank 0's hub, or to the relay of the process's node. A control thread
-//! reads the connection, and keeps the messages that it has read.
+//! Connection of a process to the hub (rank 0's thread that carries the exchanges of all ranks), or
+//! to the relay of its node (a thread that forwards messages to the hub). A control thread reads
+//! the connection, and keeps the messages that it has read.
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -25,7 +26,8 @@ pub(super) const REASON: Duration = Duration::from_secs(2);
 /// Messages that the hub has sent to this process for one group (a world or split world).
 #[derive(Default)]
 pub(super) struct Letters {
-    /// Members of a group, as ranks of the launched world; `None` for that world.
+    /// Members of the group, by their numbers in the world of all launched ranks; `None` for that
+    /// world itself.
     pub(super) members: Option<Vec<usize>>,
     /// Number of exchanges that this rank has begun.
     pub(super) number: u64,
@@ -48,11 +50,11 @@ pub(super) struct Mail {
     /// Whether the relay has forwarded this process's hello, or its last question to the hub. If
     /// false, the relay may be stopped.
     pub(super) forwarded: bool,
-    /// Whether the hub did not answer when a group of this process ended its exchanges, so that
-    /// later ends do not wait for an answer.
+    /// Whether the hub failed to answer when a group of this process ended its exchanges. If so,
+    /// groups that end later do not wait for an answer.
     pub(super) silent: bool,
-    /// Whether the hub has said goodbye or this process is closing; the end of the stream is then
-    /// no loss.
+    /// Whether the hub has said goodbye or this process is closing. The end of the connection then
+    /// does not count as the loss of a peer.
     pub(super) over: bool,
 }
 
@@ -239,12 +241,12 @@ impl Drop for Connection {
     }
 }
 
-/// Main loop of the control thread: reads frames into `mail` until the stream ends that comes from
-/// the process of rank `relay`.
+/// Main loop of the control thread: reads frames into `mail` until the connection to the process of
+/// rank `relay` ends.
 fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
     let (mail, changed) = mail;
     let mut inbox = Inbox::default();
-    // Rank that is lost when the stream ends, and the reason, if one is told.
+    // Rank that counts as lost when the connection ends, and the reason if a message has told one.
     let (mut lost, mut reason) = (relay, None);
     let mut starter = Starter::of_this_process();
     let outcome = loop {
@@ -274,7 +276,8 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
                         group.missing = Some((number, ranks, teller));
                     }
                     Frame::Forwarded => state.forwarded = true,
-                    // The relay will close the connection next, which is then blamed on `rank`.
+                    // The relay closes the connection next. That end then counts as the loss of
+                    // `rank`.
                     Frame::Gone { rank } => lost = rank,
                     other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
                 }
@@ -323,7 +326,8 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
 
 impl Mail {
     /// Fails each group with the error that `of` returns for the group's members, unless the
-    /// connection is over. Returns the watchers to call, with their errors.
+    /// connection is over. Returns the watchers (callbacks for a lost peer) to call, with their
+    /// errors.
     fn fail(&mut self, of: impl Fn(Option<&[usize]>) -> Error) -> Told {
         let over = self.over;
         let groups = self.groups.values_mut().filter(|_| !over);

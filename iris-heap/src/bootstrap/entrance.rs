@@ -1,5 +1,5 @@
-//! Entrance to a star of Unix sockets: accepts connections at the listening socket, and refuses
-//! connections that do not belong to the world.
+//! Entrance of rank 0 or of a relay: accepts connections of other ranks at a listening Unix socket,
+//! and refuses connections that do not belong to the world.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,7 +33,7 @@ pub(super) struct Entrance {
     door: Door,
     /// Rank of this process.
     own: usize,
-    /// Ranks that need no hello or have said it, by rank.
+    /// Whether each rank is known, by rank: it has said hello, or it is this process's own.
     known: Vec<bool>,
     /// Connections that have not said hello, oldest first.
     strangers: Vec<Peer>,
@@ -64,8 +64,8 @@ impl Entrance {
         Jam::follow(&mut self.jam, taken);
     }
 
-    /// Accepts new connections. Fails only if a call of this process fails; the error has the name
-    /// of the call.
+    /// Accepts new connections. Fails only if a system call of this process fails; the error has
+    /// the name of that call.
     fn try_accept(&mut self) -> Result<(), FailedCall> {
         for _ in 0..IN_A_ROW {
             if self.is_crowded() {
@@ -90,9 +90,10 @@ impl Entrance {
         Ok(())
     }
 
-    /// Drops silent connections. If a process has several, drops all but the newest connection of
-    /// the process with the most: a process of this library has at most one connection without a
-    /// hello. Otherwise drops connections that have been silent for [`SILENCE`].
+    /// Drops silent connections, to make room for others. A process of this library has at most one
+    /// connection without a hello. So if processes have several silent connections, the process
+    /// with the most of them keeps only its newest one. If no process has several, connections are
+    /// dropped that have been silent for [`SILENCE`].
     fn make_room(&mut self) {
         let mut silent: HashMap<Pid, Vec<usize>> = HashMap::new();
         for (at, stranger) in self.strangers.iter().enumerate() {
@@ -124,7 +125,7 @@ impl Entrance {
         self.known.len()
     }
 
-    /// Whether there are as many strangers as allowed.
+    /// Whether the number of connections without a hello has reached its limit.
     pub(super) fn is_crowded(&self) -> bool {
         self.strangers.len() >= STRANGERS
     }
@@ -135,8 +136,8 @@ impl Entrance {
         self.jam.is_some()
     }
 
-    /// Fails if this process cannot accept connections: because the error is permanent, has lasted
-    /// too long, or no time is left (`last`).
+    /// Returns an error if this process cannot accept connections and waiting does not help: the
+    /// cause is permanent, has lasted too long, or no time is left (`last`).
     pub(super) fn check_full(&self, last: bool) -> Result<()> {
         // If a call after accept failed, the connection was closed and its rank is lost, so waiting
         // does not help.
@@ -144,9 +145,9 @@ impl Entrance {
         Jam::check(&self.jam, (self.own, &self.place), NO_DESCRIPTOR, last)
     }
 
-    /// Reads messages of strangers, and calls `arrived` for each rank that says hello, with its
-    /// connection and further messages. If a message makes the world impossible, the remaining
-    /// strangers are still read and kept, so that they can be sent the reason.
+    /// Reads messages of connections without a hello, and calls `arrived` for each rank that says
+    /// hello, with its connection and further messages. If a message makes the world impossible,
+    /// the remaining connections are still read and kept, so that they can be sent the reason.
     pub(super) fn hear(
         &mut self,
         mut arrived: impl FnMut(usize, Peer, Vec<Frame>) -> Result<()>,
@@ -182,9 +183,10 @@ impl Entrance {
         outcome
     }
 
-    /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
-    /// another job, or whose first frame is no hello, is refused alone. A process of this job whose
-    /// hello contradicts the world makes the world impossible.
+    /// Decides whether the sender of `frame` belongs to this world, and as which rank. If the
+    /// process belongs to another job, or its first frame is no hello, only this process is
+    /// refused. If a process of this job contradicts the world in its hello, the whole world is
+    /// impossible.
     fn greet(&mut self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
             return Greeting::Stranger(
@@ -247,8 +249,8 @@ impl Entrance {
         self.refuse(&complete);
     }
 
-    /// Closes the entrance to a world that cannot be formed because of `error`, and also writes
-    /// `error` into a note.
+    /// Closes the entrance to a world that cannot be formed because of `error`, and leaves `error`
+    /// in a note file for processes that come later.
     pub(super) fn give_up(mut self, error: &Error) {
         self.refuse(error);
         self.door.make_room();
@@ -259,8 +261,8 @@ impl Entrance {
     }
 }
 
-/// Marks `rank` as one that has come, among the ranks of a world; fails with the problem if it has come
-/// before, or is none of them.
+/// Marks `rank` as arrived, in the list `known` of a world's ranks. Fails, with a text of the
+/// problem, if the rank has arrived before or does not exist.
 pub(super) fn arrive(known: &mut [bool], rank: usize) -> Result<(), String> {
     let last = known.len() - 1;
     match known.get_mut(rank) {
@@ -322,9 +324,9 @@ mod tests {
         assert!(told.contains("another process may have taken its place"), "{told}");
     }
 
-    /// Tests that an entrance whose socket can accept no connection is at once an error of its own
-    /// rank. A socket that does not listen stands for a socket on which the system forbids the
-    /// call.
+    /// Tests that a rank at once returns an error of its own if its listening socket can accept no
+    /// connection. A socket that does not listen stands for a socket on which the system forbids
+    /// the call.
     #[test]
     fn a_socket_that_never_accepts_is_named_with_the_call_and_the_rank() {
         let temp = tempfile::tempdir().unwrap();
@@ -352,8 +354,8 @@ mod tests {
         }
     }
 
-    /// Tests, by the number of passes and not by time, that a rank is heard while a process holds
-    /// more silent connections than the entrance keeps.
+    /// Tests that a rank is heard although a process holds more silent connections than the
+    /// entrance keeps. The test limits the number of passes and not the time.
     #[test]
     fn silent_connections_of_one_process_keep_no_rank_out() {
         let temp = tempfile::tempdir().unwrap();

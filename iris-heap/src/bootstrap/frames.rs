@@ -31,7 +31,7 @@ pub(crate) struct Part {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Checks that the parts of an exchange fit one frame.
+/// Checks that the contributions of all ranks to an exchange fit one frame.
 pub(super) fn check_exchanged<'a>(parts: impl IntoIterator<Item = &'a Part>) -> Result<()> {
     let bytes: u64 = parts.into_iter().map(|part| part.bytes.len() as u64).sum();
     match bytes <= EXCHANGED {
@@ -48,8 +48,8 @@ pub(super) fn check_exchanged<'a>(parts: impl IntoIterator<Item = &'a Part>) -> 
 /// fields in the order in which they are sent.
 macro_rules! frames {
     ($($(#[$doc:meta])* $kind:literal $name:ident $({ $($field:ident: $type:ty),* })?)*) => {
-        /// Message between a process and the hub. `group` is 0 for the launched world, otherwise the id of
-        /// a split world.
+        /// Message between a process and the hub. `group` is 0 for the world of all launched ranks,
+        /// otherwise the id of a world that was split off it.
         #[derive(Debug)]
         pub(crate) enum Frame { $($(#[$doc])* $name $({ $($field: $type),* })?,)* }
 
@@ -82,8 +82,8 @@ frames! {
     /// Hub to process: the world cannot be formed, for this reason. After the world has formed, hub
     /// or relay to process: the sender gave up the connection, for this reason.
     3 Refuse { error: Error }
-    /// Process to hub: the sender is a member of `group`; `members` are ranks of the launched
-    /// world.
+    /// Process to hub: the sender is a member of `group`; `members` are numbers of ranks in the
+    /// world of all launched ranks.
     4 Group { group: u64, members: Vec<usize> }
     /// Process to hub: the sender's contribution to an exchange.
     5 Give { group: u64, number: u64, part: Part }
@@ -145,7 +145,7 @@ trait PacketField: Sized {
     fn take(from: &mut Unpacking<'_>) -> Result<Self>;
 }
 
-/// Makes types fields of packets by their forms as another field.
+/// Implements [`PacketField`] for types that are sent as another type, given both conversions.
 macro_rules! fields {
     ($($type:ty as $form:ty: $to:expr, $of:expr;)*) => {
         $(impl PacketField for $type {
@@ -224,8 +224,9 @@ impl PacketField for Packet {
     }
 }
 
-/// Declares the errors that keep their numbers on the way to another process, each with the number of
-/// its kind, its fields, and after `but` a field that the receiver adds. Other errors arrive as texts.
+/// Declares the errors that arrive at another process as the same variant, each with the number of
+/// its kind, its fields, and after `but` a field that the receiver adds. Other errors arrive as
+/// texts.
 macro_rules! errors {
     ($($kind:literal $name:ident { $($field:ident),* } $(but $added:ident)?;)*) => {
         impl PacketField for Error {

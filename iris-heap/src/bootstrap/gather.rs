@@ -112,8 +112,8 @@ impl Gathering {
     }
 }
 
-/// Fails, with the rank's reason, if one of `frames` says that a rank gave up. Other frames are
-/// ignored, because a rank that waits for the world can send nothing else.
+/// Returns a rank's reason as an error if one of `frames` says that the rank gave up. Other frames
+/// are ignored, because a rank that waits for the world can send nothing else.
 pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),

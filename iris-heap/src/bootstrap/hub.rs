@@ -77,8 +77,9 @@ impl Group {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
-    /// Error that the group receives when the member at `index`, connected by `link`, is lost. If
-    /// the link has ended, the process of its first rank has ended, so the error names that rank.
+    /// Error that the group receives when the member at `index`, which is connected by `link`, is
+    /// lost. If the link itself has ended, the error names the link's first rank, whose process has
+    /// ended.
     fn loss(&self, index: usize, link: &Link) -> Error {
         match &link.peer.fault {
             Some(Error::Wire { .. }) => link.peer.loss(index, 0),
@@ -159,7 +160,8 @@ impl Hub {
                 timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
             wait(self.links.iter().map(|link| &link.peer), None, timeout);
-            // Rank 0 is read last: it may leave only because another rank has ended.
+            // Rank 0 is read last: it may leave only because another rank has ended, and that end
+            // is to be seen first.
             for at in (0..self.links.len()).rev() {
                 let link = &mut self.links[at];
                 if link.peer.gone {
@@ -175,7 +177,7 @@ impl Hub {
                         let error = link.peer.loss(link.ranks[0], 0);
                         link.broadcast(&Frame::Refuse { error }.pack());
                     }
-                    // The link's first rank comes first, because its process had the connection.
+                    // The first rank is handled first: the connection ended with its process.
                     for rank in self.links[at].ranks.clone() {
                         self.lose(rank);
                     }
@@ -337,7 +339,7 @@ impl Hub {
     }
 
     /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`.
-    /// A loss is sent even to a group that is broken already, because it ends the calls of the
+    /// A loss is sent even to a group that is broken already, because it also ends the waits of the
     /// group's kernels.
     fn give_up(&mut self, rank: usize, id: u64, error: Error) {
         if let Some(group) = self.groups.get_mut(&id)
@@ -383,7 +385,7 @@ impl Hub {
         if !clean {
             group.broken = true;
             let error = group.loss(index, &self.links[self.link_of[rank]]);
-            // The rank that leaves is told too: its process may wait for this before it ends.
+            // The rank that leaves gets this frame too, because its process may wait for it.
             self.send_to_group(id, Frame::Broken { group: id, error });
         }
         if let Some(group) = self.groups.get_mut(&id) {
@@ -425,7 +427,8 @@ mod tests {
             outbox.flush(&self.socket).unwrap();
         }
 
-        /// Waits for the error by which the hub breaks `group`.
+        /// Waits for the message by which the hub ends the exchanges of `group`, and returns its
+        /// error.
         fn broken(&mut self, group: u64) -> Error {
             loop {
                 match self.inbox.take().unwrap() {

@@ -79,9 +79,9 @@ impl Launch {
         ))
     }
 
-    /// Handles the absence of a launcher. A Slurm batch script has the variables of a task although
-    /// it is none, and a shell of `salloc` has the variables of its allocation. If these describe
-    /// more than one task or node, it is an error: srun was forgotten, or the environment lost the
+    /// Describes a process that no launcher has started. Slurm sets the variables of a task in a
+    /// batch script too, and those of the allocation in a shell of `salloc`. If they describe more
+    /// than one task or node, it is an error: srun was forgotten, or the environment lost the
     /// variables of the step.
     fn without(get: Get<'_>) -> Result<Launch> {
         let task = get(SLURM.rank)?.map(|task| (SLURM.rank, task));
@@ -135,9 +135,10 @@ impl Launch {
             wrong(launcher.rank, "(not set)", &format!("a rank, since {size_name} is set"))
         })?;
         let rank = number(launcher.rank, &rank, 0, size - 1, &below)?;
-        // A launcher sets all its variables at once, so a job name that is older than the rank's
-        // variables belongs to an outer job, in one of whose ranks this job runs. Variables set by
-        // hand may be older, but must not be those of another launcher.
+        // A launcher sets all its variables at once. So a job name that is older than the rank's
+        // variables comes from an outer job, and this job runs within one of that job's ranks.
+        // Variables set by hand may be older than rank and size, but must not come from another
+        // launcher.
         let others = LAUNCHERS.iter().filter(|it| *it != launcher).filter_map(|it| it.mark);
         let set_by_hand = around.age(others)?.unwrap_or(usize::MAX);
         let younger = |name: &str, limit: usize| -> Result<Option<String>> {
@@ -198,7 +199,7 @@ impl Launch {
                 parts.push(format!("{name}={value}"));
             }
         }
-        // Ranks on several hosts have no common ancestor.
+        // Ranks on several hosts have no common ancestor that could identify the job.
         if parts.is_empty() && !several {
             parts.extend(around.starter(launcher));
         }

@@ -13,9 +13,9 @@ pub(super) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// Number of ancestors, from the parent on, that have the same values of these variables as
-    /// this process: the process above these ancestors set one of the variables, or it is unknown
-    /// who did. `None` if no variable is set.
+    /// Age of variables: number of ancestors, from the parent upwards, in whose environment these
+    /// variables have the same values as in this process. The next ancestor set one of the
+    /// variables, or it is unknown who did. `None` if no variable is set.
     pub(super) fn age<'n>(
         &self,
         names: impl IntoIterator<Item = &'n str>,
@@ -66,8 +66,8 @@ impl Surroundings<'_> {
         let Some(age) = age.filter(|_| named) else { return Ok(None) };
         match launcher.mark {
             None => Ok(Some(age)),
-            // A mark that is older than the rank's variables belongs to an outer job, in one of
-            // whose ranks this job runs.
+            // A `mark` variable that is older than the rank's variables belongs to an outer job,
+            // and this job runs in one of that job's ranks.
             Some(mark) => Ok(self.age([mark])?.filter(|&mark| mark <= age)),
         }
     }
@@ -88,8 +88,8 @@ impl Surroundings<'_> {
         }
         let Some(age) = found.iter().map(|(age, _)| *age).min() else { return Ok(None) };
         found.retain(|it| it.0 == age);
-        // Several launchers set PMIx variables in addition to their own variables, which unlike
-        // PMIx's include the number of ranks.
+        // Several launchers set PMIx variables in addition to their own. The launcher's own
+        // variables are preferred, because PMIx has none for the number of ranks.
         if found.len() > 1 {
             found.retain(|(_, it)| it.rank != PMIX.rank);
         }
@@ -99,7 +99,8 @@ impl Surroundings<'_> {
         });
         let chosen = started.unwrap_or(found[0].1);
         for (_, other) in &found {
-            // Ancestors do not show who has set `RANK` by hand, so its values must agree.
+            // Ancestors do not show who has set `RANK` by hand, so rank and size set by hand must
+            // agree with the launcher's.
             if started.is_none() || other.is_by_hand() {
                 self.check_agreement(chosen, other)?;
             }

@@ -160,7 +160,8 @@ fn ranks_on_another_host_count_by_their_launchers_daemon() {
     let daemons = CASES.iter().filter(|it| it.program != "bash" && it.name != "torchrun");
     for inner in daemons.filter(|it| !it.clears) {
         for outer in CASES.iter().filter(|it| it.program != "bash") {
-            // The daemon comes from ssh without the variables; the launcher sends all of them to it.
+            // ssh starts the launcher's daemon without these variables; the launcher sends the
+            // daemon the variables for the ranks.
             let env = inner.inside(&outer.vars(2, 4, "11"), &inner.vars(1, 2, "22"));
             let program = if inner.program == "mpirun" { "orted" } else { inner.program };
             let above = ["timeout", program, "sshd"];

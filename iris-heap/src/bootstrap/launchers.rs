@@ -107,7 +107,8 @@ pub(super) const SLURM: Launcher = Launcher {
     passing: ["srun --export=ALL", ",", "=", " PROGRAM"],
 };
 
-/// All launchers. A row with a `mark` stands before the row with the same `rank` and no `mark`.
+/// All launchers. A row with a `mark` stands before the row with the same `rank` and no `mark`,
+/// because of several rows with the same `rank` the first that fits counts.
 pub(super) const LAUNCHERS: &[Launcher] = &[
     Launcher {
         name: "torchrun",

@@ -10,8 +10,9 @@ pub(super) fn is_loss(error: &Error) -> bool {
     !matches!(error, Error::Absent { .. } | Error::GaveUp { .. })
 }
 
-/// Error that a group of `members` gets if the process of `rank` (numbered in the launched world),
-/// which carries the group's messages, has ended: the loss of a member if `rank` is one.
+/// Error that a group of `members` gets if the process that carries the group's messages has ended.
+/// `rank` is the rank of that process, and all numbers are those of the world of all launched
+/// ranks. The error is the loss of a member if `rank` is one.
 pub(super) fn loss_of_carrier(members: &[usize], rank: usize) -> Error {
     match members.iter().position(|&member| member == rank) {
         Some(rank) => Error::PeerLost { rank },
@@ -27,7 +28,7 @@ pub(crate) fn lost_rank(error: &Error) -> Option<usize> {
     }
 }
 
-/// Watchers to be called without a lock, each with its error.
+/// Watchers (callbacks for a lost peer) to be called without a lock, each with its error.
 pub(super) type Told = Vec<(Watcher, Error)>;
 
 /// Calls the watchers.

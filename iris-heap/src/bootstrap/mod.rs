@@ -166,7 +166,7 @@ pub trait Bootstrap: Send + Sync {
     /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// Error about a lost peer, which watchers have got; `None` if no peer is lost.
+    /// Error about a lost peer, with which the watchers were called; `None` if no peer is lost.
     fn lost(&self) -> Option<Error>;
 
     /// Tells the peers that this rank takes part in no further exchange because of `error`. The

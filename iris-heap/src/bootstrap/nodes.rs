@@ -70,8 +70,8 @@ impl Nodes {
                 let errors = told.iter().filter(|bytes| !bytes.is_empty());
                 root(errors.map(|bytes| error_of_bytes(bytes)).collect::<Result<_>>()?)
             }
-            // The connection of the world reports the first lost rank; other ranks of that rank's
-            // node may have ended since.
+            // This error comes from the connection of all ranks, which reports the rank that was
+            // lost first. Other ranks of that rank's node may have ended since.
             Err(error) => Some(error),
         };
         match (local, error) {
@@ -116,11 +116,11 @@ fn in_world(mut error: Error, ranks: &[usize]) -> Error {
     error
 }
 
-/// Root among the errors that the ranks have reported: a rank's own failure, else a loss, else an
-/// absence. A failure comes first, because other ranks see the failed rank as absent or lost.
-/// [`Distance`] has an absence before a loss, because in calls a rank may end after waiting too
-/// long for an absent rank. In a meeting no rank ends before all ranks have reported, so a lost
-/// rank has ended by itself, and other ranks may report it as absent.
+/// Root cause among the errors that the ranks have reported: a rank's own failure, else the loss of
+/// a rank, else an absence. A failure comes first, because other ranks see the failed rank as
+/// absent or lost. [`Distance`] has an absence before a loss, because in calls a rank may end after
+/// waiting too long for an absent rank. In a meeting no rank ends before all ranks have reported,
+/// so a lost rank has ended by itself, and other ranks may report it as absent.
 fn root(errors: Vec<Error>) -> Option<Error> {
     errors.into_iter().min_by_key(|error| match error {
         Error::PeerFailed { .. } => 0,
@@ -148,7 +148,8 @@ impl Bootstrap for Nodes {
         counts: &[usize],
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // All ranks may be on one node although they have met over the network.
+        // Descriptors can be passed if all ranks are on one node, even if they have met over the
+        // network.
         match (self.hosts.nodes(), self.size()) {
             (1, 1) => Ok(vec![descriptors]),
             (1, _) => self.local.share_descriptors(descriptors, counts, step),
@@ -197,8 +198,8 @@ impl Bootstrap for Nodes {
     }
 
     fn leave(&self, clean: bool) {
-        // The connection of all ranks carries the reason, so it must precede the loss on the node's
-        // connection.
+        // Leave the connection of all ranks first, because it carries the reason: peers must get
+        // the reason before the node's connection reports the loss.
         self.all.leave(clean);
         self.local.leave(clean);
     }

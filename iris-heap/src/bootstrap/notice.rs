@@ -59,8 +59,8 @@ impl MeetingWait {
         MeetingWait { rank, size, started, deadline, patience: Patience::new(started, deadline) }
     }
 
-    /// Tells the user now and then that this rank waits for the ranks `missing` at the place `at`, and
-    /// `more`.
+    /// Tells the user now and then that this rank waits for the ranks `missing` at the place `at`.
+    /// The text `more` is added to the message and to the error.
     ///
     /// # Errors
     /// [`Error::Absent`] at the deadline.
@@ -101,8 +101,8 @@ impl MeetingWait {
 pub(crate) struct ToldWaits(BTreeMap<String, Duration>);
 
 impl ToldWaits {
-    /// Whether to tell the user that `awaited` was waited for for the time `waited`; if true, the
-    /// wait counts as told.
+    /// Whether to tell the user of a wait for `awaited` that has lasted `waited`. If true, the wait
+    /// counts as told.
     pub(crate) fn is_news(&mut self, awaited: String, waited: Duration) -> bool {
         let longest = self.0.entry(awaited).or_default();
         let is_news = waited >= longest.saturating_mul(2);

@@ -34,7 +34,7 @@ pub(super) struct Relay {
     ranks: BTreeMap<usize, Peer>,
     /// Entrance for ranks of the node; `None` once the world is formed or has failed.
     entrance: Option<Entrance>,
-    /// Observations of the node's ranks that have not entered yet.
+    /// Observations so far of the node's ranks that have not connected to the relay yet.
     watch: Watch,
     /// Ranks whose deadline has passed, with their reports. The reports are passed on only after
     /// all messages that the ranks sent have been read.
@@ -48,8 +48,8 @@ pub(super) struct Relay {
 
 impl Relay {
     /// Starts the relay in the process of `rank`; `own` is this rank's own connection to it. Ranks
-    /// of the node enter by `door` at `place`, and `watch` has observed them so far; `size` is the
-    /// number of ranks of the world.
+    /// of the node connect to the socket `door` of the meeting place `place`; `watch` has what is
+    /// known of them so far. `size` is the number of ranks of the world.
     pub(super) fn start(
         (place, door, watch): (Place, Door, Watch),
         (rank, size): (usize, usize),
@@ -76,8 +76,8 @@ impl Relay {
         while !self.is_done() {
             self.wait();
             self.welcome_ranks();
-            // This process's own rank is read last, because it may leave only because another rank
-            // has ended.
+            // This process's own rank is read last: it may leave only because another rank has
+            // ended, and that end is to be seen first.
             let others = self.ranks.keys().copied().filter(|&rank| rank != self.rank);
             for rank in others.collect::<Vec<_>>().into_iter().chain([self.rank]) {
                 self.hear(rank);
@@ -124,8 +124,9 @@ impl Relay {
         wait(peers().chain(strangers), listener, timeout);
     }
 
-    /// Accepts ranks of the node and tells the hub about them. If a process has terms that differ
-    /// from the world's, or ends before it has entered, this rank sends the hub the reason.
+    /// Accepts ranks of the node and tells the hub about them. If a process contradicts the world
+    /// in its hello (another size, or a rank that has arrived already), or ends before it has
+    /// entered, this rank sends the hub the reason.
     fn welcome_ranks(&mut self) {
         let Some(mut entrance) = self.entrance.take() else { return };
         entrance.accept();

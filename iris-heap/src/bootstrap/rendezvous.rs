@@ -59,7 +59,7 @@ const LONGEST: usize = 107;
 /// Time limit for taking the folder's lock, which its holder keeps only briefly unless it is
 /// stopped.
 const LOCKED: Duration = Duration::from_secs(10);
-/// Age at which the note of a failed world is removed from the folder.
+/// Age at which a note file, which tells why a world failed, is removed from the folder.
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between checks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
@@ -68,7 +68,7 @@ const TURN: Duration = Duration::from_secs(1);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Name of a meeting at a place, for errors.
+/// Name that errors give the step in which the ranks meet.
 const MEETING: &str = "meeting the other ranks";
 /// Waiting time after which this process attributes an event from shortly before its own start
 /// ([`STARTS`]) to its own run. Until then the event may belong to an earlier run, and rank 0 of
@@ -128,14 +128,15 @@ impl Place {
         Ok(Place { launched: launched && !ours, ..Place::at(folder, ours, job) })
     }
 
-    /// Makes this the place of all ranks of a launcher. If `other_host` is true (a variable that
-    /// was set by hand names another host as rank 0's), the text of this place gets a hint.
+    /// Makes this the meeting place of all ranks that a launcher has started. If `other_host` is
+    /// true (a variable that was set by hand names another host as rank 0's), the text of this
+    /// place gets a hint.
     pub(crate) fn of_launched(self, other_host: bool) -> Result<Place> {
         let hint = if other_host { hosts_hint(&env::read)? } else { None };
         Ok(Place { starter: Starter::of_this_process(), hint, ..self })
     }
 
-    /// Makes this the place of some ranks of a world that has met already.
+    /// Makes this the meeting place of some ranks of a world whose ranks have all met already.
     pub(super) fn within(self, world: Arc<dyn Bootstrap>) -> Place {
         Place { world: Some(world), ..self }
     }
@@ -248,8 +249,8 @@ impl Place {
     }
 
     /// Listens, as rank 0. On failure a note tells the other ranks the reason. No note is written
-    /// if another process listens at the place, because the ranks of that process would read the
-    /// note.
+    /// if another process listens at this meeting place, because the ranks of that process would
+    /// read the note.
     pub(crate) fn listen(&self) -> Result<Door> {
         match self.bind(0) {
             Ok(Some(door)) => Ok(door),
@@ -264,9 +265,9 @@ impl Place {
         }
     }
 
-    /// Returns `outcome` of a step that `rank` takes before it visits the place. If the rank has
-    /// failed, tells the other ranks the reason, unless another process listens at the place as
-    /// rank 0.
+    /// Returns `outcome`, the result of a step that `rank` takes before it waits at this meeting
+    /// place. If the step has failed, tells the other ranks the reason, unless another process
+    /// listens here as rank 0.
     pub(crate) fn prepared<T>(&self, rank: usize, outcome: Result<T>) -> Result<T> {
         match &outcome {
             Err(_) if rank > 0 => match self.visit(rank) {
@@ -324,8 +325,8 @@ impl Place {
             .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))
     }
 
-    /// Connects to rank 0 and says hello, as a rank other than 0. Tries until `deadline`. With
-    /// `visit`, fails if a world has met without this process.
+    /// Connects to rank 0 and says hello, as a rank other than 0. Tries until `deadline`. If
+    /// `visit` is given, it also fails once a world has met without this process.
     pub(crate) fn connect(
         &self,
         rank: usize,
@@ -384,8 +385,8 @@ impl Place {
         })
     }
 
-    /// Takes the place's turn file, which one process at a time can hold; `None` if another process
-    /// holds it.
+    /// Takes the turn: a lock file of this place that one process at a time can hold. Only its
+    /// holder tries to reach rank 0 for its node. `None` if another process holds the turn.
     pub(super) fn take_turn(&self) -> Result<Option<Turn<'_>>> {
         let failed = |e| self.error(format!("taking turns: {}", explain(&e)));
         self.make_folder()?;
@@ -405,7 +406,7 @@ impl Place {
         }
     }
 
-    /// Path of the file whose lock is the turn.
+    /// Path of the lock file that [`Place::take_turn`] takes.
     fn turn(&self) -> PathBuf {
         self.socket.with_extension("turn")
     }
@@ -530,8 +531,8 @@ impl Place {
         self.came_to_nothing((!self.launched).then_some(started))
     }
 
-    /// Reason for the `error` of a rank that was connected: if rank 0 closed its end before this rank
-    /// received a message, the note may have the reason.
+    /// Replaces the `error` of a rank that was connected by its cause, if the note has it: rank 0
+    /// may have closed its end before this rank received a message with the cause.
     pub(super) fn explained(&self, error: Error) -> Error {
         match error {
             Error::PeerLost { rank: 0 } => self.came_to_nothing(None).unwrap_or(error),
@@ -566,7 +567,7 @@ impl Place {
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            // Other files may lie in a folder that the program has named.
+            // Skip other files: the folder may be one that the program has named.
             let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
             if stem.len() != 32 || !stem.bytes().all(|b| b.is_ascii_hexdigit()) {
                 continue;
@@ -745,12 +746,12 @@ impl ShortPath {
 /// connection that has not said hello. An entrance may drop further connections of the process.
 static GREETING: Mutex<()> = Mutex::new(());
 
-/// Time since boot at which this process last ended a visit to a place, successful or not, by
-/// socket path. Only places with files are kept, because a place without files has no event from
+/// Time since boot at which this process last ended its wait at a meeting place, successful or not,
+/// by socket path. Only places with files are kept, because a place without files has no event from
 /// before that time.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
-/// Removes from `visited` the places that have no file.
+/// Removes from `visited` the meeting places that have no file.
 fn forget(visited: &mut BTreeMap<PathBuf, Duration>) {
     // Names of the files of each folder, without extensions; `None` if they cannot be read now.
     let mut folders: BTreeMap<PathBuf, Option<BTreeSet<OsString>>> = BTreeMap::new();
@@ -793,10 +794,10 @@ pub(crate) struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Error because of which this rank must not wait longer: a world has met or failed without it;
-    /// or rank 0 has not appeared soon and this rank has no file by which others could notice its
-    /// end. Another process with the same rank is no error here, because rank 0 reports the two to
-    /// all ranks.
+    /// Error because of which this rank must not wait longer. Either a world has met or failed
+    /// without it, or rank 0 has not appeared soon and this rank has no file by which others could
+    /// notice its end. Another process with the same rank is no error here, because rank 0 reports
+    /// the two to all ranks.
     pub(super) fn failure(&self) -> Option<Error> {
         if let Some(error) = &self.no_room {
             return (self.started.elapsed() >= STARTS).then(|| error.clone());
@@ -812,8 +813,8 @@ impl Visit<'_> {
         }))
     }
 
-    /// Ends the visit with its `outcome`. An error is told to the other ranks by this rank's file;
-    /// rank 0's errors are told by a note instead.
+    /// Ends this rank's wait at the meeting place with its `outcome`. An error is told to the other
+    /// ranks by this rank's file; rank 0's errors are told by a note instead.
     pub(crate) fn end<T>(mut self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(starter::cause);
         if let Err(error) = &outcome
@@ -858,7 +859,7 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// Exclusive right of one of the processes that meet at a place; ends when this guard is dropped.
+/// Turn that a process has taken with [`Place::take_turn`]; ends when this guard is dropped.
 pub(super) struct Turn<'a> {
     place: &'a Place,
     _file: Held<File>,
@@ -1047,8 +1048,9 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 ended. The error must name rank 0 while there is no note, and
-        // rank 2 when there is a note.
+        // Rank 2 ended first, then rank 0. While there is no note, the error must name the first of
+        // the awaited ranks that ended. When there is a note, the error must name the rank in the
+        // note.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();
@@ -1092,7 +1094,8 @@ mod tests {
         assert!(other.turn().exists(), "a new turn file is kept");
         let old = SystemTime::now() - 2 * NOTE;
         File::options().write(true).open(other.turn()).unwrap().set_modified(old).unwrap();
-        // The other process still exists, and another rank of its node asks for the turn.
+        // Another rank asks for the turn while a living process holds it. The attempt truncates the
+        // turn file, so the file is not old any more.
         assert!(other.take_turn().unwrap().is_none());
         place.clear(None);
         assert!(other.turn().exists(), "a turn file in use is kept");
@@ -1166,7 +1169,8 @@ mod tests {
         assert!(!place.folder.exists(), "nothing is left");
     }
 
-    /// Tests that a process remembers its visit to a place only while there are files of that place.
+    /// Tests that a process remembers that it was at a meeting place only while the place has
+    /// files.
     #[test]
     fn a_place_without_files_is_forgotten() {
         let temp = tempfile::tempdir().unwrap();

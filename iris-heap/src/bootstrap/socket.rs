@@ -57,16 +57,16 @@ pub(super) struct Jam {
 }
 
 impl Jam {
-    /// Updates `jam` by the outcome `taken` of an attempt to take connections. A new error keeps
-    /// the start time of the present jam; a success ends the jam.
+    /// Updates `jam`, the present failure to take connections, by the outcome `taken` of a new
+    /// attempt. A further error keeps the start time of the failure; a success ends it.
     pub(super) fn follow(jam: &mut Option<Jam>, taken: Result<(), FailedCall>) {
         let since = jam.take().map_or_else(Instant::now, |jam| jam.since);
         *jam = taken.err().map(|(call, error)| Jam { since, call, error });
     }
 
-    /// Error of rank `own`, this process, at the meeting `place`, if taking connections has failed
-    /// for the time `patience`, or cannot succeed any more: the error is permanent, or no time is
-    /// left (`last`).
+    /// Error of rank `own`, this process, if it cannot take connections at the meeting `place`:
+    /// this has failed for the time `patience`, the error is permanent, or no time is left
+    /// (`last`).
     pub(super) fn check(
         jam: &Option<Jam>,
         (own, place): (usize, &dyn fmt::Display),

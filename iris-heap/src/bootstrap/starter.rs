@@ -23,19 +23,18 @@ use crate::error::Error;
 
 /// Interval between checks of the other ranks' processes.
 const LOOK: Duration = Duration::from_millis(400);
-/// Age of the youngest running rank from which on a rank without a process counts as ended even if
-/// its process was never seen. Before, it may still start, because launchers start one rank after
-/// the other.
+/// Age that all running ranks must have before a rank whose process was never seen counts as ended.
+/// Until then that rank may still start, because launchers start one rank after the other.
 const STARTED: Duration = Duration::from_secs(5);
 
 /// Launcher's process that started this process, directly or through wrappers such as `timeout`.
 #[derive(Debug)]
 pub(super) struct Starter {
     pid: i32,
-    /// Descriptor of the process, which is readable once the process has ended.
+    /// Descriptor of the launcher's process; it is readable once the process has ended.
     process: OwnedFd,
     launcher: &'static Launcher,
-    /// Error of this rank once the process has ended.
+    /// Error of this rank once the launcher's process has ended.
     lost: Error,
 }
 
@@ -160,7 +159,7 @@ impl Siblings {
         // If no process is listed, `/proc` does not show the launcher's children, so nothing is
         // known.
         let youngest = running.iter().map(|(_, age)| *age).min()?;
-        // A process that does not have its variables yet may be any rank.
+        // A process that does not have its environment variables yet may be any rank.
         let all_known = running.iter().all(|(rank, _)| rank.is_some());
         let is_over = |rank: &&usize| {
             !now.contains(rank) && all_known && (self.seen.contains(rank) || youngest >= STARTED)

@@ -189,7 +189,7 @@ impl Bootstrap for Threads {
         _group: u64,
         step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>> {
-        // The first member of each group provides the hub for its group.
+        // The first member of each group provides the hub (the table for messages) for its group.
         let hub: Object = Hub::new(members.len());
         let all = self.share_objects(hub, step)?;
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {

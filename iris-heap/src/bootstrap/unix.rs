@@ -30,7 +30,7 @@ use crate::util::{lock, spawn};
 pub(crate) struct Processes {
     pub(super) connection: Arc<Connection>,
     pub(super) group: u64,
-    /// Members of the group, as ranks of the launched world.
+    /// Members of the group, by their numbers in the world of all launched ranks.
     pub(super) members: Vec<usize>,
     pub(super) rank: usize,
 }
@@ -112,8 +112,8 @@ impl Processes {
         Processes::welcomed(connection, (place, place), (rank, size), (started, timeout))
     }
 
-    /// Waits until all `size` ranks have entered at `place`; this rank has waited since `started`.
-    /// `at` is the name of the place in errors.
+    /// Waits until all `size` ranks have met at `place`; this rank has waited since `started`. `at`
+    /// is the name of the place in errors.
     pub(super) fn welcomed(
         connection: Arc<Connection>,
         (place, at): (&Place, &dyn fmt::Display),
@@ -121,8 +121,8 @@ impl Processes {
         (started, timeout): (Instant, Duration),
     ) -> Result<Processes> {
         let what = || format!("rank {rank} of {size} at {at}");
-        // This rank's deadline is later than the hub's, which began before this rank connected, so
-        // that the hub, which knows the missing ranks, reports them first.
+        // This rank waits longer than the hub, whose wait began before this rank connected. So the
+        // hub, which knows the missing ranks, reports them first.
         let outcome = connection.welcome(Instant::now() + timeout + grace(timeout), started, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
@@ -307,10 +307,9 @@ impl Processes {
 
     /// Sends the hub a frame that ends the exchanges of the group.
     ///
-    /// If the hub or a relay runs as a thread of this process, this function returns only when the hub
-    /// has reported to this rank that the group has ended. The hub reports that after all ranks that
-    /// the thread serves have been told; and the process, and with it the thread, may end when this
-    /// function returns.
+    /// If the hub or a relay is a thread of this process, waits until the hub has reported to this
+    /// rank that the group has ended. By then all ranks that the thread serves have been told.
+    /// Without this wait the process, and with it the thread, could end before.
     fn part(&self, frame: Frame) {
         let until = Instant::now() + PARTING;
         // An error is ignored, because sending fails only if the hub or relay is gone.
@@ -435,7 +434,8 @@ impl Bootstrap for Processes {
         if std::mem::replace(&mut group.has_left, true) {
             return;
         }
-        // A rank that has left is told nothing. These watchers are dropped without the lock.
+        // Watchers of a rank that has left are not called. They are kept here, to be dropped after
+        // the lock is released.
         let _watchers = group.ending.dismiss();
         let reason = group.ending.broken.clone().filter(|_| !clean);
         if !clean {

@@ -1,5 +1,6 @@
-//! Progress that each rank of this node publishes on its board: its current call, the collective
-//! step of its host, and the node that it waits for in a step between nodes.
+//! Progress that each rank of this node publishes on its issue board, which the other ranks read:
+//! its current call, the collective step of its host, and the node that it waits for in a step
+//! between nodes.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -119,9 +120,10 @@ impl Control {
         }
     }
 
-    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None`
-    /// withdraws that message and ends the host's step. Does nothing if a call of this heap has
-    /// failed: the failure is then the error to report, not a missing call that follows from it.
+    /// Tells the ranks of this node that this rank issues no further call of the heap or operator
+    /// `ended`. `None` withdraws that message and ends the host's step. Does nothing if a call of
+    /// this heap has failed: the failure is then the error to report, not a missing call that
+    /// follows from it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || !self.has_failed())
@@ -165,9 +167,9 @@ impl Control {
         self.errors.get().is_some_and(|errors| errors.any())
     }
 
-    /// Error about a difference in the order of calls, if there is one. For a step in which a rank
-    /// has given up, or that all ranks have reached: even then a rank that left out a call, or
-    /// issued a call that other ranks left out, may have no fault of its own.
+    /// Error about a difference between the ranks' orders of calls, if there is one, even if the
+    /// heap has failed. Used for the error of a collective step, because a rank that left out a
+    /// call, or issued a call that other ranks left out, may have no fault of its own.
     pub(crate) fn broken_order(&self) -> Option<Error> {
         self.disorder().or_else(|| self.find_left_out())
     }
@@ -261,8 +263,8 @@ impl Control {
         Some(all.into_iter().enumerate().map(text).collect())
     }
 
-    /// For each rank of this node whose board shows it, its number in the whole world, and the place
-    /// of its A in the call of `fault`.
+    /// For each rank of this node whose board shows it, its number in the whole world, and the
+    /// place of its matrix A in the call of `fault`.
     fn places(&self, fault: &iris_sync::Fault) -> Option<Vec<(usize, String)>> {
         let places = self.boards()?.different_places(fault.op as u32).ok()??;
         let text = |(rank, Pulled { offset, ld }): (usize, Pulled)| {

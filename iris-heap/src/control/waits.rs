@@ -1,5 +1,5 @@
-//! Waits of host threads for enqueued work. Waiting threads also poll the engine of the steps
-//! between nodes.
+//! Waits of host threads for enqueued work. Waiting threads also poll the engine that exchanges
+//! data between nodes.
 
 use std::any::Any;
 use std::fmt;
@@ -13,7 +13,8 @@ use super::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Engine of the steps between nodes on the streams of a GPU, such as NCCL.
+/// Engine that runs the steps between nodes (exchanges of data with other nodes) on the streams of
+/// a GPU, such as NCCL.
 ///
 /// Host threads that wait for the device, check the heap or close the heap call
 /// [`NodeEngine::attend`] repeatedly. If a rank is lost, a dedicated thread calls it too, because
@@ -40,18 +41,18 @@ pub trait NodeEngine: fmt::Debug + Send + Sync {
 }
 
 impl Control {
-    /// Sets the engine of the steps between nodes; later calls have no effect.
+    /// Sets the engine that runs the steps between nodes; later calls have no effect.
     pub(crate) fn set_engine(&self, engine: Arc<dyn NodeEngine>) {
         let _ = self.engine.set(engine);
     }
 
-    /// Engine of the steps between nodes, if they run on streams of a GPU.
+    /// Engine that runs the steps between nodes, if they run on streams of a GPU.
     pub(crate) fn engine(&self) -> Option<&Arc<dyn NodeEngine>> {
         self.engine.get()
     }
 
-    /// Polls the engine of the steps between nodes, if there is one. If the heap has failed while
-    /// the program launches a graph, leaves the engine to a later poll.
+    /// Polls the engine that runs the steps between nodes, if there is one. If the heap has failed
+    /// while the program launches a graph, leaves the engine to a later poll.
     pub(crate) fn attend(&self) {
         let Some(engine) = self.engine() else { return };
         if !self.has_failed() {
@@ -90,8 +91,8 @@ impl Control {
         self.host_abort() != 0 || self.fault().is_some()
     }
 
-    /// Polls the engine of the steps between nodes until `done`. Returns at once if there is no
-    /// engine; the caller then waits in the driver.
+    /// Polls the engine that runs the steps between nodes until `done` returns true. Returns at
+    /// once if there is no engine; the caller then waits in the driver.
     pub(crate) fn attend_until(&self, done: impl Fn() -> bool) {
         const SPINS: u32 = 1000;
         const PAUSE: Duration = Duration::from_micros(50);

@@ -116,8 +116,8 @@ fn on_node_1() -> [Control; 2] {
 }
 
 /// Errors of calls that fail, each with the three parts that its text must contain: value,
-/// expectation and action. No call here can make those of a process that ends, of a driver, and of
-/// files of another user, so their rows are written out.
+/// expectation and action. A few errors are written out, because no call here can cause them: those
+/// of a process that ends, of a driver, and of files of another user.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     let order = "all ranks must issue all calls of a heap, in the same order";
     vec![

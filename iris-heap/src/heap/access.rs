@@ -308,9 +308,9 @@ impl SymmetricHeap {
         self.located(&*self.open_state()?, slice, rank)
     }
 
-    /// Locates a slice like [`SymmetricHeap::locate`], for work that the caller enqueues. The caller
-    /// holds the lock of `state`, or the issue lock, until the work is enqueued, because a thread that
-    /// frees the slice waits for these locks.
+    /// Locates a slice like [`SymmetricHeap::locate`], for work that the caller enqueues. Until the
+    /// work is enqueued, the caller holds the lock of `state` or the guard of
+    /// [`SymmetricHeap::issue`], because a thread that frees the slice waits for these locks.
     pub(super) fn locate_for_work(
         &self,
         state: &State,

@@ -188,7 +188,8 @@ impl SymmetricHeap {
         let (made, access) = world.all_ok_with("open", made, |made| made.access.encode())?;
         world.agree("open", &[("device", device)])?;
         if let Some(grouped) = world.grouped_by_access(&access)? {
-            // All ranks compared the access of this device, so the heap must use this device.
+            // The ranks were grouped by what this device can access, so the heap must use the same
+            // device.
             let options = HeapOptions { device: Some(made.access.index), ..options };
             return Ok(Opening::Grouped(grouped, options));
         }
@@ -400,9 +401,10 @@ impl SymmetricHeap {
     }
 
     /// Frees a block: collective. Waits until the streams of this rank and of its peers have
-    /// finished; errors of enqueued work stay with the streams. If one rank refuses the request,
-    /// that rank returns without waiting, and all ranks keep the block. While a rank waits, calls and
-    /// copies of the block that other threads enqueue are refused with [`Error::NotAllocated`].
+    /// finished; errors of enqueued work are returned by [`Stream::sync`], not here. If one rank
+    /// refuses the request, that rank returns without waiting, and all ranks keep the block. While
+    /// a rank waits, calls and copies of the block that other threads enqueue are refused with
+    /// [`Error::NotAllocated`].
     ///
     /// If the heap has failed before this rank's streams have finished, free returns the heap's
     /// error and does not wait for other ranks, which may be stuck. The memory then stays allocated
@@ -471,8 +473,8 @@ impl SymmetricHeap {
     /// Refuses further work on `slices` until the returned guard is dropped. When this function
     /// returns, all earlier work on `slices` has been enqueued.
     fn refuse_work_on(&self, slices: &[RawSlice]) -> Ending<'_> {
-        // Copies are enqueued while the state is locked for reading, and calls under the issue
-        // lock, so taking both locks waits for both.
+        // Copies are enqueued while the state is locked for reading, and calls while the lock
+        // `issuing` is held. So taking both locks waits for both.
         self.state_mut().ending.extend(slices.iter().map(|s| (s.segment(), s.serial())));
         drop(lock(&self.issuing));
         Ending(self)
@@ -550,7 +552,7 @@ impl SymmetricHeap {
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
-            // A device error does not keep the heap open, unlike a capture in progress.
+            // Only a capture in progress keeps the heap open; a device error does not.
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
@@ -561,8 +563,8 @@ impl SymmetricHeap {
         }
         let items = [("heap", format!("{:#x}", self.id))];
         if capture.is_ok() {
-            // The step stays published after the close: if this rank has left out a call, the
-            // peers' error then names the call site of this close.
+            // This text stays on this rank's issue board after the close: if this rank has left out
+            // a call, the error of its peers then names the call site of the close.
             let step = format!("close heap at {}", Location::caller());
             self.memory.control.publish_host_step(Some(&step));
             self.memory.control.publish_end(Some(Ended::Heap));
@@ -689,7 +691,7 @@ impl SymmetricHeap {
     }
 
     /// Waits until all streams of this rank have finished their enqueued work. Errors of the work
-    /// stay with the streams.
+    /// are returned by [`Stream::sync`], not here.
     ///
     /// # Errors
     /// [`Error::Unsupported`] while a stream is captured, before any waiting, and in a forked child;
@@ -747,8 +749,8 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         let own = self.memory.control.check();
         match (own, self.world.note_returned(self.check_peers())) {
-            // A rank that gave up may have left its world since, so this rank counts it as lost;
-            // the surrender is the root error.
+            // A rank that gave up may have left its world since, so this rank counts it as lost.
+            // Then the error that it gave up is returned, because it is the cause.
             (
                 Err(Error::PeerLost { .. } | Error::RankLost { .. }),
                 Err(told @ Error::GaveUp { .. }),
@@ -920,8 +922,9 @@ impl SymmetricHeap {
         Ok(lock(&self.step))
     }
 
-    /// Adds to an error of a collective step on the host the fault that a kernel of this rank left
-    /// before, unless there is none or the error is its cause.
+    /// Adds to `then`, the error of a collective step on the host, the fault that a kernel of this
+    /// rank left before. Returns `then` unchanged if there is no fault, or if `then` is the cause
+    /// of the fault.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
         // If the ranks issued calls in different orders, return that error, because the difference

@@ -21,8 +21,8 @@ pub(super) struct Nodes {
     stream: Mutex<NodeStream>,
 }
 
-/// Queue of the steps between nodes. Its order is the same on all ranks that have equal local
-/// ranks.
+/// Queue of the steps between nodes (exchanges of data with other nodes). Its order is the same on
+/// all ranks that have equal local ranks.
 pub struct NodeStream {
     /// Stream for steps between nodes, separate from the streams of the program.
     pub stream: Stream,
@@ -110,7 +110,8 @@ impl SymmetricHeap {
         self.nodes.get().map(|nodes| lock(&nodes.stream))
     }
 
-    /// Sets the engine of the steps between nodes of a heap on a GPU; later calls have no effect.
+    /// Sets the engine that runs the steps between nodes, for a heap on a GPU; later calls have no
+    /// effect.
     pub fn set_node_engine(&self, engine: Arc<dyn NodeEngine>) {
         self.memory.control.set_engine(engine);
     }
@@ -165,8 +166,8 @@ impl SymmetricHeap {
                 let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
                 drop(launching);
                 let across = match nodes.across.close() {
-                    // This rank gave up a call, which closed the world and returned the error to
-                    // the program.
+                    // The world across nodes is closed already if this rank gave up a call; the
+                    // error was returned to the program then.
                     Err(Error::Closed { .. }) => Ok(()),
                     closed => closed,
                 };

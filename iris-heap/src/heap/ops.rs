@@ -16,7 +16,8 @@ use crate::util::lock;
 #[must_use]
 pub struct IssueGuard<'a> {
     heap: &'a SymmetricHeap,
-    /// Stream and number of the announced call, which the stream learns when the guard is dropped.
+    /// Stream and number of the call that was announced. The stream gets the number when this guard
+    /// is dropped.
     announced: Cell<Option<(Stream, u64)>>,
     /// Keeps the device current on this thread.
     _current: Option<Current<'a>>,

@@ -90,7 +90,7 @@ fn a_call_is_left_out_if_its_rank_can_no_longer_issue_it() {
     assert_eq!(all[0].left_out().unwrap(), None);
 }
 
-/// Tests that a rank which has ended the heap is found even if another rank, which continues, has
+/// Tests that a rank which has closed the heap is found even if another rank, which continues, has
 /// issued fewer calls.
 #[test]
 fn a_call_is_left_out_though_another_rank_is_late() {

@@ -265,8 +265,9 @@ impl World {
         self.note(self.exchange(kind, bytes, None))
     }
 
-    /// Exchanges bytes once, and checks that all ranks sent the same tag. Does not record its
-    /// error: the caller must do so by [`World::note`] if it returns the error to the program.
+    /// Exchanges bytes once, and checks that all ranks sent the same tag (kind, call site and
+    /// number of the exchange). Does not record its error: the caller must do so by [`World::note`]
+    /// if it returns the error to the program.
     #[track_caller]
     pub(crate) fn exchange(
         &self,

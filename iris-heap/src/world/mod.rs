@@ -58,7 +58,7 @@ pub struct World {
     nodes: Arc<Grouping>,
 }
 
-/// Nodes of the ranks, as one handle of a world sees them.
+/// Division of the ranks into nodes; handles of the same world may differ in it.
 struct Grouping {
     place: Place,
     hosts: Hosts,
@@ -68,13 +68,14 @@ struct Grouping {
 #[derive(Clone)]
 struct OpenHeap {
     control: Weak<Control>,
-    /// Nodes of a heap over the nodes of the world; `None` for a heap of the world itself.
+    /// Nodes of the heap if it spans the nodes of the world; `None` for a heap of the world itself.
     nodes: Option<Arc<Grouping>>,
 }
 
 impl OpenHeap {
-    /// Tells the heap's kernels to leave because of `error`, which the bootstrap of a world has returned.
-    /// `hosts` are the world's, and `own` is the number of this rank in errors.
+    /// Tells the heap's kernels to leave because of `error`, which the bootstrap of a world has
+    /// returned. `hosts` describes the nodes of that world, and `own` is the number of this rank in
+    /// errors.
     fn lose(&self, (hosts, own): (&Hosts, usize), error: &Error) {
         let Some(control) = self.control.upgrade() else { return };
         let hosts = self.nodes.as_ref().map_or(hosts, |nodes| &nodes.hosts);
@@ -471,7 +472,7 @@ impl World {
     }
 
     /// Adds names of hosts and of this rank to an error. If the process that carries the messages
-    /// of this split world was lost, returns instead the error that the launched world has for that
+    /// of this split world was lost, returns instead the error that the parent world has for that
     /// loss.
     fn describe(&self, error: Error) -> Error {
         if let (Error::HubLost { .. }, Some(parent)) = (&error, &self.inner.parent)
@@ -525,7 +526,7 @@ impl World {
 }
 
 impl Inner {
-    /// Control blocks of the open heaps of this world, without those over its nodes.
+    /// Control blocks of the open heaps of this world itself, without heaps that span its nodes.
     fn controls(&self) -> Vec<Arc<Control>> {
         let open = lock(&self.open);
         let own = open.iter().filter(|heap| heap.nodes.is_none());

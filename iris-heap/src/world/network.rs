@@ -74,7 +74,7 @@ impl Network {
         Network { node: Some(name.into()), ..self }
     }
 
-    /// Adds the address and the secret that the variables of `get` describe.
+    /// Adds the address and the secret that environment variables describe; `get` reads a variable.
     fn completed(&self, get: Get<'_>, launch: &Launch) -> Result<Network> {
         let address = launch.master()?.to_string();
         let load = |file: String| {
@@ -201,7 +201,8 @@ pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>
     detect(&read, launch, number)
 }
 
-/// Network that the variables of `get` describe; `None` if all ranks are on one host.
+/// Network that environment variables, read by `get`, describe; `None` if all ranks are on one
+/// host.
 fn detect(get: Get<'_>, launch: &Launch, number: usize) -> Result<Option<Network>> {
     let node = get("IRIS_NODE")?;
     if launch.size == 1 || (launch.several_hosts.is_none() && node.is_none()) {

@@ -136,7 +136,7 @@ mod tests {
     use crate::util::lock;
     use crate::{HeapOptions, SymmetricHeap};
 
-    /// Test that waits in a part of a world name ranks by their numbers in the world.
+    /// Tests that waits in a part of a world name ranks by their numbers in the whole world.
     #[test]
     fn steps_of_a_part_of_a_world_have_numbers_of_the_world() {
         World::run_nodes(2, 2, |world| -> Result<()> {

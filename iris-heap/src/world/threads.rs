@@ -187,8 +187,8 @@ fn run_ranks(
             let thread = builder.spawn_scoped(scope, move || rank_main(number, world));
             thread.map_err(|e| {
                 let error = thread_error(&name, e);
-                // Ranks that have started wait for the rank whose thread failed to start, so this
-                // rank tells them the error at once.
+                // Ranks that have started wait for the rank whose thread failed to start. So they
+                // are told the error at once, through the handle `spare` of that rank.
                 spare.abort_with(&error);
                 error
             })

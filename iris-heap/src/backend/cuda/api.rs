@@ -351,7 +351,7 @@ numbers! {
     LOCATION_DEVICE = 1, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     /// Access right: read and write.
     ACCESS_READ_WRITE = 3, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    /// Smallest granularity of physical memory, as argument of the query.
+    /// Argument of the granularity query: the smallest granularity of physical memory.
     GRANULARITY_MINIMUM = 0, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     /// Capture mode: driver calls of this thread never invalidate a capture in progress, neither
     /// one of this thread nor one of another thread.

@@ -30,14 +30,15 @@ pub(super) struct CudaDevice {
     /// Compute capability times ten: 90 for compute capability 9.0.
     pub(super) arch: u32,
     pub(super) multiprocessors: u32,
-    /// Whether launches with attribute [`api::EARLY`] work: a launch begins before the previous one
-    /// on the stream has ended, also inside a capture.
+    /// Whether launches with attribute [`api::EARLY`] are used, which begin before the previous
+    /// launch on the stream has ended. They must also work in a capture.
     early: bool,
     /// Whether the device supports virtual memory management; the next field: whether it can export
     /// virtual memory as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
-    /// Four bytes of device memory, the target of the first-use copies of streams; never freed.
+    /// Four bytes of device memory, to which `use_first_of` copies for each new stream; never
+    /// freed.
     scratch: Mutex<Option<u64>>,
 }
 
@@ -237,7 +238,8 @@ impl CudaDevice {
     }
 }
 
-/// Whether an image has a format whose length the driver can determine: a cubin, or PTX.
+/// Whether an image of kernels has a format whose length the driver can determine: a cubin, or PTX
+/// that ends with a zero byte.
 fn is_code(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF") || image.last() == Some(&0)
 }

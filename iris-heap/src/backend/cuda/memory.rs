@@ -149,7 +149,7 @@ impl VirtualRegion {
         VirtualRegion::map(device, handle, size as u64, Some(descriptor))
     }
 
-    /// Maps a handle for this device; releases the handle on failure.
+    /// Maps the physical memory `handle` for this device; on failure releases the handle.
     fn map(
         device: &Arc<CudaDevice>,
         handle: Physical,

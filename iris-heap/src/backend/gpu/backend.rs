@@ -115,11 +115,12 @@ impl Gpu {
         self.sharing.get().copied().unwrap_or(1)
     }
 
-    /// Refuses default streams of the driver that the heap cannot use. The legacy default stream (0
-    /// or 1) is shared by all threads. So if ranks that are threads share a device, one rank's call
-    /// could be queued after another rank's call, which waits for the first rank. The per-thread
-    /// default stream (2) is another stream in each thread, so a wait in another thread would not
-    /// wait for the work.
+    /// Returns an error if `stream` is a default stream of the driver that the heap cannot use.
+    ///
+    /// The legacy default stream (0 or 1) is one stream for all threads. If ranks that are threads
+    /// share a device, one rank's work could be queued in it behind work of another rank that waits
+    /// for the first rank. The per-thread default stream (2) is a different stream in each thread,
+    /// so a wait in another thread would not wait for the work.
     pub(crate) fn check_default(&self, stream: RawStream) -> Result<()> {
         const LEGACY: [u64; 2] = [0, 1];
         const PER_THREAD: u64 = 2;
@@ -340,7 +341,7 @@ impl Backend for Gpu {
     }
 
     fn take_unreported(&self) -> Option<Error> {
-        // There are no such errors, because kernels of a GPU report errors in the control block.
+        // A GPU has no unreported errors, because its kernels report errors in the control block.
         None
     }
 
@@ -365,9 +366,11 @@ impl Backend for Gpu {
     }
 
     fn unmap(&self, met: bool) {
-        // Virtual memory, which is passed by descriptors, exists until each process has unmapped
-        // it; ranks that are threads share regions. For memory that is passed by IPC handles, no
-        // vendor documents whether processes that have it open may still access it after a free.
+        // Memory is released only if no peer can still use it. This holds once all ranks have shut
+        // down (`met`). It also holds for virtual memory, which exists until each process has
+        // unmapped it, and for regions that ranks of one process share. For memory passed by IPC
+        // handles, no vendor documents whether a process that has it open may access it after a
+        // free.
         let is_safe = |region: Arc<dyn Region>| Ok(region.descriptor()?.is_some());
         for mapping in self.live_mappings() {
             match met || self.same_process || mapping.region().and_then(is_safe).unwrap_or(false) {
@@ -402,16 +405,16 @@ impl Drop for Gpu {
         let alone = self.shared.refuse_work_now();
         let queues = self.live_queues();
         if alone && queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
-            // This poll lets the engine of the steps between nodes drop steps that have ended,
-            // because their events hold the control block.
+            // This poll lets the engine that exchanges data between nodes drop exchanges that have
+            // ended, because their events keep the control block alive.
             self.shared.control.attend();
             self.shared.forget_order();
             return;
         }
         drop(queues);
         self.shared.control.set_host_abort(abort::CLOSED);
-        // Kernels see the abort word themselves, but steps between nodes end only if their engine
-        // aborts them.
+        // Kernels see the abort word themselves. Exchanges between nodes end only if their engine
+        // aborts them, which this poll lets it do.
         self.shared.control.attend();
         self.shared.forget_order();
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");

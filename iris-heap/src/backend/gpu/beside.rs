@@ -21,7 +21,7 @@ pub(super) struct CopyStream {
     queue: Arc<Queue>,
     /// Whether this copy stream is used in captures of graphs only, or outside of captures only.
     captured: bool,
-    /// Whether copies were enqueued on this copy stream since the last join.
+    /// Whether copies were enqueued on this copy stream since the last call of `join`.
     forked: AtomicBool,
     begin: GpuEvent,
     end: GpuEvent,
@@ -39,9 +39,9 @@ impl CopyStreams {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // A copy stream for captures can be used if no capture is in progress on it, or the
-            // capture of `stream`; the copy stream for calls outside of captures can always be
-            // used.
+            // A copy stream for captures can be used if it is not captured now, or if it belongs to
+            // the same capture as `stream`. A copy stream for calls outside of captures can always
+            // be used.
             let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
@@ -74,8 +74,8 @@ impl CopyStreams {
 }
 
 impl CopyStream {
-    /// Enqueues these copies, one after the other; they begin when the work enqueued on `stream` so
-    /// far has ended.
+    /// Enqueues `copies` on this copy stream, one after the other. They begin when the work
+    /// enqueued on `stream` so far has ended.
     ///
     /// # Safety
     /// The memory is mapped, and stays mapped until the copies have ended.
@@ -92,8 +92,8 @@ impl CopyStream {
         let enqueued = copies.into_iter().try_for_each(|copy| {
             let DeviceCopy { to, from, bytes, lines, strides, signal } = copy;
             if signal && !in_order {
-                // Recording this event is a release at system scope; see PROTOCOL.md (Copy
-                // engines).
+                // Recording an event is a release at system scope: it makes the earlier copies
+                // visible to peers before this signal. See PROTOCOL.md (Copy engines).
                 self.end.record(self.queue.raw())?;
             }
             if lines == 1 || strides == [bytes; 2] {
@@ -112,8 +112,8 @@ impl CopyStream {
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for the copies enqueued since
-    /// the last join. Does nothing if no copies were enqueued: the event may never have been
-    /// recorded in this capture, and waiting for an unrecorded event would be an error.
+    /// the last join. Does nothing if there were none: the event `end` may then never have been
+    /// recorded in this capture, and waiting for an unrecorded event is an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

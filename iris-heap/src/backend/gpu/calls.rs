@@ -179,9 +179,10 @@ macro_rules! common_calls {
 }
 pub(in crate::backend) use common_calls;
 
-/// Implements the calls of [`MemoryDriver`](super::MemoryDriver) for plain memory, in the way of
-/// [`common_calls`]. `of_a_device` returns the driver's constant for the memory type of device
-/// memory. The type `Handle` of the module `api` is the driver's IPC handle.
+/// Implements the calls of [`MemoryDriver`](super::MemoryDriver) for plain memory, which also
+/// differ between vendors only in the name of the driver's function. `of_a_device` returns the
+/// driver's constant for the memory type of device memory. The type `Handle` of the module `api` is
+/// the driver's IPC handle.
 macro_rules! memory_calls {
     (
         open($vendor:literal, $open_flags:expr): $open:ident,

@@ -34,7 +34,7 @@ handles! {
 /// Guard that keeps a device current on this thread; dropping it restores the previous device.
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
-    /// Device to return to, from [`Driver::enter`].
+    /// Device that was current before, to be restored; the result of [`Driver::enter`].
     previous: Option<i32>,
     /// Capture mode that the thread had before; `None` if it was not changed.
     mode: Option<u32>,

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::util::unsupported;
 
-/// Address of device memory, with the region that backs it until the heap closes. Memory is
-/// unmapped in the collective steps that release mappings, even if an `Arc` of the mapping is still
-/// held, because unmapping may wait for the whole device.
+/// Address of device memory, with the region that backs it until the heap closes. Unmapping may
+/// wait for the whole device. So the memory is unmapped in a step that all ranks make together,
+/// even if an `Arc` of the mapping is still held.
 pub(crate) struct GpuMapping {
     address: u64,
     bytes: u64,

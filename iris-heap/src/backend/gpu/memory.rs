@@ -101,8 +101,9 @@ pub(crate) trait MemoryDriver: Driver {
     fn enable_access(&self, ordinal: i32) -> Result<()>;
 }
 
-/// Plain memory, which is shared by IPC handles (processes) or peer access (threads). Dropping it
-/// frees memory that this process allocated.
+/// Plain memory: any memory but virtual memory, for example of `cuMemAlloc` or `hipMalloc`. It is
+/// shared by IPC handles (processes) or peer access (threads). Dropping the region frees memory
+/// that this process allocated.
 pub(crate) struct PlainRegion {
     device: Arc<dyn MemoryDriver>,
     address: u64,
@@ -174,10 +175,10 @@ impl Drop for PlainRegion {
     fn drop(&mut self) {
         let bound = Current::new(&*self.device, true);
         warn(bound.and_then(|_bound| match self.origin {
-            // SAFETY: every user of the memory's addresses holds the region, so no user is left
-            // here. After a close no other process has the memory open. After a drop without close
-            // another process may have it open; the vendors do not document what happens then
-            // (docs/limits.md).
+            // SAFETY: every user of the memory's addresses holds the region, so this process has no
+            // user left. If the heap was closed, no other process has the memory open. If it was
+            // dropped without a close, another process may have it open; the vendors do not
+            // document what happens then (docs/limits.md).
             Origin::Own => unsafe { self.device.free(self.address) },
             // SAFETY: every user of the memory's addresses holds the region, so no user is left
             // here.

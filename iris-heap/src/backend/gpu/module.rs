@@ -89,7 +89,8 @@ impl GpuFunction {
     /// [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_concurrent`], by `order`.
+    /// The contract of [`crate::Function::launch`] or of [`crate::Function::launch_concurrent`],
+    /// depending on `order`.
     pub(crate) unsafe fn launch(
         &self,
         stream: &dyn StreamBackend,

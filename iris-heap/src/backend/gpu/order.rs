@@ -1,4 +1,4 @@
-//! Order of the ops of a heap across its streams.
+//! Order of the ops (operator calls) of a heap across its streams.
 
 use std::any::Any;
 use std::collections::VecDeque;

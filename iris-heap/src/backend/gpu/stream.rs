@@ -49,8 +49,8 @@ pub(crate) struct Shared {
     /// assigns new streams to its hardware queues round-robin, so a new stream could share a queue
     /// with a waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
-    /// Events recorded after the last work of released streams that belong to the caller or another
-    /// library.
+    /// Events after the last work of released streams that belong to the caller or another library.
+    /// The heap waits for them before it frees memory.
     left: Mutex<Vec<GpuEvent>>,
     /// Streams that were released while they were captured. Querying or destroying a captured
     /// stream would end the capture, so these streams are destroyed later, by a wait for all
@@ -337,8 +337,9 @@ impl Queue {
         Ok(!*gone && self.capture()?.is_some())
     }
 
-    /// Waits until all work has ended; for the heap, which holds no `Stream` that keeps the
-    /// driver's stream alive. Does not wait for a released stream: [`Shared::finish_rest`] does.
+    /// Waits until all work enqueued on this stream has ended. The heap calls this function while
+    /// it holds no `Stream` that keeps the driver's stream alive. A released stream is skipped;
+    /// [`Shared::finish_rest`] waits for its work.
     pub(crate) fn finish_apart(&self) -> Result<()> {
         if !matches!(self.owner, Owner::Caller { .. }) {
             return self.finish();
@@ -487,8 +488,8 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // The guard is dropped after the check, so that closing the heap need not wait for the sync
-        // below.
+        // The guard that keeps the heap open is dropped at once, so that another thread that closes
+        // the heap need not wait for the sync below.
         drop(queue.shared.open()?);
         let done = queue.finish();
         // An error of the heap, such as a fault, explains more than a driver error that it may have

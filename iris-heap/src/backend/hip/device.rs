@@ -152,9 +152,9 @@ impl HipDevice {
         Ok(can != 0)
     }
 
-    /// Index of the device that owns the memory at an address; memory of another process counts as
-    /// owned by the device on which this process opened it. This device if the runtime returns an
-    /// error.
+    /// Index of the device that owns the memory at an address. Memory of another process counts as
+    /// owned by the device on which this process opened it. If the runtime returns an error, the
+    /// result is the index of this device.
     fn owner_of(&self, address: u64) -> c_int {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();

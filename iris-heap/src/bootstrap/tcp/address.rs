@@ -71,13 +71,13 @@ impl Address {
         }
     }
 
-    /// Looks up the addresses of this host, and returns the result of [`other_host`] for them.
+    /// Looks up this address, and returns the result of [`other_host`] for the addresses found.
     pub(crate) fn other_host(&self) -> Option<String> {
         self.other_host_of(&self.look_up())
     }
 
-    /// Result of [`other_host`] for the addresses `found` by a look-up; if the look-up failed, the
-    /// host's name.
+    /// Result of [`other_host`] for the addresses `found` by a look-up. If the look-up failed,
+    /// compares the names of the hosts instead, and returns a text with the name.
     pub(crate) fn other_host_of(&self, found: &std::io::Result<Vec<SocketAddr>>) -> Option<String> {
         match found {
             Ok(addresses) => other_host(addresses),

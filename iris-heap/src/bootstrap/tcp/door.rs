@@ -30,7 +30,7 @@ use crate::limits::explain;
 
 /// Maximum number of connections at a time that have not sent an encrypted hello.
 const STRANGERS: usize = 256;
-/// Time limit for a stranger to send its hello.
+/// Time limit for a new connection (stranger) to send its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Age at which a stranger may be closed to make room for another connection; long enough for a
 /// rank's hello, which needs two round trips.
@@ -139,8 +139,8 @@ impl Door {
         }
     }
 
-    /// Accepts pending connections. Fails only if a call of this process fails; the error has the
-    /// name of the call.
+    /// Accepts pending connections. Fails only if a system call of this process fails; the error
+    /// has the name of that call.
     fn accept(&mut self) -> Result<(), FailedCall> {
         self.desk.as_ref().map_or(Ok(()), KeyDesk::serve)?;
         let mut idle = 0;
@@ -165,8 +165,8 @@ impl Door {
         Ok(())
     }
 
-    /// Whether another stranger may be accepted. At the limit, tries to close the oldest stranger
-    /// first.
+    /// Whether another stranger (connection without a hello) may be accepted. At the limit, tries
+    /// to close the oldest stranger first.
     fn has_room(&mut self) -> bool {
         if self.strangers.len() < STRANGERS {
             return true;
@@ -179,7 +179,8 @@ impl Door {
         old
     }
 
-    /// Reads pending data of strangers, and of relays whose ranks wait for the world to be formed.
+    /// Reads pending data of connections without a hello, and of relays whose ranks wait for the
+    /// world to be formed.
     fn hear(&mut self) -> Result<()> {
         let mut strangers = std::mem::take(&mut self.strangers);
         while let Some(mut stranger) = strangers.pop_front() {
@@ -226,8 +227,9 @@ impl Door {
         arrive(&mut self.arrived, rank).map_err(|problem| self.meeting.error(problem))
     }
 
-    /// Advances a stranger's state. An error makes the whole world fail: a rank with the right key
-    /// has other terms than this job.
+    /// Reads what a stranger (connection without a hello) has sent, and returns its next state. An
+    /// error makes the whole world fail, for example if a rank with the right key has another
+    /// number of ranks.
     fn advance(&mut self, state: State) -> Result<State> {
         match state {
             State::Over => Ok(State::Over),

@@ -143,7 +143,8 @@ fn another_secret_or_job_is_refused_and_told_so() {
     let right = meeting("127.0.0.1", 2);
     let other = |terms| Meeting { terms, ..right.clone() };
     let key = Terms { key: Key::Secret([6; 32]), ..right.terms.clone() };
-    // The name is of this process, because several runs of this test may meet on one host.
+    // The other job's name has this process's id, because several runs of this test may share a
+    // host.
     let another = format!("another than {}", right.terms.job);
     let job = Terms { job: another.clone(), ..right.terms.clone() };
     let both = Terms { size: 3, ..job.clone() };
@@ -511,7 +512,7 @@ fn a_rank_that_ends_is_lost_to_the_others() {
             let ranks = meeting.join(rank, PLENTY).unwrap();
             ranks.barrier(&step()).unwrap();
             if rank == 1 {
-                // The ranks leave without a message, like a process that ends.
+                // Rank 1 drops its connection without a message, like a process that ends.
                 drop(ranks);
                 return;
             }
@@ -568,7 +569,7 @@ fn a_broken_sealed_frame_is_no_ended_process() {
             };
             breaks.store(true, Ordering::Relaxed);
             // If only rank 1's answer is broken, other ranks may complete the first barrier, so
-            // there are two.
+            // each rank enters two barriers.
             let barrier = |rank: &Processes| {
                 let end = rank.barrier(&step()).and_then(|_| rank.barrier(&step()));
                 end.unwrap_err().to_string()

@@ -25,7 +25,7 @@ pub(super) struct KeyDesk {
 }
 
 impl KeyDesk {
-    /// Opens the desk for rank 0's `addresses`; the error's text has the name of the socket.
+    /// Opens the sockets for rank 0's `addresses`; the error's text has the name of the socket.
     pub(super) fn open(addresses: &[SocketAddr], key: [u8; 32]) -> Result<KeyDesk, String> {
         let open = |address: &SocketAddr| {
             let name = name(address);
@@ -37,8 +37,8 @@ impl KeyDesk {
         Ok(KeyDesk { key, sockets: addresses.iter().map(open).collect::<Result<_, _>>()? })
     }
 
-    /// Gives the key to the processes of this user that have asked for it. Fails only if a call of
-    /// this process fails; the error has the name of the call.
+    /// Gives the key to the processes of this user that have asked for it. Fails only if a system
+    /// call of this process fails; the error has the name of that call.
     pub(super) fn serve(&self) -> Result<(), FailedCall> {
         for socket in &self.sockets {
             for _ in 0..IN_A_ROW {

@@ -10,7 +10,7 @@ fn gpu(ordinal: i32, same_process: bool) -> (Arc<Fake>, Gpu) {
     (fake, gpu)
 }
 
-/// Takes the log; returns the calls that concern memory, in order.
+/// Empties the log of driver calls, and returns those of the calls that concern memory, in order.
 fn about_memory(fake: &Fake) -> Vec<String> {
     const NAMES: [&str; 7] =
         ["allocate", "import", "open", "grant", "enable_access", "free", "shared_by"];
@@ -96,8 +96,8 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
     assert_eq!(ranks[0].1.ranks_on_device(), 2, "by what the devices are, whatever their numbers");
-    // A mapping of device words has no handle, so its message has neither handle nor descriptor,
-    // and importing it fails.
+    // Device words have no handle, so the message that describes them has neither handle nor
+    // descriptor, and importing them fails.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
     let all = passed().take(1).chain([Export { message, ..Export::default() }]).collect();
