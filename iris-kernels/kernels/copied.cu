@@ -1,5 +1,6 @@
-// Kernels of messages by copy engines, for all operators. Workgroups may copy in place of a copy
-// engine (iris_copies, iris_blocks, iris_results). Sums with an RMSNorm are in all_reduce_norm.cu.
+// Kernels that surround the copies of copy engines, for all operators: they open the call, wait for parts
+// that have arrived, add them up, and close the call. iris_copies, iris_blocks and iris_results let
+// workgroups copy in place of a copy engine. Sums with an RMSNorm are in all_reduce_norm.cu.
 #include "iris/body/deliver.h"
 #include "iris/body/sums.h"
 
@@ -20,7 +21,8 @@ IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
     run_copies<AllToAllPlan>(args, 0);
 }
 
-// Signals of results are numbered after the signals of blocks (the partials sent to their owners).
+// Copies of an all-reduce that send finished rows to all ranks. Their signals are numbered after those of
+// iris_blocks, which sends partials to the owners of the rows.
 IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_copies<AllGatherPlan>(args, signals_of_blocks(args));

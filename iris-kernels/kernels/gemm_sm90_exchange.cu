@@ -2,8 +2,8 @@
 // the tile to all peers as LL words (data and flag in one word), and adds the same tile of all
 // peers.
 
-// Functions that are normally not inlined are inlined here. A call would need more registers than
-// the loader has, and the compiler would then serialise the matrix instructions.
+// Functions that are normally not inlined are inlined here. A call would need more registers than the loading
+// thread of the GEMM has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/ll.h"
 #include "iris/gemm/whole.h"
@@ -16,8 +16,9 @@ using namespace iris;
 #endif
 constexpr bool PAIR = IRIS_GEMM_PAIR;
 
-/// Body of flow::exchange_tile(): the items of one thread in its workgroup's tile. All items of a thread have
-/// the same columns; from one to the next the row increases by CORE_THREADS / LINE.
+/// Body of flow::exchange_tile(): loads, adds and stores one thread's items (8 bytes each) of its workgroup's
+/// tile. All items of a thread have the same columns; from one item to the next the row increases by
+/// CORE_THREADS / LINE.
 class TileBody {
   public:
     static constexpr u32 ITEMS = PAIR ? 8 : 4;

@@ -2,8 +2,8 @@
 // own part of A is multiplied first, then the peers' parts as copy engines deliver them. A is split
 // by rows or by columns. If A is split by columns, each tile begins with this rank's columns.
 
-// Functions that are normally not inlined are inlined here. A call would need more registers than
-// the loader has, and the compiler would then serialise the matrix instructions.
+// Functions that are normally not inlined are inlined here. A call would need more registers than the loading
+// thread of the GEMM has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"

@@ -1,16 +1,16 @@
 // GEMM of few rows, then one-shot all-reduce. Each workgroup multiplies one tile, pushes the tile
 // to all peers, raises its signal there, and adds the same tile of all peers.
 
-// Functions that are normally not inlined are inlined here. A call would need more registers than
-// the loader has, and the compiler would then serialise the matrix instructions.
+// Functions that are normally not inlined are inlined here. A call would need more registers than the loading
+// thread of the GEMM has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/reduce.h"
 #include "iris/gemm/whole.h"
 
 using namespace iris;
 
-/// Producer of partials for ReduceBody. The partial is the tile that the GEMM left in shared
-/// memory, rounded to the transfer type.
+/// Source of this rank's partial (its contribution to a sum) for ReduceBody: the tile that the GEMM left in
+/// shared memory, rounded to the transfer type.
 class TileProducer {
   public:
     struct Shared {

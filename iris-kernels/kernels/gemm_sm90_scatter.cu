@@ -4,8 +4,8 @@
 // there. Tiles that peers have stored at this rank are added, and then a residual. If the op
 // requires it, results go to all ranks.
 
-// Functions that are normally not inlined are inlined here. A call would need more registers than
-// the loader has, and the compiler would then serialise the matrix instructions.
+// Functions that are normally not inlined are inlined here. A call would need more registers than the loading
+// thread of the GEMM has, and the compiler would then serialise the matrix instructions.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"
@@ -19,7 +19,7 @@ using namespace iris::gemm;
 #endif
 constexpr u32 PEERS = IRIS_GEMM_PEERS;
 
-/// Target of the stores to each peer, in the order of Channel::peer.
+/// Tensor maps of one matrix at each peer, to which this rank stores tiles; in the order of Channel::peer.
 struct Peers {
     TensorMap map[PEERS];
 };
@@ -27,8 +27,8 @@ struct Peers {
 /// Division of C into the blocks of ranks; same layout as iris_kernels::gemm::scattering::Blocks on
 /// the host.
 struct Blocks {
-    /// Number of rows that the first rank owns, in units of a cluster's tile rows; no rank owns
-    /// more. And number of tiles per round, as in Rounds.
+    /// `rows`: number of rows that the first rank owns, in units of a cluster's tile rows; no rank owns more.
+    /// `span`: number of tiles of each owner in a round of the order Rounds.
     u32 rows, span;
     /// Signal numbers: number of the first partial (`first`), number of the first result
     /// (`results`), and number of signals per GROUP_ROWS rows (`across`). Each consumer's rows of
@@ -166,7 +166,7 @@ class Scattering : public Whole {
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
     /// Rows of C that `owner` owns.
     IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
-    /// Number of cluster tiles in one rank's block.
+    /// Number of cluster tiles (one tile for each workgroup of a cluster) in one rank's block.
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }
     IRIS_DEVICE bool has_residual() const { return op.residual.address != 0; }
     /// Number of ranks whose tiles this rank multiplies.
@@ -174,7 +174,8 @@ class Scattering : public Whole {
     IRIS_DEVICE bool is_own(const Place& place) const {
         return blocks.adds == 0 || place.row / rows() == op.channel.rank;
     }
-    /// Number of the signal of a consumer's part of a tile, from its first row and column in a rank's block.
+    /// Number of the signal for the rows of a tile that one consumer multiplies. `row` and `col` are the
+    /// first row and column of these rows within a rank's block.
     IRIS_DEVICE u32 signal(u32 row, u32 col) const {
         return row / GROUP_ROWS * blocks.across + col / WIDTH;
     }

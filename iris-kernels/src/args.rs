@@ -70,8 +70,9 @@ pub mod producer {
 
 /// Arguments of every operator kernel.
 ///
-/// Offsets are bytes from the start of a rank's data segment, equal on all ranks. The offsets point
-/// to these regions:
+/// Offsets are bytes from the start of a rank's data segment (its part of the symmetric heap for
+/// matrices and messages), equal on all ranks. They point to these regions, in which parity is the
+/// call number modulo 2:
 ///
 /// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. The index of a tile
 ///   depends on the variant. In two_shot, spinlock and atomic it is `tile / size`, in a
@@ -94,7 +95,7 @@ pub struct OpArgs {
     pub record: Record,
     /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,
-    /// Number of source ranks for which the inbox has slots.
+    /// Number of source ranks for which the inbox (receive buffer) has slots.
     pub sources: u32,
     /// Left factor A of the product, or the message.
     pub a: Matrix,
@@ -114,13 +115,16 @@ pub struct OpArgs {
     pub inbox: u64,
     /// Size of one tile's slot in the inbox, in bytes.
     pub slot: u64,
-    /// Byte offset, in the data segment, of the inbox to which owners push reduced tiles.
+    /// Byte offset, in the data segment, of the inbox for reduced tiles, which the ranks that own
+    /// (reduce) these tiles push to all ranks.
     pub results: u64,
     /// Size of one tile's slot in the result inbox, in bytes.
     pub result_slot: u64,
-    /// Byte offset, in the data segment, of the f32 workspace or of the staging buffer.
+    /// Byte offset, in the data segment, of the workspace: f32 sums of an accumulating variant, the
+    /// staging buffer of a staged gather, or intermediate matrices of a program.
     pub workspace: u64,
-    /// Byte offset, in the data segment, of each peer's A if kernels pull it; equal on all ranks.
+    /// Byte offset of A in each peer's data segment, for kernels that read A from the peers; equal
+    /// on all ranks.
     pub pulled: u64,
     /// Leading dimension of a peer's A in elements, equal on all ranks; 0 if the rows are
     /// contiguous.
@@ -162,8 +166,8 @@ pub struct OpArgs {
     pub dedicated_workgroups: u32,
     /// Dimension in which A is split across ranks: 0 for rows, 1 for columns.
     pub shard: u32,
-    /// Storage order of the staging buffer: 1 for column-major, with units fetched along M first; 0
-    /// for row-major.
+    /// Storage order of the staging buffer: 1 for column-major, 0 for row-major. If it is 1, the
+    /// units (pieces of A) are fetched along M first.
     pub m_contiguous: u32,
     /// Maximum number of spans per workgroup in the trace buffer.
     pub trace_spans: u32,
@@ -182,7 +186,8 @@ impl OpArgs {
 
 /// Values of [`TileView::arrival`]: kinds of words that signal the arrival of a tile of C.
 pub mod arrival {
-    /// Words that signal a reduced tile of a two-shot; the owner of tile t is rank t mod size.
+    /// Words that signal a reduced tile in a two-shot all-reduce. Rank t mod size reduces tile t
+    /// and signals it.
     pub const RESULTS: u32 = 0;
     /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
     /// sends its part.

@@ -16,18 +16,18 @@ pub struct FaultInjection {
     /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY`
     /// specifies a longer delay, the longer one is used.
     pub delay_ns: u32,
-    /// Access of the protocols whose waits are removed from the kernels, so that results become
-    /// wrong and a stress test must find the error. If the access is [`Access::EntryLoad`], the
-    /// comparison of entry records is removed too, because the records would belong to other calls
-    /// and every run would end in a mismatch fault.
+    /// Kind of access whose waits are removed from the kernels, so that results become wrong and a
+    /// stress test must find the error. If it is [`Access::EntryLoad`], kernels also stop comparing
+    /// the call parameters that ranks publish when they enter a call. Without the wait, these would
+    /// belong to other calls, and every run would end in a mismatch fault.
     pub without: Option<Access>,
     /// Location in the kernels at which workgroups are delayed, with the delay in nanoseconds. If
     /// the wait that protects this location is removed, the delay makes the result wrong reliably.
     pub hold: Option<(Hold, u32)>,
     /// Kernels from which the wait is removed, for tests of copy engines and fused whole-matrix
     /// GEMMs. Calls then use copy engines and these GEMMs as they do without injection, even if
-    /// ranks share a device. If `None`, message kernels replace both, because these can be delayed,
-    /// and can leave out waits, at more locations.
+    /// ranks share a device. If `None`, kernels that send tiles themselves replace copy engines and
+    /// these GEMMs, because kernels can be delayed, and can leave out waits, at more locations.
     pub whole: Option<OmittedWait>,
 }
 
@@ -38,7 +38,8 @@ pub enum OmittedWait {
     /// The whole-matrix GEMM leaves out the wait; the kernels around it keep their waits.
     Products,
     /// All kernels of the call except the GEMM leave out the wait. These kernels are the first and
-    /// the last launch of the call, and the gates that wait before a step that reads received data.
+    /// the last launch of the call, and the small kernels (gates) that wait for received data
+    /// before a step reads it.
     Others,
 }
 
@@ -74,8 +75,8 @@ impl FaultInjection {
         self.with(options, self.whole == Some(OmittedWait::Products))
     }
 
-    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs would do if no
-    /// faults were injected.
+    /// Whether kernels that send tiles themselves do the work that copy engines and whole-matrix
+    /// GEMMs would do if no faults were injected.
     pub fn is_by_messages(self) -> bool {
         self != Self::default() && self.whole.is_none()
     }
@@ -108,7 +109,8 @@ pub struct OpBuild {
     pub product: bool,
     /// Whether an RMSNorm of the result's rows follows the op.
     pub norm: bool,
-    /// Whether messages by the LL protocol may consist of packs (units of 48 bytes).
+    /// Whether messages by the LL protocol (data and flag in one word) may consist of packs of 48
+    /// bytes.
     pub packs: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
@@ -259,7 +261,8 @@ pub(crate) mod tests {
         let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        // `Access::SignalLoad` has index 4 in the table of accesses.
+        // The value of IRIS_TEST_NO_WAIT is the index of `Access::SignalLoad` in the table of
+        // accesses, 4.
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
@@ -316,8 +319,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Tests the kernels that the executor adds for copy engines. Other tests check the kernels
-    /// that the operators' programs name.
+    /// Tests only the kernels that the executor adds to a call if copy engines do the transfers.
+    /// Other tests check the kernels that the operators' programs name.
     #[test]
     fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

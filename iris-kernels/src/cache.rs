@@ -150,7 +150,7 @@ impl Cache {
 
     /// Marks an entry as used now.
     fn touch(&self, key: &Key) {
-        // The time only decides which entries are removed first.
+        // A failure is ignored, because the time only decides which entries are removed first.
         let _ = File::open(self.folder.join(&key.file))
             .and_then(|file| file.set_modified(SystemTime::now()));
     }

@@ -146,7 +146,8 @@ pub static ROWS: &[Row] = &[
 /// Code of f32, the type in which kernels add and multiply.
 pub(crate) const SUM: u32 = 0;
 
-/// Row of a type; `None` if neither kernels nor libraries have it.
+/// Properties of an element type, from [`ROWS`]; `None` if neither kernels nor libraries have the
+/// type.
 pub fn row(dtype: DType) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.dtype == dtype)
 }

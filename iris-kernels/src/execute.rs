@@ -1,4 +1,5 @@
-//! Executor: enqueues the steps of a program for one call.
+//! Executor: enqueues the calls of an operator. A program lists the steps of a call (kernels,
+//! GEMMs, copies), in several alternatives.
 //!
 //! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device.
 //! [`Executor::run`] selects the first alternative whose conditions the call meets, visits the
@@ -41,7 +42,7 @@ pub(crate) use kernels::{fits, share};
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
-    /// Alternatives of the program that calls on this device can use, most preferred first.
+    /// Alternative lists of steps that calls on this device can use, most preferred first.
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,
@@ -90,10 +91,10 @@ impl fmt::Display for Recovery {
 impl Executor {
     /// Prepares to run a program on the heap's device. On a GPU the kernels are loaded, and
     /// compiled if they are not cached. Loading may wait for the device, so call this function
-    /// where all ranks make the operator. `op` describes the builds of message kernels. `whole`
-    /// describes the library GEMM of a program with GEMMs; calls of such a program need a workspace
-    /// of [`GemmRequest::library_bytes`] plus the program's [`Areas`]. If `count_traffic`,
-    /// transferred bytes are counted, so workgroups do the transfers.
+    /// where all ranks make the operator. `op` describes the builds of message kernels, which only
+    /// exchange data. `whole` describes the library GEMM of a program with GEMMs; calls of such a
+    /// program need a workspace of [`GemmRequest::library_bytes`] plus the program's [`Areas`]. If
+    /// `count_traffic`, transferred bytes are counted, so workgroups do the transfers.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
@@ -134,8 +135,8 @@ impl Executor {
         self.gemms.as_ref()?.library()
     }
 
-    /// Copies this executor without its whole-matrix GEMMs (neither the vendor's nor the built-in
-    /// ones), for worlds in which not all ranks have them.
+    /// Returns a copy of this executor that uses no whole-matrix GEMM, neither the vendor's nor a
+    /// built-in one. It is needed if not all ranks of the world have these GEMMs.
     #[must_use]
     pub fn without_library(&self) -> Self {
         let gemms = self.gemms.as_ref().map(Gemms::without_library);
@@ -202,8 +203,8 @@ impl Executor {
     fn steps(&self, call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
-            // `direct` is cleared for all launches of the call, because they must publish equal
-            // records.
+            // `direct` lets peers store into C. It is cleared before the first launch, because all
+            // launches of the call must publish equal records.
             call.args.record.direct = 0;
         }
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };

@@ -28,7 +28,8 @@ pub const MESSAGE_THREADS: u32 = 512;
 /// Number of threads of the single workgroup of a barrier.
 pub const BARRIER_THREADS: u32 = 32;
 
-/// Largest tile that a build of a kernel can process; plans may use any smaller tile.
+/// Largest tile that a build of a kernel can process. An operator may use any smaller tile with the
+/// same build.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct TileSize {
@@ -89,7 +90,8 @@ fn element_bytes(dtype: u32) -> u32 {
     dtype::element_bytes(dtype) as u32
 }
 
-/// Compile-time parameters of a tile GEMM: the macros of `iris/gemm_config.h`.
+/// Compile-time parameters of a tile GEMM, which a kernel calls tile by tile: the macros of
+/// `iris/gemm_config.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TileConfig {
     /// Largest tile that the build can process.
@@ -173,7 +175,8 @@ impl TileConfig {
 /// Tiles and workgroups of a launch of the whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// Number of clusters that cover the rows of C, or of a block of C.
+    /// Number of clusters of workgroups, one above the other, that cover the rows of C or of a
+    /// block of C.
     pub(crate) row_units: u32,
     /// Number of tiles in a row of C.
     pub(crate) col_tiles: u32,

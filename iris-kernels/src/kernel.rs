@@ -18,13 +18,13 @@ pub enum Kernel {
     TwoShot,
     /// Reduce-scatter in which the owner of a tile reduces it.
     ReduceScatter,
-    /// Accumulating all-reduce, step 1: set the workspace to zero.
+    /// All-reduce that accumulates partials in a workspace, step 1: set the workspace to zero.
     Zero,
-    /// Accumulating all-reduce, step 2: add partials under a lock.
+    /// All-reduce that accumulates partials in a workspace, step 2: add partials under a lock.
     AddLocked,
-    /// Accumulating all-reduce, step 2: add partials atomically.
+    /// All-reduce that accumulates partials in a workspace, step 2: add partials atomically.
     AddAtomic,
-    /// Accumulating all-reduce, step 3: read the sums into C.
+    /// All-reduce that accumulates partials in a workspace, step 3: convert the sums into C.
     Convert,
     /// RMSNorm of the rows of C. It is launched after the last step of the call that writes to this
     /// rank's C.
@@ -51,20 +51,19 @@ pub enum Kernel {
     /// First launch of a message by copy engines: waits until all peers have entered the call, so
     /// that the copy engine may write to their memory.
     Open,
-    /// Copy step of a message by copy engines, done by workgroups in place of a copy engine. The
-    /// workgroups copy this rank's rows to all ranks.
+    /// Copies of this rank's rows to all ranks, done by workgroups in place of a copy engine.
     Copies,
-    /// First copy step of a sum by copy engines, done by workgroups in place of a copy engine. Each
-    /// peer gets those rows of this rank's partial result that the peer owns.
+    /// First copies of an all-reduce or reduce-scatter, done by workgroups in place of a copy
+    /// engine. Each peer gets those rows of this rank's partial result that the peer owns.
     Blocks,
-    /// Second copy step of a sum by copy engines, done by workgroups in place of a copy engine. It
-    /// follows [`Kernel::Blocks`] and copies this rank's rows of the sum to all ranks.
+    /// Second copies of an all-reduce, done by workgroups in place of a copy engine. This rank's
+    /// rows of the sum go to all ranks. The copies follow those of [`Kernel::Blocks`].
     Results,
-    /// Sum step of a message by copy engines: adds up the blocks received from all ranks. If there
-    /// is only one block, it is copied.
+    /// Sum of the blocks that copy engines have delivered from all ranks. If there is only one
+    /// block, it is copied.
     Sums,
-    /// Wait of a message by copy engines: a kernel that lets the stream continue only when the
-    /// given parts of a rank's rows have arrived.
+    /// Wait for copy engines: the stream continues only when the given parts of a peer's rows have
+    /// arrived.
     Gate {
         /// Rank from which the parts come.
         source: u32,
@@ -133,20 +132,21 @@ impl Effects {
     }
 }
 
-/// Row of the table of kernels: the properties of a kernel that no launch changes.
+/// Properties that a kernel has in every launch; a row of the table in `Kernel::row`.
 struct Row {
     /// Name of the kernel in traces and errors.
     name: &'static str,
     /// Whether the kernel multiplies tiles if the operator has a product.
     multiplies: bool,
     effects: Effects,
-    /// Name of the kernel's form for messages that consist of packs (units of 48 bytes), and the
-    /// collective of the message; `None` for a kernel without the LL protocol.
+    /// For a kernel with the LL protocol: the name of its version for messages that consist of
+    /// packs (units of 48 bytes), and the collective of the message. Otherwise `None`.
     ll: Option<(&'static str, Collective)>,
 }
 
 impl Kernel {
-    /// Row of the kernel. Collectives with a root have root 0 here.
+    /// Properties of the kernel. A collective with a root has root 0 here, because the table does
+    /// not know the call's root.
     fn row(self) -> Row {
         use Kernel::*;
         const NONE: Effects = Effects::NONE;
@@ -220,8 +220,8 @@ impl Kernel {
         self.row().ll.map(|(packs, _)| packs)
     }
 
-    /// Division of the kernel's message into items of the LL protocol; `None` for kernels that do
-    /// not use this protocol.
+    /// Division of the kernel's message into items (eight bytes each) of the LL protocol; `None`
+    /// for kernels that do not use this protocol.
     pub(crate) fn items(self, args: &OpArgs) -> Option<Items> {
         let collective = match self.row().ll?.1 {
             Collective::Broadcast { .. } => Collective::Broadcast { root: args.root },

@@ -5,7 +5,7 @@ use iris_heap::{BackendKind, DType};
 use crate::target::library_workspace;
 
 /// Choice of the implementation of whole-matrix GEMMs. Operands that no whole-matrix GEMM supports
-/// are multiplied by the tile GEMM, whatever the choice.
+/// are multiplied by the tile GEMM (the product of the fused kernels), whatever the choice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Library {
     /// The built-in GEMM for shapes for which it was measured to be faster than the vendor's
@@ -67,7 +67,8 @@ pub struct GemmRequest {
     pub dtype: DType,
     /// Element type of C, or of the partial that is sent to other ranks.
     pub output: DType,
-    /// Rows and columns of a tile of the tile GEMM, for calls that the library cannot do.
+    /// Rows and columns of a tile of the tile GEMM, which multiplies if the library cannot do the
+    /// call.
     pub tile: (u32, u32),
     /// Rows and columns of C per signal, for a GEMM that stores each tile to the rank that owns it;
     /// `None` for a GEMM that stores all tiles locally.

@@ -29,7 +29,7 @@ pub use step_order::At;
 pub(crate) use step_order::walk;
 pub use workspace_areas::{Area, Areas, Sizes};
 
-/// Defines an enum, and for each of its values the text with which programs are printed.
+/// Defines an enum whose values implement `Display`, with the words that a printed program shows.
 macro_rules! vocabulary {
     ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $name:ident = $words:literal,)* }) => {
         $(#[$doc])*
@@ -53,22 +53,22 @@ mod show;
 mod step_order;
 mod workspace_areas;
 
-/// Steps of a call for one class of message sizes.
+/// Steps of an operator's call, as data. A plan has one program for each class of message sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     /// Alternatives, most preferred first; the last one has no conditions.
     pub alternatives: &'static [Alternative],
-    /// Position of the RMSNorm in a call, if there is one.
+    /// Where the RMSNorm of the result is computed, if the operator has one.
     pub norm: Norm,
     /// Ranks that take part in the call of a `Barrier` operator; only programs with
     /// [`Work::BarrierCall`] read it.
     pub members: Members,
-    /// Step between nodes that may be in flight on the device while the program runs; `None` if
-    /// there is none.
+    /// Step of a collective between nodes (for example a kernel of NCCL) that may run on the device
+    /// at the same time as the program; `None` if there is none.
     pub overlap: Option<Overlap>,
 }
 
-/// Position of the RMSNorm in a program, if it has one.
+/// Where a program computes the RMSNorm of the result, if the operator has one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Norm {
     /// The call has no RMSNorm.
@@ -81,8 +81,7 @@ pub enum Norm {
     Last,
 }
 
-/// Alternative way to perform a call: conditions, and the steps that are enqueued if the call meets
-/// them.
+/// One way to perform a call: the steps to enqueue, and the conditions that the call must meet.
 #[derive(Clone, Copy, Debug)]
 pub struct Alternative {
     /// Conditions; a call must meet all of them.
@@ -94,7 +93,7 @@ pub struct Alternative {
 }
 
 vocabulary! {
-    /// Condition that a call must meet to be done by an [`Alternative`].
+    /// Condition that a call must meet to use an [`Alternative`], one of a program's step lists.
     When {
         /// One GEMM launch can also exchange the message: there is a build for the operands, and
         /// all tiles of the GEMM are resident on the device at once.
@@ -174,7 +173,7 @@ pub enum Work {
     /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
     /// call.
     Barrier(u32),
-    /// Whole call of a `Barrier` operator: barrier of the ranks in [`Program::members`].
+    /// Whole call of a `Barrier` operator: one barrier of the ranks in [`Program::members`].
     BarrierCall,
     /// RMSNorm of the rows of C.
     RmsNorm,
@@ -185,7 +184,7 @@ pub enum Work {
 pub enum KernelOperands {
     /// Matrices A, B and C of the call itself.
     Call,
-    /// Workspace area in place of the product of A and B.
+    /// Matrix in the workspace, which the kernel reads in place of multiplying A and B.
     Area(Area),
     /// Rows of C that this rank owns and that an earlier step has computed.
     OwnRows,
@@ -280,7 +279,8 @@ pub enum Core {
     Gated,
     /// Built-in GEMM that stores its tiles directly at the peers that own or need them.
     Storing {
-        /// Whether tiles of this rank's partial are stored at their owners ([`Transfer::Blocks`]).
+        /// Whether tiles of this rank's partial product are stored at the ranks that own their rows
+        /// ([`Transfer::Blocks`]).
         blocks: bool,
         /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
@@ -320,7 +320,7 @@ impl Program {
         Program { alternatives, norm: Norm::None, members, overlap: None }
     }
 
-    /// Items of an alternative, followed by the RMSNorm if it is a separate step.
+    /// Steps and loops of an alternative, followed by the RMSNorm if it is a separate step.
     pub fn items<'a>(&self, of: &'a Alternative) -> impl Iterator<Item = &'a Item> + use<'a> {
         const NORM: Item = step(Work::RmsNorm);
         let last = match self.norm {
@@ -405,7 +405,8 @@ impl Target {
 }
 
 impl Work {
-    /// Transfer to which the work belongs; `None` for kernels over tiles and GEMMs.
+    /// Transfer of rows between ranks to which the work belongs; `None` for kernels over tiles and
+    /// for GEMMs.
     pub(crate) fn transfer(self) -> Option<Transfer> {
         match self {
             Work::Open(of)
@@ -443,8 +444,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::AfterOpen
             }
-            // Copies are not kernel launches. So neither the copies, nor the step that closes the
-            // call after them, can begin during the previous launch.
+            // Only a kernel that follows a kernel can begin early. Copies are no kernel launches,
+            // and the step that closes the call follows copies.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }

@@ -20,7 +20,8 @@ pub fn split(total: u32, parts: u32, part: u32) -> Range<u32> {
     start..start + each + u32::from(part < more)
 }
 
-/// Number of the part of [`split`] that contains item `at`.
+/// Number of the part that contains item `at`, if [`split`] divides `total` items into `parts`
+/// parts.
 pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     let (each, more) = (total / parts, total % parts);
     let long = more * (each + 1);
@@ -100,7 +101,7 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
+    /// Grid of the rows of `rank` alone, in which row 0 is the first row of `rank`.
     pub fn part(&self, rank: u32) -> Grid {
         let rows = split(self.grid.rows, self.size, rank);
         Grid { rows: rows.end - rows.start, ..self.grid }
@@ -146,16 +147,16 @@ impl SplitGrid {
 /// Dimension of A that is split over the ranks, for an all-gather before the product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Shard {
-    /// Rank r passes the rows `split(m, size, r)` of A.
+    /// A is split by rows: rank r has the rows `split(m, size, r)`.
     #[default]
     Rows,
-    /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
-    /// before the parts of its peers.
+    /// A is split by columns: rank r has the columns `split(k, size, r)`. Each rank multiplies its
+    /// own part of K before the parts of its peers.
     Columns,
 }
 
-/// Units of a staged gather of A (`m` x `k`), each from one rank, and the tiles of C that need
-/// them.
+/// Units of a staged gather: the pieces of A (`m` x `k`) that a rank fetches one by one from its
+/// peers while it multiplies. Also the tiles of C that need each unit.
 ///
 /// A unit is `tile_m` rows by one group of `k_group` columns; at the boundary of a shard it may be
 /// smaller in both dimensions. Units are numbered source by source. Within a source, they are
@@ -181,7 +182,8 @@ impl Units {
         }
     }
 
-    /// Numbers of row blocks and of K groups into which the shard of `source` is divided.
+    /// Number of row blocks, and number of groups of columns, into which the shard of `source` is
+    /// divided.
     pub fn blocks(&self, source: u32) -> (u32, u32) {
         let (rows, cols) = self.shard_of(source);
         let rows = (rows.end - rows.start).div_ceil(self.tile_m);
@@ -209,8 +211,8 @@ impl Units {
         (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
     }
 
-    /// Number of the unit of `source` in row block `row` and K group `group`, which are counted
-    /// within the shard of `source`.
+    /// Number of the unit at row block `row` and column group `group` of the shard of rank
+    /// `source`.
     pub fn unit(&self, source: u32, row: u32, group: u32) -> u32 {
         let (rows, groups) = self.blocks(source);
         let within = if self.m_contiguous { group * rows + row } else { row * groups + group };
@@ -258,12 +260,12 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Returns the item at `position` when `rank` takes the items of all other ranks round-robin,
-    /// as (source rank, index among the items of the source). `of(source)` is the number of items
-    /// of a rank.
+    /// Order in which `rank` takes row blocks or units of all other ranks, round-robin. Returns the
+    /// one at `position` as (source rank, index among those of the source). `of(source)` is their
+    /// number at a rank.
     ///
     /// Each round begins with the rank after `rank`, so that all links are busy at once. Some ranks
-    /// may have more items than the rest, all by the same number; these additional items come last.
+    /// may have more items than the rest, all by the same number. The additional items come last.
     fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
         let others = || (1..self.size).map(|step| (rank + step) % self.size);
         let least = others().map(&of).min().unwrap_or(0);
@@ -344,8 +346,8 @@ pub enum Collective {
         /// Rank that sends its message.
         root: u32,
     },
-    /// All-reduce, or broadcast of the root's message, in two hops: [`Parts`] of the message go to
-    /// their owners, and from these to all ranks.
+    /// All-reduce, or broadcast of the root's message, in two hops: each rank owns one of the
+    /// [`Parts`] of the message. A part goes first to its owner, and from there to all ranks.
     TwoShot {
         /// Rank that sends its message; `None` for an all-reduce.
         root: Option<u32>,
@@ -379,8 +381,9 @@ pub struct Items {
     pub per_item: u32,
 }
 
-/// Number of packs (three vectors of 16 bytes each) of a message of `items` items of eight bytes.
-/// The vectors of [`PACK_LANES`] packs are interleaved.
+/// Number of packs of a message of `items` items of eight bytes. A pack is three vectors of 16
+/// bytes; vectors of [`PACK_LANES`] packs are interleaved, so that a wave's accesses are
+/// contiguous.
 pub fn packs(items: u32) -> u32 {
     let vectors = items.div_ceil(2);
     let block = 3 * PACK_LANES;
@@ -404,8 +407,8 @@ impl Items {
         }
     }
 
-    /// Number of items that `from` sends to `to`. It saturates at `u32::MAX`; every plan refuses
-    /// that number.
+    /// Number of items that `from` sends to `to`. A larger number is returned as `u32::MAX`, which
+    /// every plan refuses.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         if let Some(parts) = self.parts() {
             return parts.sent(from, to);
@@ -419,14 +422,15 @@ impl Items {
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
     }
 
-    /// Parts of the message, for a collective in two hops.
+    /// Parts of the message, each owned by one rank, for a collective in two hops; otherwise
+    /// `None`.
     pub fn parts(&self) -> Option<Parts> {
         let Collective::TwoShot { root } = self.collective else { return None };
         Some(Parts { size: self.size, items: self.of_rows(self.rows), root })
     }
 
-    /// Number of items that are divided among the threads of a rank. Each thread has the same share
-    /// of the items for each peer, and in two hops the same share of each part.
+    /// Number of items that are divided among the threads of a rank: those for one peer, or in two
+    /// hops those of one part. A thread has the same share for each peer, or of each part.
     pub fn shared(&self) -> u32 {
         self.parts().map_or_else(|| self.most(), |parts| parts.longest())
     }
@@ -440,12 +444,13 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // Part 0 is as large as any other part, because `split` gives the remainder to the first
-        // parts.
+        // No rank's part is larger than that of rank 0, because `split` gives the remainder to the
+        // first ranks.
         self.sent(root, 0)
     }
 
-    /// [`Items::shared`] as a number of packs, for a message that consists of packs.
+    /// Like [`Items::shared`], but counted in packs (48 bytes), for a message that consists of
+    /// packs.
     pub fn shared_packs(&self) -> u32 {
         match self.parts() {
             Some(parts) => packs(parts.items).div_ceil(self.size),
@@ -499,8 +504,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Returns (owner, tile) at `position`. `owner` is the distance of the tile's owner from the
-    /// rank after this one: 0 is that rank, and `ranks - 1` is this rank. `tile` is an index among
+    /// Returns (owner, tile) of the tile that is multiplied at `position`. `owner` is counted from
+    /// the next rank on: 0 is the next rank, and `ranks - 1` is this rank. `tile` is an index among
     /// the owner's tiles.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
@@ -522,8 +527,8 @@ impl Rounds {
     }
 }
 
-/// Order of arrival of rows that are gathered while they are multiplied. Each rank has `rows` rows
-/// and sends them in parts of `part` rows; the last part may be smaller.
+/// Order in which rows of A arrive from all ranks at a GEMM that multiplies them meanwhile. Each
+/// rank has `rows` rows and sends them in parts of `part` rows; the last part may be smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Arriving {

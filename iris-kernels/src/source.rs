@@ -25,7 +25,8 @@ pub enum SourceKind {
     /// Kernel that copies or normalises a rank's own rows. It is built so that two workgroups fit
     /// on a multiprocessor.
     Local,
-    /// Message kernels without a GEMM, compiled without element type and tile size.
+    /// Kernels that only exchange data between ranks. They have no GEMM, so they are compiled
+    /// without element type and tile size.
     Message,
     /// Tile GEMM with or without a message, compiled for one element type and tile size.
     TileGemm,
@@ -135,8 +136,8 @@ pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90_one_shot.cu",
 ];
 
-/// Hash of all sources. Ranks whose kernels come from different sources cannot make an operator
-/// together.
+/// Hash of all sources, which ranks compare. Ranks whose kernels come from different sources cannot
+/// make an operator together.
 pub fn hash() -> u128 {
     static HASH: OnceLock<u128> = OnceLock::new();
     *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain(GEMMS)))

@@ -1,4 +1,5 @@
-//! Compilation target of kernels; the only file of the crate that distinguishes kinds of device.
+//! Compilation target of kernels. This is the only file of the crate that distinguishes kinds of
+//! device (CUDA, HIP, CPU).
 
 use std::sync::{Arc, OnceLock};
 

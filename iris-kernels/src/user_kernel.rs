@@ -83,12 +83,11 @@ impl UserKernel {
     /// made for the call; `args` are the bytes of the other parameters. Issue the operator call
     /// next: a kernel that waits for a call which never comes ends with a fault at its deadline.
     ///
-    /// A waiting workgroup occupies a multiprocessor, so there must be one for each workgroup of
-    /// the operator and of this kernel. Together they may have at most
-    /// [`SymmetricHeap::workgroups`] workgroups, this rank's share of the multiprocessors. To leave
-    /// room, plan the operator with `Options::reserve_sms(groups)` on all ranks. All workgroups are
-    /// then resident, whatever resources each needs, as long as no other kernel waits on the
-    /// device.
+    /// A waiting workgroup occupies a multiprocessor, so each workgroup of the operator and of this
+    /// kernel needs its own. Together they may have at most [`SymmetricHeap::workgroups`]
+    /// workgroups, this rank's share of the multiprocessors. To leave room, plan the operator with
+    /// `Options::reserve_sms(groups)` on all ranks. All workgroups are then resident, whatever
+    /// resources each needs, as long as no other kernel waits on the device.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the

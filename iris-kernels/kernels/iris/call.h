@@ -24,14 +24,16 @@ class Call {
     IRIS_DEVICE bool reached_by(i32 seen) const {
         return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(value)) >= 0;
     }
-    /// Parity of the call, which selects the slot that the call uses: 0 or 1.
+    /// Parity of the call number, 0 or 1: it selects one of two receive buffers (slots), which calls use in
+    /// turn.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
-    /// Returns the previous call that used the same slot.
+    /// Returns the call before the previous one: it used the same receive buffer (slot) as this call.
     IRIS_DEVICE Call of_same_slot_before() const {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }
-    /// Whether this call refreshes the unused LL words of its slot, so that their numbers never
-    /// become 2^31 calls old. True for one call of each parity in every REFRESH_PERIOD calls.
+    /// Whether this call stores a new number into the unused LL words of its receive buffer (slot), so that
+    /// their numbers never become 2^31 calls old. True for one call of each parity in every REFRESH_PERIOD
+    /// calls.
     IRIS_DEVICE bool refreshes_slot() const {
         return (static_cast<u32>(value) & (REFRESH_PERIOD - 1)) <= 1;
     }

@@ -19,8 +19,9 @@ struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
-    /// Number of pairs of LL words from one rank to another, which lie after the barrier words; and
-    /// number of packs, whose quads use the memory of the last of these pairs.
+    /// `pair_count`: number of pairs of LL words for data from one rank to another; they lie after the
+    /// barrier words. `pack_count`: number of packs (48 bytes of data), whose 128-bit words use the memory of
+    /// the last of these pairs.
     u32 pair_count, pack_count;
 
     /// Returns the peer `step` (1 to size - 1) ranks after this one. In a loop over `step`, each
@@ -68,9 +69,9 @@ struct Words : Memory {
         const u64 number = u64(parity * channel.size + source) * channel.pair_count + pair;
         return heap.pair(at, channel.barriers + 2 * channel.size * LINE_WORDS + number * 4);
     }
-    /// Number of the first pair whose memory a quad uses.
+    /// Number of the first pair whose memory is used by a quad (LL word of 128 bits).
     IRIS_DEVICE u32 first_quad() const { return channel.pair_count - QUADS * channel.pack_count; }
-    /// First quad of a pack; the next one is PACK_LANES pairs later.
+    /// First quad (LL word of 128 bits) of a pack; the pack's next quad lies PACK_LANES pairs later.
     IRIS_DEVICE SymPair pack(u32 at, u32 source, u32 parity, u32 pack) const {
         const u32 before = pack / PACK_LANES * QUADS * PACK_LANES + pack % PACK_LANES;
         return pair(at, source, parity, first_quad() + before);

@@ -6,9 +6,9 @@
 
 #include "iris/port.h"
 
-// Rows: name, code as in Matrix::dtype, bytes of an element, roles (bits of iris::Role). The last list has all
-// types, the list before only types with a role, the first ones 16-bit types; TRIED is the order in which a kernel
-// tries them.
+// Lists of element types, with one row per type: name, code as in Matrix::dtype, bytes of an element, roles
+// (bits of iris::Role). IRIS_DTYPES has all types, IRIS_DTYPES_USED the types with a role, IRIS_DTYPES_16
+// those of 16 bits; IRIS_DTYPES_16_TRIED is the order in which a kernel tries the 16-bit types.
 #define IRIS_DTYPES_16(X) X(F16, 1, 2, ANY_ROLE) X(BF16, 2, 2, ANY_ROLE)
 #define IRIS_DTYPES_16_TRIED(X) X(BF16) X(F16)
 #define IRIS_DTYPES_USED(X) X(F32, 0, 4, ANY_ROLE) IRIS_DTYPES_16(X)
@@ -43,8 +43,9 @@
 #define IRIS_FACTOR_MMA IRIS_OF(IRIS_MMA_, IRIS_FACTOR)
 #define IRIS_RESULT_MMA IRIS_OF(IRIS_MMA_, IRIS_RESULT)
 
-// Condition of the arm of a type in a chain of arms, its label in a switch, and the end of both. In tests on a
-// host any other code traps. A device gets no other code, because the host refuses it, so the last arm needs no
+// Macros for code that decides by element type: IRIS_IS is the condition for a type in a chain of ifs,
+// IRIS_LABEL_name its label in a switch, and IRIS_NO_OTHER_TYPE ends the chain or switch. In tests on a host
+// any other code traps. A device gets no other code, because the host refuses it, so the last arm needs no
 // test.
 #define IRIS_LABEL_F32 case F32
 #define IRIS_LABEL_F16 case F16
@@ -78,7 +79,7 @@ enum : u32 {
 IRIS_DTYPES_USED(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Row of a type, as constants.
+/// Size and roles of an element type, as compile-time constants.
 template <u32 CODE> struct Dtype;
 #define IRIS_ROW(name, code, bytes, roles)                                                         \
     template <> struct Dtype<name> {                                                                 \
@@ -109,7 +110,7 @@ IRIS_DEVICE constexpr u32 item_elements(u32 dtype) {
     IRIS_NO_OTHER_TYPE;
 }
 
-/// Ends a test on a host if the type has no role.
+/// In tests on a host, traps if kernels do not use the type. On a device it does nothing.
 IRIS_DEVICE void known(u32 dtype) { (void)element_bytes(dtype); }
 
 /// Conversions of a 16-bit type.
@@ -279,8 +280,9 @@ IRIS_DEVICE void pack_item(u32 dtype, const ItemValues& values, u32 (&data)[2]) 
 }
 
 #if !IRIS_PORT_CUDA
-// Matrix instruction of AMD (MFMA): elements of each factor that a lane passes to one, and on a device their
-// type and the builtins for blocks of 32 x 32 and of 16 x 16.
+// MFMA, AMD's matrix instruction, for an element type: number of elements of each factor that a lane passes
+// to one instruction, and on a device the type of these operands and the builtins for blocks of 32 x 32 and
+// of 16 x 16.
 template <u32 CODE> struct MfmaOf;
 #if IRIS_HAS_MFMA && IRIS_PORT_HIP
 #define IRIS_LANE(count, type) type __attribute__((ext_vector_type(count)))

@@ -1,4 +1,5 @@
-// Entry records and credits; transcribes iris_sync::entry.
+// Entry of ranks into a call: records, which a rank publishes to its peers, and credits, by which it knows
+// that a peer has entered the previous call; transcribes iris_sync::entry.
 #ifndef IRIS_ENTRY_H
 #define IRIS_ENTRY_H
 
@@ -16,8 +17,9 @@ struct Record {
 };
 static_assert(sizeof(Record) == 44, "the layout of iris_sync::Record has another size");
 
-/// Entry records and credits: they guarantee that a slot is overwritten only after its last reader
-/// has finished.
+/// Functions with which a rank enters a call. A rank writes to a slot (receive buffer) of a peer only after
+/// that peer has entered the previous call, which is the peer's credit: the peer then no longer reads the
+/// slot's old contents.
 namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }

@@ -10,8 +10,8 @@
 
 namespace iris::ll {
 
-/// Number of pairs in the header: the fields of an entry record that ranks must agree on, two per
-/// pair.
+/// Number of pairs of LL words in the header, which has the fields of an entry record that ranks must agree
+/// on, two per pair.
 constexpr u32 HEAD = FIELDS / 2;
 
 /// Largest number of sources that one wait polls together. The number is bounded because a thread
@@ -152,8 +152,8 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
     }
 }
 
-/// Wait for pair number `pair` of each of `sources`, and pass the data to `take` in ascending order
-/// of sources, until `take` returns false. Any thread may call this function.
+/// Wait for pair number `pair` (two LL words) from each of the ranks `sources`, and pass the data to `take`
+/// in ascending order of sources, until `take` returns false. Any thread may call this function.
 template <u32 N = SOURCES, class Take>
 IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
     const Batch<1, 1> batch{pair, 0, 1};
@@ -177,14 +177,14 @@ struct Used {
     u32 pairs, packs;
 };
 
-/// Unit of 8 bytes: two LL words of 64 bits.
+/// Item of 8 bytes, which is sent as two LL words of 64 bits (a pair).
 struct Ll64 {
     /// Number of 32-bit words of data.
     static constexpr u32 WORDS = 2;
     /// Bytes that the item takes with its flags.
     static constexpr u32 BYTES = 16;
 
-    /// Number of items of a message of `pairs` pairs.
+    /// Number of items of a message whose data would fill `pairs` pairs of LL words.
     IRIS_DEVICE static constexpr u32 count(u32 pairs) { return pairs; }
 
     /// Number of peers whose items a thread loads before it pushes the first of these items.
@@ -205,8 +205,8 @@ struct Ll64 {
     }
 };
 
-/// Pack: unit of 48 bytes, three vectors of 16, in four quads (LL words of 128 bits). Each of the
-/// first three quads has the first three words of a vector; the last quad has the last word of each
+/// Pack: item of 48 bytes (three vectors of 16), which is sent as four quads (LL words of 128 bits). Each of
+/// the first three quads has the first three words of a vector; the last quad has the last word of each
 /// vector.
 struct Ll128 {
     static constexpr u32 WORDS = 12, BYTES = 64;
@@ -302,8 +302,8 @@ struct Share {
     }
 };
 
-/// Rows of a workgroup: `first`, `first + step`, ... In each row, this thread takes every
-/// `threads`-th piece, beginning with piece number `thread`.
+/// Rows of a workgroup: `first`, `first + step`, ... In each row, this thread takes every `threads`-th piece
+/// (some adjacent items), beginning with piece number `thread`.
 struct RowShare {
     u32 first, step, thread, threads;
 
@@ -343,7 +343,7 @@ struct Strip {
     }
 };
 
-/// Push this thread's share of the header pairs to the peers `to`.
+/// Push this thread's share of the header (the call parameters that ranks compare) to the peers `to`.
 IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members to, Share share) {
     IRIS_NO_UNROLL
@@ -359,8 +359,8 @@ IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 
     }
 }
 
-/// Wait for this thread's share of the header pairs of `sources`, and compare them with this rank's
-/// record. Returns false if they differ or the wait fails.
+/// Wait for this thread's share of the headers (call parameters) of the ranks `sources`, and compare them
+/// with this rank's record. Returns false if they differ or the wait fails.
 template <u32 N>
 IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members sources, Share share) {
@@ -382,11 +382,11 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
     return true;
 }
 
-/// Refresh the LL words of this call's slot that the call has not used, so that no flag becomes
-/// 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not have read
-/// them yet. All other words get the number of the previous call of this parity. All threads of the
-/// last workgroup call this function and share the words, in one call of each parity per
-/// REFRESH_PERIOD calls.
+/// Store a new flag into the LL words of this call's slot (receive buffer) that the call has not used, so
+/// that no flag becomes 2^31 calls old. The words `used(peer)` are not refreshed, because the peer may not
+/// have read them yet. All other words get the number of the previous call of this parity. All threads of the
+/// last workgroup call this function and share the words, in one call of each parity per REFRESH_PERIOD
+/// calls.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

@@ -134,8 +134,8 @@ enum class Site : int {
     Waited,
     /// Barrier before a workgroup is counted as finished.
     Finish,
-    /// Barrier after the count and before a refresh: the work of all workgroups must precede the
-    /// stores of all threads of the last one.
+    /// Barrier after the last workgroup was counted as finished and before it refreshes words: the work of
+    /// all workgroups must precede the stores of all threads of the last one.
     Refresh,
     /// Barrier in the body of an op, for the op's own shared memory or scratch.
     Body,

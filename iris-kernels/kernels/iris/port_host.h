@@ -1,7 +1,7 @@
-// Host form of port.h: every access to shared memory, every barrier and every wait calls a hook,
-// which a model checker or a test harness defines. Orders and scopes are passed as constants from
-// the table in memory.h, together with the access number, so that a mutant (a protocol with one
-// rule broken on purpose) can replace them.
+// Host form of port.h: every access to data that threads or ranks share, every barrier and every wait calls a
+// hook, which a model checker or a test harness defines. Orders and scopes are passed as constants from the
+// table in memory.h, together with the access number, so that a mutant (a protocol with one rule broken on
+// purpose) can replace them.
 //
 // Hooks may unwind (in Rust: extern "C-unwind"), so compile with -fexceptions.
 #ifndef IRIS_PORT_HOST_H

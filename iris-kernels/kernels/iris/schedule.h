@@ -62,8 +62,8 @@ struct Grid {
 /// Rank that reduces tile `tile` of a two-shot or accumulating all-reduce.
 IRIS_DEVICE u32 owner_of(u32 tile, u32 size) { return tile % size; }
 
-/// Number of items of each rank; items are numbered rank by rank. The first `more` of the `size`
-/// ranks have `longer` items each, the other ranks `shorter`.
+/// Number of items (tiles, row blocks or units) of each rank; items are numbered rank by rank. The first
+/// `more` of the `size` ranks have `longer` items each, the other ranks `shorter`.
 struct Shares {
     u32 size, more, longer, shorter;
 
@@ -75,8 +75,8 @@ struct Shares {
     }
     /// Shares of `count` items for every rank.
     IRIS_DEVICE static Shares even(u32 size, u32 count) { return Shares{size, 0, count, count}; }
-    /// Shares whose numbers of items are the products of those of both factors, one of which must
-    /// be even().
+    /// Shares in which each rank's number of items is the product of its numbers in this value and in
+    /// `other`. One of the two values must be even().
     IRIS_DEVICE Shares times(const Shares& other) const {
         return Shares{size, more + other.more, longer * other.longer, shorter * other.shorter};
     }
@@ -123,7 +123,7 @@ struct SplitGrid {
     IRIS_DEVICE Shares shares() const {
         return Shares::of_split(grid.rows, size, grid.tile_m).times(Shares::even(size, grid.across()));
     }
-    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
+    /// Grid of the rows of `rank` alone, in which row 0 is the first row of `rank`.
     IRIS_DEVICE Grid part(u32 rank) const {
         return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
     }
@@ -172,8 +172,7 @@ struct Units {
     IRIS_DEVICE u32 units() const { return shares().total(); }
     /// Returns the rank whose shard contains `unit`.
     IRIS_DEVICE u32 source(u32 unit) const { return shares().owner(unit); }
-    /// Number of the unit of `source` in row block `row` and K group `group` of the shard of
-    /// `source`.
+    /// Number of the unit at row block `row` and column group `group` of the shard of rank `source`.
     IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
         const u32 rows = row_block_shares().of(source), groups = group_shares().of(source);
         const u32 within = m_contiguous ? group * rows + row : row * groups + group;
@@ -348,8 +347,8 @@ struct Rounds {
     }
 };
 
-/// Order of arrival of rows that are gathered while they are multiplied. Each rank has `rows` rows,
-/// in parts of `part` rows; the last part may be smaller.
+/// Order in which rows of A arrive from all ranks at a GEMM that multiplies them meanwhile. Each rank has
+/// `rows` rows and sends them in parts of `part` rows; the last part may be smaller.
 struct Arriving {
     u32 rows, part, size, rank;
     /// Returns the row that arrives at position `turn`. This rank's own rows come first, then the

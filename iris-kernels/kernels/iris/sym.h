@@ -15,7 +15,8 @@ namespace iris {
 /// Largest number of ranks of a world.
 constexpr u32 MAX_RANKS = 64;
 
-/// Index of the sticky abort word in every rank's signal segment.
+/// Index, in every rank's signal segment, of the abort word, which tells the rank to give up and is never
+/// reset.
 constexpr u32 ABORT_WORD = 0;
 
 namespace detail {

@@ -14,7 +14,8 @@ namespace iris {
 
 /// Kind of the synchronisation words that signal the arrival of a tile of C.
 enum class Arrival : u32 {
-    /// Words that signal a reduced tile of a two-shot; the owner of tile t is rank t mod size.
+    /// Words that signal a reduced tile in a two-shot all-reduce. Rank t mod size reduces tile t and signals
+    /// it.
     Results,
     /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
     /// sends its part.

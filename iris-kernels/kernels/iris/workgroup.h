@@ -46,20 +46,21 @@ class Workgroup {
     Trace trace;
 
     IRIS_DEVICE Call call() const { return number; }
-    /// Parity of the call, which selects the slot that the call uses: 0 or 1.
+    /// Parity of the call number, 0 or 1: it selects one of two receive buffers (slots), which calls use in
+    /// turn.
     IRIS_DEVICE u32 parity() const { return number.parity(); }
     IRIS_DEVICE u32 rank() const { return m.channel.rank; }
     IRIS_DEVICE u32 size() const { return m.channel.size; }
     IRIS_DEVICE u32 peer(u32 step) const { return m.channel.peer(step); }
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const { return m.channel.peer_in_turn(step, turn); }
 
-    /// Check at the start of a later launch of a call that the rank has not given up; false if it
-    /// has. A launch that begins with credit() or barrier() needs no such check.
+    /// Check at the start of a later launch of a call that the rank has not given up; false if it has. A
+    /// launch that begins with credit() or barrier() needs no such check, because these functions check it.
     [[nodiscard]] IRIS_DEVICE bool check_not_aborted() { return all_not_aborted(Site::Waited); }
 
-    /// Publish this rank's entry record at every peer. Only workgroup 0 publishes, and it does so
-    /// before anything else. It publishes even if the rank has nothing to send, because peers wait
-    /// for the entry.
+    /// Publish this rank's entry record (the number and parameters of the call) at every peer. Only workgroup
+    /// 0 publishes, and it does so before anything else. It publishes even if the rank has nothing to send,
+    /// because peers wait for the entry.
     [[nodiscard]] IRIS_DEVICE bool enter() {
         if (index == 0) {
             const u64 all = others();
@@ -93,10 +94,10 @@ class Workgroup {
         return true;
     }
 
-    /// Share of this thread in the LL items. The last wave gets no items: it pushes the header,
-    /// announces the entry, or counts the workgroup as finished. The last of several workgroups gets
-    /// none either, so that the release of the entry does not wait for the arrival of items. A
-    /// workgroup of one wave does all of this first and then pushes the items.
+    /// Share of this thread in the items of an LL message. The last wave gets no items: it pushes the header,
+    /// announces the entry, or counts the workgroup as finished. The last of several workgroups gets none
+    /// either, so that the release of the entry does not wait for the arrival of items. A workgroup of one
+    /// wave does all of this first and then pushes the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers(), groups = carrying();
         if (port::thread() >= carriers || index >= groups) return ll::Share{~0u, 1};
@@ -127,14 +128,14 @@ class Workgroup {
         if (port::thread() == thread && count_one()) advance();
     }
 
-    /// Push this rank's header to the peers `to`, and announce its entry to every peer. The last
-    /// wave of workgroup 0 pushes the header, and the last wave of the last workgroup announces the
-    /// entry. If there are two workgroups, these are different ones, because the release of the
-    /// entry takes a round trip, and after a header it would take a second one. A single workgroup
-    /// pushes the header first: peers wait for it in this call, but for the entry only in the next
-    /// call. No entry record is written, because the release of a record would wait for the arrival
-    /// of the data. If a peer makes a call without LL words in place of this one, it compares its
-    /// record with that of an older call of this rank, and reports the difference.
+    /// Push this rank's header (its call parameters, as LL words) to the peers `to`, and announce to every
+    /// peer that this rank has entered the call. The last wave of workgroup 0 pushes the header, and the last
+    /// wave of the last workgroup announces the entry. If there are two workgroups, these are different ones,
+    /// because the release of the entry takes a round trip, and after a header it would take a second one. A
+    /// single workgroup pushes the header first: peers wait for it in this call, but for the entry only in
+    /// the next call. No entry record is written, because the release of a record would wait for the arrival
+    /// of the data. If a peer makes a call without LL words in place of this one, it compares its record with
+    /// that of an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
         ll::push_head(m, number, own, sequence, to, beside(0));
         const ll::Share share = beside(count - 1);
@@ -144,9 +145,9 @@ class Workgroup {
         }
     }
 
-    /// Wait for the headers of `sources` and compare them with this rank's record. Only the last
-    /// wave of workgroup 0 acts. Returns false only on threads that find a difference, so
-    /// leave_together() must follow.
+    /// Wait for the headers (call parameters, as LL words) of the ranks `sources` and compare them with this
+    /// rank's record. Only the last wave of workgroup 0 acts. Returns false only on threads that find a
+    /// difference, so leave_together() must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside(0));
     }
@@ -406,9 +407,10 @@ class Workgroup {
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// Load credit words before the call number is known. Threads 2i and 2i + 1 load the two words
-    /// of the i-th peer, one word for each parity of call numbers. The thread that loaded the word
-    /// of the previous call's parity then waits for the credit. Returns false if that wait fails.
+    /// Load credit words, which say which calls the peers have entered, before this call's number is known.
+    /// Threads 2i and 2i + 1 load the two words of the i-th peer, one word for each parity of call numbers.
+    /// The thread that loaded the word of the previous call's parity then waits for the credit. Returns false
+    /// if that wait fails.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -535,10 +537,10 @@ class Workgroup {
         return true;
     }
 
-    /// Store this call's number into this thread's share of the words that this rank writes. All
-    /// workgroups of the rank have finished. The acquire of the last count and the barrier after it
-    /// order the tiles of these workgroups before these release stores. So a peer that sees a
-    /// refreshed word instead of a signal still sees the tiles.
+    /// Store this call's number into this thread's share of all words that this rank writes, so that no word
+    /// becomes 2^31 calls old. All workgroups of the rank have finished. The acquire of the last count and
+    /// the barrier after it order the tiles of these workgroups before these release stores. So a peer that
+    /// sees a refreshed word instead of a signal still sees the tiles.
     IRIS_DEVICE void stamp() {
         share_of_peers(others(), [&](u32 peer) {
             // Done words (which say that a rank has finished reading a peer's memory) are refreshed

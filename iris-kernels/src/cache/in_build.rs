@@ -8,15 +8,16 @@ use std::time::SystemTime;
 
 use super::{Cache, Key};
 
-/// File that cargo keeps in the folder of a profile, such as `target/release`.
+/// File that cargo keeps in the folder of a profile, such as `target/release`. A folder that has
+/// this file is taken for cargo's build folder.
 const MARK: &str = ".cargo-lock";
 
 /// Size in bytes above which the oldest entries are removed.
 const LIMIT: u64 = 1 << 30;
 
 /// Returns the result of `compile`, which must depend on `key` alone. If cargo has built this
-/// program, the result is kept in the build folder (`target/release/compiled`), from which later
-/// calls of all programs there take it. Errors are not kept.
+/// program, the result is stored in the build folder (`target/release/compiled`). Later calls, also
+/// by other programs of the same folder, take it from there. Errors are not stored.
 ///
 /// # Errors
 /// The error of `compile`.
@@ -64,7 +65,7 @@ fn shrink(folder: &Path, limit: u64) {
         if size <= limit / 2 {
             break;
         }
-        // Another program may have removed the entry already.
+        // A failure is ignored, because another program may have removed the entry already.
         let _ = fs::remove_file(path);
         size -= bytes;
     }

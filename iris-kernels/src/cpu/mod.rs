@@ -1,5 +1,5 @@
-//! CPU kernels: the skeletons of [`iris_sync::flow`] over the words of a mapped heap, with the
-//! `gemm` crate for matrix products. Sums are f32 for every element type.
+//! CPU kernels: the protocols of [`iris_sync::flow`], run on the synchronisation words of a mapped
+//! heap, with the `gemm` crate for matrix products. Sums are f32 for every element type.
 
 #![allow(unsafe_code, reason = "kernels over memory that other ranks write")]
 
@@ -127,8 +127,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::TileRoutes::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::TileRoutes::AllToAll(split), 0),
         Kernel::Results => {
-            // The first signal of the results follows the signals of Kernel::Blocks, of which there is
-            // one per tile of the largest part.
+            // Signals of the results are numbered after the signals of Kernel::Blocks, which uses
+            // one signal per tile of the largest rank's part.
             copies(partial, deliver::TileRoutes::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),

@@ -220,7 +220,8 @@ pub(crate) fn copy(
         }
         return bytes;
     }
-    // Elements of different types are copied through f32, in which every 16-bit value is exact.
+    // The matrices have different storage orders, so the elements are copied through an f32 buffer,
+    // in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);

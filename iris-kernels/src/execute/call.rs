@@ -1,4 +1,5 @@
-//! Enqueueing of one call: chooses an alternative of the program, and enqueues each of its steps.
+//! Enqueueing of one call: chooses one of the alternative lists of steps in the operator's program,
+//! and enqueues each step.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -35,7 +36,8 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see that the call has begun.
     pub(super) visible: bool,
-    /// Whether the side stream has copies for which the call's stream does not wait yet.
+    /// Whether copies were enqueued on the side stream for which the call's stream does not wait
+    /// yet.
     pub(super) forked: bool,
 }
 
@@ -58,10 +60,10 @@ impl Facts for Call<'_> {
         self.places().parts()
     }
 
-    /// Workgroups do the transfers in these cases: ranks
-    /// share the device, because copies of two ranks could block each other in an engine's queue;
-    /// elements change their type or storage order; transferred bytes are counted or delays are
-    /// injected; the call is in a capture that cannot order a signal after its data.
+    /// Whether copy engines do the transfers of this call. Workgroups do them instead in these
+    /// cases: ranks share the device, because copies of two ranks could block each other in an
+    /// engine's queue; elements change their type or storage order; transferred bytes are counted
+    /// or delays are injected; the call is in a capture that cannot order a signal after its data.
     fn has_engines(&self) -> Result<bool> {
         if let Some(&known) = self.engines.get() {
             return Ok(known);
@@ -124,7 +126,8 @@ impl<'a> Call<'a> {
             joined.map_err(|error| Box::new((work, error)))?;
         }
         let done = self.enqueue(work, at);
-        // If copies fail half-way, some of them may already be enqueued on the side stream.
+        // `forked` is set even after an error: if copies fail half-way, some of them may already be
+        // enqueued on the side stream.
         progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
         if done.map_err(|error| Box::new((work, error)))? {
             progress.visible |= effects.are_visible();
@@ -195,8 +198,8 @@ impl<'a> Call<'a> {
         work.early() != EarliestStart::No && alone
     }
 
-    /// Numbers of the tiles of `message` that must have arrived from the peer of the surrounding
-    /// loop; `None` if there is nothing to wait for.
+    /// Numbers of the tiles of `message` that must have arrived from peer `at.peer`, which the
+    /// program's loop over peers has reached; `None` if there is nothing to wait for.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -221,10 +224,9 @@ impl<'a> Call<'a> {
         launch(Kernel::Sums, &OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
-    /// Lets a copy engine do the transfer `of`. Within a loop over parts, only the part that the
-    /// loop has reached is sent, otherwise all parts. Within a loop over peers, the data goes to
-    /// the loop's peer, otherwise to all peers. Returns false if copy engines cannot do the
-    /// transfer.
+    /// Lets copy engines do the transfer `of`; returns false if they cannot. `at` is the position
+    /// in the program's loops. In a loop over parts, only the current part is sent, otherwise all
+    /// parts. In a loop over peers, the data goes to the current peer, otherwise to all peers.
     fn copy(&self, of: Transfer, at: At) -> Result<bool> {
         if !self.has_engines()? {
             return Ok(false);

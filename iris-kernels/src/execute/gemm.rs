@@ -1,4 +1,5 @@
-//! GEMMs of a program: the implementations that are available on a device, and their launches.
+//! GEMMs of an operator's program: the implementations that are available on a device, and their
+//! launches.
 
 use iris_heap::{Error, Result, SymmetricHeap};
 
@@ -20,8 +21,8 @@ pub(super) struct Gemms {
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
     library: Option<LibraryGemm>,
-    /// Kernels of the tile GEMM, for products that no whole-matrix GEMM can do. `None` if the
-    /// program has replacement steps for such products.
+    /// Kernels of the tile GEMM (the product of the fused kernels), for products that no
+    /// whole-matrix GEMM can do. `None` if the program has replacement steps for such products.
     tiles: Option<KernelSet>,
     fused: Fused,
 }
@@ -38,7 +39,7 @@ enum Fused {
 
 impl Gemms {
     /// Loads the GEMMs for a program on the heap's device. `op` describes the builds of the message
-    /// kernels.
+    /// kernels, which only exchange data.
     ///
     /// # Errors
     /// Errors of [`KernelSet::new`] and [`LibraryGemm::new`].
@@ -62,15 +63,15 @@ impl Gemms {
         })
     }
 
-    /// Copies these GEMMs without library GEMMs and without whole-matrix GEMMs of iris, for worlds
-    /// in which not all ranks have them.
+    /// Returns a copy that has neither the library's nor the built-in whole-matrix GEMMs, only the
+    /// tile GEMM. It is needed if not all ranks of the world have the other GEMMs.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }
 
     /// Returns name and version of the GEMM libraries, which ranks compare; `None` if there are
-    /// none. The names omit the GEMM that exchanges its result itself ([`Fused::Exchanging`]),
-    /// because a rank without this GEMM may take part in the same call, in two launches.
+    /// none. The GEMM that exchanges its result itself ([`Fused::Exchanging`]) is not named,
+    /// because ranks need not agree on it: a rank without it does the same call in two launches.
     pub(super) fn library(&self) -> Option<String> {
         let fused = match self.fused {
             Fused::Gated(_) => " or gemm_sm90_gather",
@@ -91,7 +92,7 @@ impl Gemms {
         }
     }
 
-    /// Whether the core of `gemm` can do a call.
+    /// Whether the GEMM implementation that `gemm` requires, its core, can do this call.
     pub(super) fn fit(&self, call: &Call<'_>, gemm: &Gemm) -> bool {
         let places = call.places();
         match (gemm.core, &self.fused) {
@@ -144,21 +145,21 @@ impl Call<'_> {
                 let Some(parts) = self.parts_of_shards() else { return Ok(false) };
                 let (all, message) =
                     (places.area(Area::Gathered), places.message(Transfer::Shards).args);
-                // SAFETY: `Call::new` requires live operands; the call is open, and engines do the
-                // copies.
+                // SAFETY: `Call::new` requires live operands; an earlier step has opened the call,
+                // and copy engines deliver the parts of A.
                 self.stamped(self.args.m, || unsafe {
                     gated.launch(gpu()?, self.args, (&all, &parts), &message)
                 })
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
                 let (args, messages) = (places.storing(gemm.to), self.stored(blocks, results));
-                // SAFETY: `Call::new` requires live operands; the call is open, and no rank shares
-                // the device.
+                // SAFETY: `Call::new` requires live operands; an earlier step has opened the call,
+                // and no other rank shares the device.
                 self.stamped(args.m, || unsafe { storing.launch(gpu()?, &args, &messages.of()) })
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let Some(product) = places.product(gemm, at) else { return Ok(true) };
-                // SAFETY: `Call::new` requires live operands; `self.args` are those of the open
+                // SAFETY: `Call::new` requires live operands; `self.args` are the arguments of this
                 // call.
                 self.stamped(product.m, || unsafe {
                     exchanging.launch(gpu()?, kernel, (&product, self.args))
@@ -234,7 +235,7 @@ impl Call<'_> {
         Some(Parts { shard, part, first: message.first, step, columns })
     }
 
-    /// Messages that a GEMM replaces, because it stores their tiles directly at the peers.
+    /// Messages that need not be sent, because the GEMM itself stores their tiles at the peers.
     fn stored(&self, blocks: bool, results: Option<Transfer>) -> Stored {
         let places = self.places();
         Stored {
@@ -244,7 +245,7 @@ impl Call<'_> {
     }
 }
 
-/// Messages of a GEMM that stores at peers, kept alive while the GEMM is enqueued.
+/// Messages whose tiles a GEMM itself stores at the peers, kept alive while the GEMM is enqueued.
 struct Stored {
     blocks: Option<Message>,
     results: Option<Message>,

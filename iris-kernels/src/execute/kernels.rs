@@ -27,8 +27,8 @@ pub struct Workgroups {
     /// Largest number of threads per workgroup on a GPU. `None`: the number for which the kernel is
     /// built.
     pub threads: Option<u32>,
-    /// Whether an LL message consists of packs (units of 48 bytes). It must be the same on all
-    /// ranks of a call.
+    /// Whether a message by the LL protocol (data and flag in one word) consists of packs of 48
+    /// bytes. It must be the same on all ranks of a call.
     pub packs: bool,
 }
 
@@ -112,7 +112,8 @@ impl KernelSet {
         Ok(Self { resident, code: Code::Loaded(loaded) })
     }
 
-    /// Number of workgroups that are co-resident with any of the kernels.
+    /// Number of workgroups that can be co-resident on the device, whichever of the kernels is
+    /// launched.
     pub(super) fn max_coresident_workgroups(&self) -> u32 {
         self.resident
     }
@@ -181,8 +182,9 @@ impl KernelSet {
     }
 }
 
-/// Launch objects for launches on the heap's threads. Finished objects are reused, so a launch
-/// allocates only if more launches are in progress at once than ever before.
+/// Pool of objects that describe launches of CPU kernels on the heap's threads. Objects of finished
+/// launches are reused, so a launch allocates only if more launches are in progress at once than
+/// ever before.
 #[derive(Default)]
 struct HostLaunches(Mutex<Vec<HostLaunch>>);
 
@@ -212,8 +214,8 @@ struct Launch {
 }
 
 impl HostLaunches {
-    /// Largest number of launch objects that are kept. If more launches are in progress at once,
-    /// further objects are allocated and freed.
+    /// Largest number of launch objects in the pool. If more launches are in progress at once, each
+    /// further launch allocates an object and frees it at its end.
     const MOST: usize = 32;
 
     /// Enqueues a CPU kernel by a free launch object, or by a new object if none is free.
@@ -301,8 +303,8 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// Number of a kernel's co-resident workgroups that this rank may use. If ranks share the device,
-/// it is only this rank's share.
+/// Number of workgroups of a kernel that this rank can have co-resident on the device. If ranks
+/// share the device, it is only this rank's share.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,

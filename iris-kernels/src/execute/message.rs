@@ -1,5 +1,5 @@
-//! Messages of whole rows between ranks, in parts: which rank sends which rows, the signals of the
-//! parts' arrival, and the copies that a copy engine makes.
+//! Messages of whole rows between ranks, which copy engines or workgroups send in parts: which rank
+//! sends which rows, the signals that a part has arrived, and the list of copies for a copy engine.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::schedule::{Grid, SplitGrid, split};
 pub(super) struct Message {
     /// Arguments for the kernels that send the message if copy engines do not.
     pub(super) args: OpArgs,
-    /// Number of the message's first signal.
+    /// Number of the first signal word that the message uses.
     pub(super) first: u32,
     pattern: Pattern,
 }
@@ -28,8 +28,8 @@ enum Pattern {
     Scatter,
 }
 
-/// Part of a message: one row of tiles. Tiles and rows are counted from the first tile and row of
-/// the rank's share.
+/// Part of a message: one row of tiles. Tiles and rows are counted from the start of the rows that
+/// one rank owns.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) tiles: Range<u32>,
@@ -45,7 +45,8 @@ impl Message {
         Self { args, first: 0, pattern: Pattern::Scatter }
     }
 
-    /// Returns the same message, with its signals numbered after the signals of `other`.
+    /// Returns the same message with its signal words numbered after those of `other`, so that one
+    /// call can send both messages.
     pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
@@ -89,7 +90,7 @@ impl Message {
         0..self.grid().part(self.share_of(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A that contain the rows `rows` of its message to rank `to`.
+    /// Rows of this rank's A that are sent as the rows `rows` of its message to rank `to`.
     fn source_rows(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.pattern {
             Pattern::Gather => 0,

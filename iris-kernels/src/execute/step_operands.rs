@@ -17,7 +17,7 @@ use crate::schedule::split;
 /// Operands of the steps of one call, computed from the call's arguments and workspace.
 pub(super) struct Places<'a> {
     pub(super) args: &'a OpArgs,
-    /// Areas of the workspace that the program uses for intermediate matrices.
+    /// Regions of the workspace for the intermediate matrices of the program.
     pub(super) areas: Areas,
     /// Size of the first part of the workspace, which the GEMM library uses, in bytes.
     pub(super) library_bytes: u64,
@@ -31,7 +31,7 @@ impl Places<'_> {
         self.areas.matrix(area, &Sizes::of(self.args), first)
     }
 
-    /// Range of rows, among all rows, that this rank owns.
+    /// Range of the rows that this rank owns, counted from row 0 of the whole matrix.
     pub(super) fn own(&self) -> Range<u32> {
         self.owned_by(self.args.channel.rank)
     }
@@ -95,16 +95,16 @@ impl Places<'_> {
         Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
     }
 
-    /// Arguments of a product for two ranks that also adds rows received from the peer. Returns the
-    /// arguments for the product of the rows `rows` of this rank's share, and the matrix that is
-    /// added.
+    /// Operands of a GEMM, in a call of two ranks, that also adds rows received from the peer.
+    /// Returns the arguments of the product, and the matrix that is added. `rows` is counted from
+    /// the first row that this rank owns.
     pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
         let own = self.own();
         let taken = own.start + rows.start..own.start + rows.end;
         let a = rows_of(self.args.a, &taken);
         let c = rows_of(self.target(self.args.c, to), rows);
-        // The inbox has one block per source rank, in the order of ranks; this rank has a block
-        // too.
+        // The peer's block is block 1 - rank of the inbox, which has one block per rank, this rank
+        // included, in the order of ranks.
         let peer = (1 - self.args.channel.rank) * (own.end - own.start);
         let inbox = self.message(Transfer::Blocks).args.c;
         let addend = rows_of(inbox, &(peer + rows.start..peer + rows.end));
@@ -136,8 +136,8 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments of a copy of rows that a peer has sent to their position in C; `None` if the step
-    /// has nothing to do.
+    /// Arguments of a kernel that copies the rows received from a peer to their position in C;
+    /// `None` if the step has nothing to do.
     pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
         let source = at.peer?;
         let rows = match at.part {

@@ -1,9 +1,11 @@
-//! Choice of the build of the whole-matrix GEMM by shape and device.
+//! Choice of a build of the whole-matrix GEMM (tile width, cluster size, stages) by the product's
+//! shape and the device.
 
 use crate::gemm_config::CoreConfig as Config;
 
-/// Builds for tiles of C: tile width in columns, workgroups per cluster, stages, and time per
-/// column of a tile in percent of the widest tile's, measured on an H200.
+/// Builds for tiles of C. Each entry has the tile width in columns, the workgroups per cluster, the
+/// pipeline stages, and the time per tile column, in percent of that of the widest tile (measured
+/// on an H200).
 const WIDTHS: [(u32, u32, u32, u64); 6] = [
     (256, 2, 4, 100),
     (224, 2, 4, 105),
@@ -17,18 +19,19 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
 pub(super) const WIDEST: u32 = 256;
 pub(super) const NARROW: u32 = 128;
 
-/// Largest number of rows of C for which tiles of C transposed are used.
+/// Largest number of rows of C for which builds compute tiles of the transpose of C.
 pub(super) const FLIPPED_ROWS: usize = 128;
 
-/// Widths of tiles of C transposed, in rows of C.
+/// Widths of the tiles in builds that compute the transpose of C: each is a number of rows of C.
 const FLIPPED_WIDTHS: [u32; 4] = [16, 32, 64, 128];
 
-/// Numbers of consumer warpgroups in builds with one tile of C transposed per workgroup.
+/// Numbers of consumer warpgroups in builds in which each workgroup computes one tile of the
+/// transpose of C.
 const CONSUMERS: [u32; 2] = [1, 2];
 
 impl Config {
-    /// Configuration for tiles of C with `width` columns, with the cluster size and the number of
-    /// stages that were fastest when they were measured.
+    /// Configuration for tiles of C with `width` columns. Cluster size and number of stages are
+    /// those that were measured to be fastest.
     fn of_width(width: u32) -> Config {
         let known = WIDTHS.iter().find(|it| it.0 == width);
         let &(width, cluster, stages, _) = known.unwrap_or(&WIDTHS[0]);
@@ -40,11 +43,12 @@ impl Config {
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
         let best = all.min_by_key(|config| config.cost(shape, multiprocessors));
-        // Never used: the build with the widest tiles takes every shape.
+        // This default is never used, because the build with the widest tiles can multiply every
+        // shape.
         best.unwrap_or(Self::wide(256, 2, 4))
     }
 
-    /// Builds for products of up to `shape[0]` rows.
+    /// Builds that an operator loads for products of up to `shape[0]` rows.
     pub fn of_plan([most, n, k]: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         Self::of_rows(most, |rows| Some(Self::choose([rows, n, k], multiprocessors)))
     }
@@ -64,18 +68,19 @@ impl Config {
         configs
     }
 
-    /// Number of consumers per workgroup with which one tile of C transposed per workgroup occupies
-    /// at least three quarters of the multiprocessors and at most all; `None` if there is no such
-    /// number. Fewer workgroups would have too few loads of B in flight.
+    /// Number of consumer warpgroups for a launch in which each workgroup computes one tile of the
+    /// transpose of C, for a C of `n` columns. With it the workgroups occupy at least three
+    /// quarters of the multiprocessors; fewer would have too few loads of B in flight. `None` if no
+    /// number gives three quarters to all of the multiprocessors.
     pub(super) fn consumers_of_tiles(n: usize, multiprocessors: u32) -> Option<u32> {
         let most = multiprocessors as usize;
         let tiles = |groups: &u32| n.div_ceil(64 * *groups as usize);
         CONSUMERS.into_iter().find(|groups| (most * 3 / 4..=most).contains(&tiles(groups)))
     }
 
-    /// Build in which each workgroup has one tile, for products of up to `rows` rows or of up to
-    /// 128 rows, whichever is less; `None` if there is none. One build is enough, because a product
-    /// with fewer rows reads no less of B.
+    /// Build in which each workgroup has one tile, for products of up to `rows` rows, at most 128;
+    /// `None` if there is none. One build serves all numbers of rows, because a product with fewer
+    /// rows reads no less of B.
     pub(super) fn of_tiles(rows: usize, cols: usize, multiprocessors: u32) -> Option<Config> {
         let groups = Self::consumers_of_tiles(cols, multiprocessors)?;
         let rows = rows.min(FLIPPED_ROWS);
@@ -83,13 +88,14 @@ impl Config {
         Self::of_tile(width, groups)
     }
 
-    /// Configuration for tiles of C transposed with this width and number of consumers, with as many stages
-    /// as fit.
+    /// Configuration for tiles of the transpose of C: `width` rows of C and `groups` consumer
+    /// warpgroups, with as many stages as fit into shared memory.
     fn of_tile(width: u32, groups: u32) -> Option<Config> {
         /// Bytes of shared memory that a workgroup can have.
         const SHARED: u32 = 227 << 10;
         let fits = |config: &Config| {
-            // Slabs of a column-major A are larger, because they consist of blocks of 64 rows.
+            // Both storage orders of A must fit. Slabs of a column-major A are larger, because they
+            // consist of blocks of 64 rows.
             let layouts = [false, true].map(|it| config.with_layout((it, false)));
             layouts.iter().all(|config| config.shared_bytes() <= SHARED)
         };
@@ -103,10 +109,9 @@ impl Config {
         CONSUMERS.into_iter().flat_map(of).collect()
     }
 
-    /// Builds for a GEMM that stores to peers, with tiles of `width` columns, if a rank owns `own`
-    /// rows of C; the preferred build first. If one tile has all rows of a rank, the build for
-    /// narrow tiles has no cluster, because the second workgroup of a cluster would multiply
-    /// nothing.
+    /// Builds for a GEMM that stores its tiles to peers, the preferred build first. Tiles have
+    /// `width` columns, and a rank owns `own` rows of C. If one narrow tile has all rows of a rank,
+    /// the builds use no cluster, because the second workgroup of a cluster would multiply nothing.
     pub(super) fn storing(width: u32, own: usize) -> [Config; 2] {
         let config = Self::of_width(width);
         let alone = width == NARROW && own <= config.rows() as usize;
@@ -120,8 +125,8 @@ impl Config {
         all.into_iter().flat_map(|(width, own)| Self::storing(width, own)).collect()
     }
 
-    /// All builds that [`Config::of_plan`] can return. For small and large depths they differ in
-    /// `hold`.
+    /// All builds that [`Config::of_plan`] can return for any depth. A build for a small depth can
+    /// differ from that for a large depth in `hold` (deferred stores).
     pub(super) fn of_any_depth() -> Vec<Config> {
         let mut configs = Self::all(usize::MAX);
         let more = Self::all(0).into_iter().filter(|it| !configs.contains(it));
@@ -133,8 +138,8 @@ impl Config {
     fn all(k: usize) -> Vec<Config> {
         let wide = WIDTHS.iter().map(|&(width, cluster, stages, _)| {
             let config = Self::wide(width, cluster, stages);
-            // With deferred stores, each chunk of a tile is staged during another slab of the next
-            // tile, so a tile must have more slabs than chunks.
+            // `hold` (deferred stores) needs a tile with more slabs than chunks, because each chunk
+            // of a tile is stored while another slab of the next tile is multiplied.
             let hold = config.hold && k.div_ceil(Self::DEPTH as usize) > config.chunks() as usize;
             Config { hold, ..config }
         });
@@ -157,16 +162,16 @@ impl Config {
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);
         let waves = all.div_ceil(u64::from(multiprocessors));
         if self.flipped {
-            // The time per column is left out, so that tiles of C transposed are chosen for every
-            // shape that they support: they are the fastest there.
+            // The factor for the time per column is left out, so builds that compute the transpose
+            // of C always win. They are the fastest for every shape that they support.
             return waves * u64::from(self.width);
         }
         let known = WIDTHS.iter().find(|it| it.0 == self.width);
         waves * u64::from(self.width) * known.map_or(130, |it| it.3)
     }
 
-    /// Whether this build has the widest tiles, so that it is used before the vendor's library if
-    /// its tiles fill the device.
+    /// Whether this build may be preferred to the vendor's library: its tiles are among the widest.
+    /// The tiles must also fill the device, which `is_preferred_for` checks.
     pub fn is_preferred(&self) -> bool {
         !self.flipped && self.width >= 224 && self.cluster == 2
     }
@@ -178,7 +183,8 @@ impl Config {
         self.is_preferred() && rows >= 1024 && self.filled(rows, cols, multiprocessors) >= 95
     }
 
-    /// Percentage of the area of all waves of tiles that lies in C.
+    /// Use of the device in percent: number of elements of C, divided by the number of elements
+    /// that the same number of full waves of tiles would compute.
     fn filled(&self, rows: u32, cols: u32, multiprocessors: u32) -> u64 {
         let (units, tiles) = self.tiles(rows, cols);
         let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);

@@ -25,11 +25,11 @@ use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::GemmRequest;
 
-/// Loaded kernels of GEMMs that exchange their result.
+/// Loaded kernels of GEMMs that also do the all-reduce of their result.
 #[derive(Debug)]
 pub struct Exchanging {
     gemm: Gemm,
-    /// Message kernel that this launch replaces.
+    /// Kernel that would do the all-reduce after a separate GEMM, and that this launch replaces.
     kernel: Kernel,
     /// Number of workgroups that can be resident at once. A launch with more could deadlock:
     /// resident workgroups of the peers would wait for tiles of workgroups that cannot start.
@@ -42,18 +42,18 @@ impl Exchanging {
     /// vs 25.6 us, 64 rows 32.1 vs 31.4; 2026-11-23).
     pub(super) const NORMED_ROWS: usize = 16;
 
-    /// Rows and columns of a tile of the message that this GEMM sends by tiles, on a device with
-    /// this many multiprocessors. `None` if there are more than 128 rows, or too many or too few
-    /// tiles for one tile per multiprocessor.
+    /// Rows and columns of the tiles in which this GEMM sends a message of `rows` x `cols`. `None`
+    /// if there are more than 128 rows, or too many or too few tiles for one tile per
+    /// multiprocessor.
     pub fn tile(rows: usize, cols: usize, multiprocessors: u32) -> Option<[u32; 2]> {
         let groups = Config::consumers_of_tiles(cols, multiprocessors);
         let groups = groups.filter(|_| rows <= FLIPPED_ROWS)?;
         Some([rows.next_multiple_of(8) as u32, 64 * groups])
     }
 
-    /// Build, for row-major A and B, for calls of up to `shape[0]` rows; `None` if there is none.
-    /// `tile` has the rows and columns of a tile of the message; `None` for a message by the LL
-    /// protocol.
+    /// Build for calls of up to `shape[0]` rows with row-major A and B; `None` if there is none.
+    /// `tile` has the rows and columns of a tile of the message, or is `None` for a message by the
+    /// LL protocol.
     pub(super) fn build(
         [most, cols, _]: [usize; 3],
         tile: Option<[u32; 2]>,
@@ -65,7 +65,8 @@ impl Exchanging {
         })
     }
 
-    /// Returns `tile` if `kernel` sends its message by tiles; `None` if by the LL protocol.
+    /// Returns `tile` if `kernel` sends its message tile by tile; `None` if it uses the LL
+    /// protocol.
     pub fn tile_of(kernel: Kernel, tile: [u32; 2]) -> Option<[u32; 2]> {
         (kernel != Kernel::OneShotLl).then_some(tile)
     }
@@ -102,13 +103,14 @@ impl Exchanging {
         Ok(Some(Exchanging { gemm, kernel, resident }))
     }
 
-    /// Whether there is a build for this call. `of` has the arguments of the product, whose C is
-    /// not written, and the arguments of the message, whose A is not read.
+    /// Whether a build is loaded that can do this call. `of` has the arguments of the product,
+    /// whose C is not written, and the arguments of the message, whose A is not read.
     pub fn fits(&self, kernel: Kernel, of: (&OpArgs, &OpArgs)) -> bool {
         self.fitting(kernel, of).is_some()
     }
 
-    /// Launch of this call; `None` if there is no build for it.
+    /// Build, grid and kernel for the launch of this call; `None` if no loaded build can do the
+    /// call.
     fn fitting(
         &self,
         kernel: Kernel,

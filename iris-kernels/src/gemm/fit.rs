@@ -1,12 +1,12 @@
-//! Answer to how the built-in GEMM does a product: whether there is a build for it, and the build,
-//! tiles, workgroups and waves of its launch.
+//! Decides how the built-in GEMM does a product: whether a build supports it, and the build, tiles,
+//! workgroups and waves of the launch.
 //!
-//! **Problem.** A plan chooses tiles, a prediction adds up waves, and a launch takes one of the
-//! loaded builds. If each derives builds and grids by itself, they differ for some rows, and a plan
-//! is then made for a launch that never happens.
+//! **Problem.** Three pieces of code need the answer: the plan that chooses tiles, the prediction
+//! of times, and the launch itself. If each derived builds and grids by itself, they would differ
+//! for some numbers of rows, and a plan would be made for a launch that never happens.
 //!
-//! **Solution.** [`GemmCall::launch`] answers for all of them. A prediction offers it the builds
-//! that an operator would load, a launch the builds that are loaded.
+//! **Solution.** [`GemmCall::launch`] answers for plan and prediction, from the builds that an
+//! operator would load. A launch uses the same code with the builds that are loaded.
 //!
 //! **Limits.** A [`GemmCall`] has no bias and no residual. A launch also tests those, and how many
 //! workgroups are resident at once.
@@ -17,10 +17,10 @@ use super::kernels::GemmKernel;
 use super::{Config, Exchanging, Gathering, Grid, Parts, Scattering};
 use crate::dtype::has_mma;
 
-/// Product of a call, as far as the choice of a launch depends on it.
+/// Properties of a call's product on which the choice of build and grid depends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmCall {
-    /// Whether the device has the built-in GEMM ([`super::Gemm::is_there_for`]).
+    /// Whether the built-in GEMM exists for the device ([`super::Gemm::is_there_for`]).
     pub is_there: bool,
     /// M, N and K.
     pub shape: [usize; 3],
@@ -29,9 +29,9 @@ pub struct GemmCall {
     /// Element types of A and B, of C, and of the message that the launch handles; without a
     /// message, the type of C again.
     pub dtypes: [DType; 3],
-    /// Whether elements of C are results of a function, the epilogue.
+    /// Whether a function (epilogue, for example GELU) is applied to the elements of C.
     pub has_epilogue: bool,
-    /// Whether lines of A, B and C begin at multiples of 16 bytes.
+    /// Whether all rows (columns, if column-major) of A, B and C begin at multiples of 16 bytes.
     pub is_aligned: bool,
     /// Storage orders of A and B, as in [`Config::with_layout`].
     pub layout: (bool, bool),
@@ -46,16 +46,17 @@ pub struct GemmCall {
 pub enum Fusion {
     /// No message.
     None,
-    /// Wait for these parts of A ([`Gathering`]).
+    /// The GEMM waits for these parts of A, which arrive from other ranks while it runs
+    /// ([`Gathering`]).
     Gated(Parts),
-    /// Stores of tiles at the ranks that own or need them ([`Scattering`]).
+    /// The GEMM stores its tiles directly at the ranks that own or need them ([`Scattering`]).
     Storing {
         /// Number of rows and columns of C that share a signal.
         signalled: [u32; 2],
         /// Number of ranks whose blocks of C this rank multiplies.
         owners: usize,
     },
-    /// All-reduce of few rows ([`Exchanging`]).
+    /// The GEMM also does the all-reduce of its result, which has few rows ([`Exchanging`]).
     Exchanging {
         /// Rows and columns of a tile of the message; `None` for a message by the LL protocol.
         tile: Option<[u32; 2]>,
@@ -69,12 +70,12 @@ pub enum Fusion {
 pub struct GemmLaunch {
     /// Build.
     pub config: Config,
-    /// Tiles and workgroups, if as many workgroups are resident as the device has multiprocessors.
+    /// Tiles and workgroups, if one workgroup can be resident on each multiprocessor.
     pub grid: Grid,
 }
 
 impl GemmCall {
-    /// Whether the built-in GEMM multiplies such operands, for some number of rows.
+    /// Whether the built-in GEMM supports these operands, whatever their number of rows.
     pub fn is_served(&self) -> bool {
         let [factors, result, sent] = self.dtypes;
         let [_, n, k] = self.shape;
@@ -89,8 +90,8 @@ impl GemmCall {
             && k > 0
     }
 
-    /// Launch of an operator that has loaded its builds for `fusion`; `None` if no build can do the
-    /// call.
+    /// Build and grid of the call's launch, chosen from the builds that an operator loads for
+    /// `fusion`; `None` if no build can do the call.
     pub fn launch(&self, fusion: &Fusion) -> Option<GemmLaunch> {
         let [_, n, k] = self.shape;
         let (shape, multiprocessors) = ([self.most, n, k], self.multiprocessors);
@@ -109,8 +110,8 @@ impl GemmCall {
         self.launch_of(builds, fusion)
     }
 
-    /// Launch of the build with the lowest [`Config::cost`] among those of `builds` that can do the
-    /// call; `None` if none can.
+    /// Build and grid of the call's launch: the build of `builds` with the lowest [`Config::cost`]
+    /// that can do the call; `None` if no build can.
     pub(super) fn launch_of(
         &self,
         builds: impl Iterator<Item = Config>,
@@ -126,7 +127,8 @@ impl GemmCall {
         let config =
             builds.filter(takes).min_by_key(|config| config.cost(shape, multiprocessors))?;
         let grid = fusion.grid(&config, self);
-        // Each workgroup of an exchange has one tile.
+        // A GEMM that also does the all-reduce needs one workgroup per tile, so all tiles must be
+        // in one wave.
         let fits = !matches!(fusion, Fusion::Exchanging { .. }) || grid.waves <= 1;
         fits.then_some(GemmLaunch { config, grid })
     }
@@ -144,7 +146,7 @@ impl Fusion {
                     .is_some_and(|build| *config == build.with_layout(config.layout()))
             }
             Fusion::Exchanging { tile: None, normed } => !normed || rows <= Exchanging::NORMED_ROWS,
-            // The message must have the tiles of the product.
+            // The tiles of the message must be the tiles of the product.
             Fusion::Exchanging { tile: Some([tile_m, tile_n]), .. } => {
                 tile_m as usize >= rows && tile_n == config.rows()
             }
@@ -155,7 +157,7 @@ impl Fusion {
     fn grid(&self, config: &Config, call: &GemmCall) -> Grid {
         let [m, n, _] = call.shape.map(|it| it as u32);
         let (shape, blocks) = match *self {
-            // A block has the rows of the largest owner.
+            // The grid has one block of rows per owner, as large as the largest owner's.
             Fusion::Storing { owners, .. } => ([m.div_ceil(call.ranks as u32), n], owners as u32),
             _ if config.flipped => ([n, m], 1),
             _ => ([m, n], 1),

@@ -21,7 +21,7 @@ use crate::args::{Matrix, OpArgs};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
 
-/// Division of A into the parts that arrive one by one.
+/// Division of A into the parts that arrive one by one from the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
     /// Number of rows and columns that come from each rank: an equal share in the dimension that is
@@ -31,15 +31,15 @@ pub struct Parts {
     pub part: [u32; 2],
     /// Number of the signal of the first part.
     pub first: u32,
-    /// Increments of the signal number from a part to the part below it and to the part on its
+    /// Differences of signal numbers: from a part to the part below it, and to the part on its
     /// right.
     pub step: [u32; 2],
     /// Whether A is split over the ranks by columns, not by rows.
     pub columns: bool,
 }
 
-/// Division of A into parts, in units of cluster tile rows and of slabs; same layout as `Parts` in
-/// `gemm_sm90_gather.cu`.
+/// Division of A into parts, counted in rows of a cluster's tiles and in slabs along K; same layout
+/// as `Parts` in `gemm_sm90_gather.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Units {
@@ -63,11 +63,12 @@ impl Parts {
         Some(shard)
     }
 
-    /// Whether each cluster tile and each slab of a build needs one part of A only.
+    /// Whether each unit in which a build loads A (rows of a cluster of workgroups, slab along K)
+    /// lies in a single part of A.
     pub(super) fn suit(&self, config: &Config) -> bool {
         let units = [config.unit_rows(), Config::DEPTH];
-        // The edge of A may cut a tile or slab. The edge between the shards of two ranks must not,
-        // because the tile or slab would then need the data of both.
+        // The end of A may lie inside a tile or slab. The border between the shards of two ranks
+        // must not, because the tile or slab would then need the data of two ranks.
         let split = usize::from(self.columns);
         self.shard[split].is_multiple_of(units[split])
             && (0..2).all(|it| {
@@ -91,7 +92,8 @@ impl Parts {
 pub struct Gathering(Gemm);
 
 impl Gathering {
-    /// Builds for products of up to `shape[0]` rows. There is none for C transposed.
+    /// Builds that an operator loads for products of up to `shape[0]` rows. Builds that compute the
+    /// transpose of C are left out.
     pub(super) fn builds(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         let mut configs = Config::of_plan(shape, multiprocessors);
         configs.retain(|config| !config.flipped);
@@ -120,7 +122,7 @@ impl Gathering {
         Ok(Some(Gathering(gemm)))
     }
 
-    /// Whether there is a build for this call.
+    /// Whether a build is loaded that can do this call.
     pub fn fits(&self, args: &OpArgs, parts: &Parts) -> bool {
         self.0.fitting(args, &Fusion::Gated(*parts)).is_some()
     }
@@ -133,8 +135,8 @@ impl Gathering {
     /// Errors of [`Gemm::launch`].
     ///
     /// # Safety
-    /// The conditions of [`Gemm::launch`] hold, also for `all`. The call is open. Copy engines
-    /// deliver the parts and need no multiprocessor for that.
+    /// The conditions of [`Gemm::launch`] hold, also for `all`. An earlier launch has opened the
+    /// call. Copy engines deliver the parts and need no multiprocessor for that.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,

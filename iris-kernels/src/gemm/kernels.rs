@@ -1,5 +1,5 @@
-//! Kernels of whole-matrix GEMMs and all their builds. [`GemmKernel::build`] describes builds that
-//! are made at run time and ahead of time, so that both have the same options.
+//! Kernels of the built-in whole-matrix GEMMs, and all their builds. Compilation at run time and
+//! ahead of time both use [`GemmKernel::build`], so that the options are the same.
 
 use iris_heap::DType;
 
@@ -32,7 +32,7 @@ pub(super) enum GemmKernel {
         /// Whether there are two ranks.
         pair: bool,
     },
-    /// GEMM of few rows with its all-reduce by tiles with signals.
+    /// GEMM of few rows with its all-reduce, which sends whole tiles, each followed by a signal.
     ExchangingTiles,
 }
 

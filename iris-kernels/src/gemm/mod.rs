@@ -2,9 +2,9 @@
 //! launch. Also the GEMMs that are fused with communication: [`Gathering`], [`Scattering`],
 //! [`Exchanging`].
 //!
-//! **Problem.** The tile GEMM, with which operators fuse their messages, multiplies tiles that an
-//! operator hands out, and reaches half the rate of the device. A separate GEMM can be faster: it
-//! copies by tensor maps (TMA), and multiplies the next tile while it stores the previous one.
+//! **Problem.** The GEMM that operators call tile by tile, between their messages, reaches half the
+//! rate of the device. A GEMM of the whole matrix can be faster: it copies by tensor maps (TMA),
+//! and multiplies the next tile while it stores the previous one.
 //!
 //! **Solution.** [`Config`] has the parameters of a build. [`GemmCall::launch`] answers which build
 //! and grid a call gets, by a measured rule: for plans, predictions and launches alike. [`Gemm`] has
@@ -46,8 +46,8 @@ use kernels::{GemmKernel, LAYOUTS};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
 
-/// Longest time that the loader of a workgroup waits for its consumers, in nanoseconds. Consumers
-/// do not wait for other ranks.
+/// Longest time that the loading thread of a workgroup waits for the workgroup's multiplying warps,
+/// in nanoseconds. These warps do not wait for other ranks, so the time does not depend on peers.
 const DEADLINE_NS: u64 = 10_000_000_000;
 
 /// Arguments of the kernels besides tensor maps; same layout as `Arguments` in `gemm/whole.h`.
@@ -65,8 +65,8 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Extends the deadline by the longest wait for peers, because while a loader waits for peers,
-    /// the other loaders of its cluster wait for it.
+    /// Extends the deadline by the longest wait for peers. While the loading thread of one
+    /// workgroup waits for peers, those of the other workgroups in its cluster wait for it.
     fn wait_for_peers(&mut self, heap: &HeapView) {
         let limits = heap.entry_deadline_ns.saturating_add(heap.progress_deadline_ns);
         self.deadline_ns = self.deadline_ns.saturating_add(limits);
@@ -175,8 +175,9 @@ impl Gemm {
         Self::load(heap, shape, dtype, &configs, kernel).map(Some)
     }
 
-    /// Loads the builds for the product of an operator without a message; if `preferred`, only
-    /// builds that are preferred to the vendor's library. `None` if there are none.
+    /// Loads the builds for a product of an operator that sends no message in the same launch;
+    /// `None` if there are none. If `preferred`, only builds are loaded that can be faster than the
+    /// vendor's library.
     ///
     /// # Errors
     /// Errors of [`Gemm::of`].
@@ -203,7 +204,7 @@ impl Gemm {
         self.kernels.iter().map(|(config, it)| Ok((*config, it.resources()?))).collect()
     }
 
-    /// Whether there is a build for this call.
+    /// Whether a build is loaded that can do this call.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.fitting(args, &Fusion::None).is_some()
     }
@@ -215,8 +216,8 @@ impl Gemm {
         fitting.is_some_and(|(it, _)| it.config.is_preferred_for(m, n, self.multiprocessors))
     }
 
-    /// Launch of a call with the message `fusion`, and its loaded kernel; `None` if there is no
-    /// build for the call.
+    /// Build, grid and loaded kernel for a call whose launch also handles the message `fusion`;
+    /// `None` if there is no build for the call.
     fn fitting(&self, args: &OpArgs, fusion: &Fusion) -> Option<(GemmLaunch, &Function)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let code = dtype_code(self.dtype)?;
@@ -261,8 +262,8 @@ impl Gemm {
             return Ok(false);
         };
         let OpArgs { a, b, c, .. } = *args;
-        // The driver encodes maps only with a current context, although it does not access the
-        // device.
+        // The context is made current, because the driver needs one to encode maps, although it
+        // does not access the device.
         let maps = gpu.current(|| launch.config.maps(self.dtype, [&a, &b, &c]))?;
         let (given, shape) = self.given(&launch, args);
         let [a, b, c] = &maps;
@@ -307,8 +308,8 @@ fn is_aligned(matrix: &Matrix) -> bool {
 }
 
 impl Config {
-    /// Tensor maps of the left factor, the right factor and C. In a flipped build the left factor
-    /// is B.
+    /// Tensor maps of the left factor, the right factor and C. In a build that computes the
+    /// transpose of C, the left factor is B.
     fn maps(&self, dtype: DType, [a, b, c]: [&Matrix; 3]) -> Result<[TensorMap; 3]> {
         let (left, right) = if self.flipped { (b, a) } else { (a, b) };
         let cluster = self.cluster;
@@ -320,7 +321,8 @@ impl Config {
         ])
     }
 
-    /// Tensor map of the left factor of the tiles: A, or B in a flipped build.
+    /// Tensor map of the left factor of the tiles: A, or B in a build that computes the transpose
+    /// of C.
     fn left_map(&self, dtype: DType, left: &Matrix) -> Result<TensorMap> {
         let left_box = if self.a_across { [64, 64] } else { [64, self.rows()] };
         TensorMap::new(dtype, left, left_box)

@@ -1,6 +1,6 @@
-//! GEMM whose rows of C are owned by ranks, with its messages in one launch: it stores tiles of
-//! other owners at these owners, adds the partials that peers have stored at this rank, and, if the
-//! operator requires it, sends this rank's finished rows to all ranks.
+//! GEMM that also exchanges its result, in one launch; each rank owns some rows of C. The launch
+//! stores tiles of other ranks' rows at these ranks, and adds the partials that peers have stored
+//! at this rank. If the operator requires it, it also sends this rank's finished rows to all ranks.
 //!
 //! **Problem.** If the GEMM ends before its message starts, a call takes the time of both. If it is
 //! done in parts, each part costs a wave of tiles that is not full, copies, launches that only
@@ -28,8 +28,8 @@ use crate::build::FaultInjection;
 use crate::library::GemmRequest;
 use crate::schedule::split;
 
-/// Division of C into the blocks of ranks, in units of cluster tile rows, and numbers of signals;
-/// same layout as `Blocks` in `gemm_sm90_scatter.cu`.
+/// Division of C into one block of rows per rank, counted in rows of a cluster's tiles, and the
+/// numbers of signals; same layout as `Blocks` in `gemm_sm90_scatter.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Blocks {
@@ -46,13 +46,13 @@ struct Blocks {
 /// otherwise, and the number of its first signal; `None` if the call has no such message.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages<'a> {
-    /// Message of the partials, from each rank's A to the C of their owners.
+    /// Message that sends partials (rows of the sender's product) to the ranks that own these rows.
     pub blocks: Option<(&'a OpArgs, u32)>,
-    /// Message of the finished rows, from their owners to the C of all ranks.
+    /// Message that sends finished rows from the rank that owns them to all ranks.
     pub results: Option<(&'a OpArgs, u32)>,
 }
 
-/// Loaded kernels of GEMMs that store tiles at their owners.
+/// Loaded kernels of GEMMs that store each tile at the rank that owns its rows.
 #[derive(Debug)]
 pub struct Scattering {
     gemm: Gemm,
@@ -67,8 +67,9 @@ impl Scattering {
     /// Largest number of ranks for which there are builds.
     pub const RANKS: usize = PEERS + 1;
 
-    /// Number of rows and columns that share a signal: the rows of a consumer, the columns of a
-    /// tile. A rank multiplies up to `rows` rows and `cols` columns and owns up to `own` rows of C.
+    /// Number of rows and columns of C that share a signal: the rows that a consumer warpgroup
+    /// multiplies, and the columns of a tile. A rank multiplies up to `rows` rows and `cols`
+    /// columns and owns up to `own` rows of C.
     ///
     /// Tiles are narrow in two cases. If the widest tiles made only one wave on the device, all
     /// data for peers would be sent at its end; narrow tiles make two waves, and the first is sent
@@ -100,7 +101,7 @@ impl Scattering {
         Config::storing(width, own).into_iter().find(|it| it.takes(shape))
     }
 
-    /// Builds for calls of up to `shape[0]` rows.
+    /// Builds that an operator loads for calls of up to `most` rows.
     pub(super) fn builds(
         signalled: [u32; 2],
         [most, n, k]: [usize; 3],
@@ -140,7 +141,8 @@ impl Scattering {
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }
 
-    /// Launch of this call; `None` if there is no build for it.
+    /// Build, grid and kernel for the launch of this call; `None` if no loaded build can do the
+    /// call.
     fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<(GemmLaunch, &Function)> {
         let Messages { blocks, results } = *messages;
         let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
@@ -157,7 +159,7 @@ impl Scattering {
         alike.then(|| self.gemm.fitting(args, &fusion)).flatten()
     }
 
-    /// Whether there is a build for this call.
+    /// Whether a build is loaded that can do this call.
     pub fn fits(&self, args: &OpArgs, messages: &Messages<'_>) -> bool {
         self.fitting(args, messages).is_some()
     }
@@ -171,7 +173,7 @@ impl Scattering {
     ///
     /// # Safety
     /// The conditions of [`Gemm::launch`] hold, also for the matrices of the messages on all ranks.
-    /// The call is open.
+    /// An earlier launch has opened the call.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,
@@ -190,9 +192,9 @@ impl Scattering {
             let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
             Matrix { address: rows.address - here + there, ..rows }
         };
-        // Matrices at a peer to which this rank stores: `block`, this rank's rows in the inbox for
-        // partials; `result`, this rank's rows in the area for results; `direct`, C itself, for
-        // peers that have it at the same offset.
+        // Matrices at a peer to which this rank stores. `block`: the peer's inbox for partials, at
+        // the block for this rank. `result`: the peer's workspace for results, at the rows that
+        // this rank owns. `direct`: the peer's C itself, if it has the same offset in the heap.
         let block = |peer| {
             let len = owned(peer).end - owned(peer).start;
             messages.blocks.map(|(it, _)| rows_of(it.c, &(rank * len..(rank + 1) * len)))
@@ -237,7 +239,8 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
-        // The kernel is built for this number of peers.
+        // The kernel takes exactly as many tensor maps as the number of peers for which it is
+        // built.
         let count = size as usize - 1;
         let given = [
             a.bytes(),
@@ -259,13 +262,13 @@ impl Scattering {
     }
 }
 
-/// Number of cluster tiles that each owner has in a round of `Rounds`. By default it is `clusters`,
-/// the number of clusters that run at once. If `senders` ranks send their own tiles to all others,
-/// it is smaller, so that a round has as many tiles of other ranks as there are clusters. Then at
-/// any time some clusters send own tiles to all ranks and the others do not, so the links are
-/// loaded evenly, and all clusters have equally many own tiles. All-reduce of 8192 x 8192 x 3584 on
-/// 4 x H100 with 66, 24, 22, 20 and 16 tiles for 66 clusters: 866, 822, 807, 843 and 920 us;
-/// reduce-scatters gain nothing (2026-11-27).
+/// Number of cluster tiles (one tile for each workgroup of a cluster) that each owning rank has in
+/// a round of the order `Rounds`. By default it is `clusters`, the number of clusters that run at
+/// once. If `senders` ranks send their own tiles to all others, it is smaller, so that a round has
+/// as many tiles of other ranks as there are clusters. Then at any time some clusters send own
+/// tiles to all ranks and the others do not, so the links are loaded evenly, and all clusters have
+/// equally many own tiles. All-reduce of 8192 x 8192 x 3584 on 4 x H100 with 66, 24, 22, 20 and 16
+/// tiles for 66 clusters: 866, 822, 807, 843 and 920 us; reduce-scatters gain nothing (2026-11-27).
 fn span(clusters: u32, senders: Option<u32>) -> u32 {
     let others = senders.map_or(1, |size| (size - 1).max(1));
     (clusters / others).max(1)
@@ -288,7 +291,8 @@ mod tests {
 
     #[test]
     fn tiles_are_narrow_while_the_widest_make_one_wave_of_the_device() {
-        // The widest tiles (128 x 256) would be 4 x 32, 4 x 33 and 4 x 34.
+        // The three products would have 4 x 32, 4 x 33 and 4 x 34 of the widest tiles (128 x 256),
+        // of which the device multiplies 132 at once.
         let columns =
             |cols, multiprocessors| Scattering::signalled(512, 256, cols, multiprocessors)[1];
         assert_eq!([columns(8192, 132), columns(8448, 132), columns(8449, 132)], [128, 128, 256]);

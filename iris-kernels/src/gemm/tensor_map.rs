@@ -50,7 +50,7 @@ fn encode() -> Result<Encode> {
         // SAFETY: the type is that of the driver's header.
         let encode = *unsafe { library.get::<Encode>(b"cuTensorMapEncodeTiled\0") }
             .map_err(|e| e.to_string())?;
-        // The function is used until the process ends.
+        // The library must stay loaded, because the function is called until the process ends.
         std::mem::forget(library);
         Ok(encode)
     });
@@ -78,7 +78,8 @@ struct Known {
 }
 
 impl Known {
-    /// Capacity, larger than the number of maps of a launch: one that stores to seven peers has 26.
+    /// Capacity. It exceeds the largest number of maps of one launch: 26, for a GEMM that stores to
+    /// seven peers.
     const MOST: usize = 32;
 
     fn get(&self, key: &Key) -> Option<TensorMap> {
@@ -99,9 +100,10 @@ thread_local! {
 }
 
 impl TensorMap {
-    /// Map of a matrix of 16-bit elements in boxes of `lines` lines with `len` elements each, which
-    /// are 128 or 64 bytes, the width of the swizzle. Elements beyond an edge are read as 0. Stores
-    /// end at the edge only if the lines of the matrix are multiples of 16 bytes.
+    /// Map of a matrix of 16-bit elements. Each copy moves a box of `lines` lines with `len`
+    /// elements; a line of the box has 128 or 64 bytes, the width of the swizzle. Elements beyond
+    /// an edge of the matrix are read as 0. Stores stop at the edge only if the lines of the matrix
+    /// are multiples of 16 bytes.
     pub(super) fn new(dtype: DType, matrix: &Matrix, [len, lines]: [u32; 2]) -> Result<TensorMap> {
         let sizes = match matrix.transposed {
             0 => [matrix.cols, matrix.rows],

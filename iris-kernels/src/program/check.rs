@@ -22,7 +22,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// State of a simulated call, which [`Program::check`] updates at each step of a program.
+/// State of an imagined call, which [`Program::check`] updates at each step to find violations.
 #[derive(Default)]
 struct State {
     opened: bool,
@@ -89,8 +89,8 @@ impl Program {
     }
 }
 
-/// First [`Item::PreviousPart`] (steps for the previous part of a loop) that is not inside a loop
-/// over parts; `None` if there is no such item.
+/// First [`Item::PreviousPart`] (steps that process the previous part in a loop over parts) that is
+/// wrongly outside of such a loop; `None` if there is none.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
@@ -189,8 +189,8 @@ mod tests {
     const COPY: Item = step(Work::Copies(Transfer::Shards));
     const CLOSE: Item = step(Work::Close(Transfer::Shards));
 
-    /// Expands to the violation that [`Program::check`] finds in a program of the given
-    /// alternatives.
+    /// Expands to the text of the violation that [`Program::check`] must find in a program with the
+    /// given alternatives.
     macro_rules! broken {
         ($($alternative:expr),*) => {{
             const ALTERNATIVES: &[Alternative] = &[$($alternative),*];
@@ -252,8 +252,9 @@ mod tests {
             (broken!(always(&[kernel(Kernel::Convert)])), "before the call is open"),
             (broken!(when(ENGINES, &[OPEN, COPY, ENDS]), always(&[OPEN, CLOSE])), "not joined"),
             (broken!(always(&[OPEN, COPY, CLOSE])), "no step replaces the copy"),
-            // Copies by engines run on the side stream, but the workgroup copies that replace them
-            // run on the call's stream.
+            // A GEMM that stores to peers must directly follow the step that opens the call. If
+            // workgroups copy in place of engines, their kernel comes between the two on the call's
+            // stream.
             (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),
             (broken!(always(&[OPEN, Item::PreviousPart(&[]), CLOSE])), "outside of a loop"),
         ] {

@@ -1,4 +1,5 @@
-//! Choice of the alternative of a call, from facts about the call.
+//! Choice of the alternative (list of steps) of a program that a call uses, from facts about the
+//! call.
 
 use super::{Alternative, Gemm, Program, When};
 
@@ -7,10 +8,10 @@ use super::{Alternative, Gemm, Program, When};
 /// elements.
 const COLUMNS: u32 = 2048;
 
-/// Facts about a call from which its alternative follows. A plan knows them for calls that have
-/// their matrices in place, the executor for the call that it enqueues.
+/// Facts about a call that decide which alternative of its program it uses. A plan implements this
+/// trait for the calls that it expects, the executor for the call that it enqueues.
 pub trait Facts {
-    /// Error of a driver that cannot be asked.
+    /// Error if the driver fails to answer a query.
     type Error;
 
     /// Number of ranks.
@@ -31,7 +32,8 @@ pub trait Facts {
     /// Errors of the driver.
     fn has_engines(&self) -> Result<bool, Self::Error>;
 
-    /// Whether the core of `gemm`, which is not [`super::Core::Any`], can do its product.
+    /// Whether the special GEMM implementation that `gemm` requires (a core other than
+    /// [`super::Core::Any`]) can do this product.
     fn fits(&self, gemm: &Gemm) -> bool;
 }
 
@@ -71,11 +73,11 @@ impl Program {
                 // as copy engines: no other rank shares the device, and the call is neither traced
                 // nor counted.
                 When::Gated | When::Stores => fits() && call.has_engines()?,
-                // If the message has a single part, the GEMM does not add the sum. It would wait
-                // for the peer's part before it multiplies, which takes longer than a separate sum.
-                // With 1024 rows in one part, a call took 106 us with a separate sum and 130 us
-                // without; with 8192 rows in four parts, 806 us with separate sums and 791 us
-                // without (all_reduce, 2 x H200, 2026-11-22).
+                // If the message has a single part, a separate kernel adds the peer's rows. A GEMM
+                // that adds them would have to wait for the peer's part before it multiplies, which
+                // takes longer. With 1024 rows in one part, a call took 106 us with a separate sum
+                // and 130 us without; with 8192 rows in four parts, 806 us with separate sums and
+                // 791 us without (all_reduce, 2 x H200, 2026-11-22).
                 When::Adds => call.ranks() == 2 && call.parts() > 1 && fits(),
             };
             if !is_met {

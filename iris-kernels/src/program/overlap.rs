@@ -2,7 +2,8 @@
 
 use super::{Alternative, Core, Program, When, Work};
 
-/// Step between nodes that may be in flight on the device while a program runs.
+/// Step of a collective between nodes (for example a kernel of NCCL) that may run on the device at
+/// the same time as a program.
 ///
 /// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If
 /// either fills the device, the other cannot begin, and four ranks can wait for each other in a

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Alternative, Item, Program, Rows, Step};
 use crate::schedule::{SplitGrid, split};
 
-/// Position of a step in the loops around it.
+/// Position in the loops over parts and peers that surround a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct At {
     /// Index of the part; `None` outside of a loop over parts.
@@ -76,8 +76,8 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                     }
                 }
             }
-            // The loop over parts above runs these steps. `check` rejects programs that have them
-            // outside of such a loop.
+            // Steps for the previous part are run by the loop over parts (`Item::Parts` above).
+            // Elsewhere they are skipped, and `check` rejects programs that have them there.
             Item::PreviousPart(_) => {}
             Item::Peers(items) => {
                 for peer in peers() {

@@ -1,5 +1,5 @@
-//! Workspace areas: matrices that the calls of a program keep in the workspace. They lie after the
-//! part that the GEMM library uses.
+//! Workspace areas: intermediate matrices that the calls of a program keep in the workspace, after
+//! the part that the GEMM library uses.
 //!
 //! The steps of a program determine its areas: for example, a GEMM that reads the gathered A needs
 //! [`Area::Gathered`]. The areas follow one another in the order of [`Area`].
@@ -16,7 +16,7 @@ use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 const LINE: u64 = 8;
 
 vocabulary! {
-    /// Matrix that a program keeps in the workspace of a call.
+    /// Intermediate matrix that a program keeps in the workspace of a call.
     Area {
         /// Matrix A, gathered from the shards of all ranks.
         Gathered = "the gathered A",
@@ -107,8 +107,8 @@ impl Areas {
 }
 
 impl Area {
-    /// Workspace areas that are the source and the destination of a transfer; `None` for an operand
-    /// of the call.
+    /// Source and destination of a transfer, if they are workspace areas; `None` in place of an
+    /// operand of the call.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],

@@ -9,14 +9,15 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use super::search::{self, library};
 use super::{Error, KernelSource, Result};
 
-/// Names of one vendor's compiler library.
+/// Names by which the compiler library of one vendor and its functions are found.
 pub(super) struct Names {
     pub(super) what: &'static str,
     /// Start of the names of all functions.
     pub(super) prefix: &'static str,
-    /// Rest of the name of the function that returns machine code.
+    /// Name, without the prefix, of the function that returns machine code.
     pub(super) code: &'static str,
-    /// Rest of the name of the function that returns PTX; `None` if there is no such function.
+    /// Name, without the prefix, of the function that returns PTX; `None` if there is no such
+    /// function.
     pub(super) text: Option<&'static str>,
 }
 
@@ -110,7 +111,7 @@ impl Api {
         let (log, code) = (output("GetProgramLog")?, output(names.code)?);
         let text = names.text.map(output).transpose()?;
         let table = Table::of(library, names.prefix)?;
-        // The other libraries stay loaded, too.
+        // The libraries that were loaded before the compiler must also stay loaded.
         std::mem::forget(others);
         Ok(Self { path: file.to_path_buf(), prefix: names.prefix, table, log, code, text })
     }

@@ -16,8 +16,8 @@ pub(super) struct Clang {
     pub(super) version: (i32, i32),
 }
 
-/// Names of clang programs in the order in which they are tried: first the version for which the
-/// checks of compiled code are written, last the clang of ROCm.
+/// Names of clang programs in the order in which they are tried. The first is the version for which
+/// this project's checks of compiled code are written, the last is the clang of ROCm.
 const NAMES: [&str; 5] = ["clang-19", "clang-20", "clang-21", "clang", "/opt/rocm/llvm/bin/clang"];
 
 impl Clang {

@@ -66,7 +66,8 @@ pub enum Error {
         /// Text of the compiler's log.
         log: String,
     },
-    /// The compiler is too old for an architecture. A call would abort the process.
+    /// The compiler is too old for an architecture. It was not called, because it would abort the
+    /// process.
     #[error(
         "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
     )]
@@ -102,8 +103,8 @@ pub enum Error {
     },
 }
 
-/// Formats the last two of the searched places, which are names given to the system's loader, and
-/// the number of all places.
+/// Formats the places that were searched for a library, for an error text: only the last two, which
+/// are names given to the system's loader, and the number of all places.
 pub(crate) fn places(looked: &[String]) -> String {
     let last = looked[looked.len().saturating_sub(2)..].join(" or ");
     if looked.len() > 2 { format!("{last} (places searched: {})", looked.len()) } else { last }

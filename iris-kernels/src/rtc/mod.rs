@@ -228,8 +228,8 @@ impl Compiler {
         }
     }
 
-    /// Text of everything except the source on which the compiled code depends: the compiler's file
-    /// with its size and time, and all options. For keys of caches.
+    /// Text for keys of caches. It contains everything on which the compiled code depends, except
+    /// the source: the compiler's file with its size and time, and all options.
     pub fn command(&self, options: &Options, arch: &str) -> String {
         let path = self.path();
         let file = path.metadata().map(|it| (it.len(), it.modified().ok())).ok();
@@ -269,8 +269,8 @@ impl Compiler {
         Ok(if text { made.text } else { made.code })
     }
 
-    /// Compiles once, for an architecture of NVIDIA such as `sm_90a`, and returns PTX and machine
-    /// code.
+    /// Returns both PTX and machine code of a single compilation, for an architecture of NVIDIA
+    /// such as `sm_90a`.
     ///
     /// # Errors
     /// Errors of [`Self::compile`].
@@ -319,7 +319,7 @@ fn fixed_options(vendor: Vendor, arch: &str) -> Vec<String> {
 ///
 /// # Errors
 /// [`Error::NotFound`] for a missing compiler; [`Error::Compile`] with the compiler's log;
-/// [`Error::Cache`] for a cache folder that other users can write.
+/// [`Error::Cache`] for a cache folder that other users can access.
 pub fn compile(
     vendor: Vendor,
     source: KernelSource<'_>,
@@ -356,8 +356,8 @@ fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
-/// Cache key of a compiled source: a hash of everything that determines the code. The folder of
-/// kernels that is shipped with a program uses keys without a compiler version.
+/// Cache key of a compiled source: a hash of everything that determines the code. `version` is the
+/// compiler's; it is `None` for the folder of kernels that is shipped with a program.
 pub fn key(
     source: KernelSource<'_>,
     options: &Options,

@@ -20,9 +20,9 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Terminal sequence that erases the line at the cursor.
 const ERASE: &str = "\r\x1b[2K";
 
-/// State of the progress line, which shows the levels of one thread at a time. Levels of other
-/// threads are ignored until this thread's levels end, because ranks that are threads of one
-/// process compile the same kernels.
+/// Progress line of the process. It shows the levels of only one thread at a time, because ranks
+/// that are threads of one process compile the same kernels. Levels of other threads are ignored
+/// until that thread's levels have ended.
 struct Gauge {
     patience: Duration,
     interval: Duration,
@@ -49,7 +49,7 @@ struct Count {
     total: usize,
 }
 
-/// Gauge that all threads of the process share.
+/// Progress line (gauge) that all threads of the process share.
 static GAUGE: Mutex<Option<Arc<Gauge>>> = Mutex::new(None);
 
 fn gauge() -> Arc<Gauge> {
@@ -65,8 +65,7 @@ fn gauge() -> Arc<Gauge> {
 /// The count ends when this value is dropped. When the last count ends, the line is erased.
 #[must_use = "the level ends when it is dropped"]
 pub struct Level {
-    /// State of the progress line; `None` if the line shows counts of another thread, and so not this
-    /// one.
+    /// Progress line that shows this count; `None` if this count is not shown.
     gauge: Option<Arc<Gauge>>,
 }
 
@@ -201,7 +200,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Text that the gauge under test has drawn so far.
+    /// Text that the progress line (gauge) under test has drawn so far.
     static DRAWN: Mutex<String> = Mutex::new(String::new());
 
     /// Lock that makes the tests run one after the other, because they share [`DRAWN`].
@@ -225,7 +224,7 @@ mod tests {
         Gauge::new(patience, Duration::from_millis(1), || Some(Box::new(Sink)))
     }
 
-    /// Waits until the gauge under test has drawn a text that contains `part`.
+    /// Waits until the progress line (gauge) under test has shown a text that contains `part`.
     fn await_drawn(part: &str) {
         for _ in 0..20_000 {
             if DRAWN.lock().expect("no panic").contains(part) {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-/// Defines a struct of functions of a C library, which are loaded by name. The common prefix of the
-/// names is passed when the library is loaded.
+/// Defines a struct with the functions of a C library, which are loaded by name. `of` loads them;
+/// its argument `prefix` is the prefix that all names share.
 ///
 /// The library stays loaded until the process ends, because threads that it has started may still
 /// run its code. An example are threads of an NCCL communicator that was not destroyed because a
@@ -47,7 +47,7 @@ pub(crate) use library;
 /// # Safety
 /// `T` is the function's type, a function pointer.
 pub(crate) unsafe fn function<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
-    // SAFETY: the caller knows the type.
+    // SAFETY: the caller guarantees that `T` is the type of the function.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map(|found| *found).map_err(|why| format!("it has no {name}: {why}"))
 }

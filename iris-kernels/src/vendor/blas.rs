@@ -149,7 +149,8 @@ struct Described {
     desc: Handle,
     /// Layouts of the left factor, the right factor, the result, and the addend.
     layouts: [Handle; 4],
-    /// Whether the left factor, in the library's column-major view, is B.
+    /// Whether A and B are swapped: the library sees a row-major C as its transpose, so its left
+    /// factor is B.
     swapped: bool,
 }
 
@@ -212,8 +213,8 @@ impl Multiplier {
             return Err(none());
         }
         let blas = &self.blas;
-        // The addresses are not known yet. An address with the guaranteed alignment, and no larger
-        // alignment, is passed instead.
+        // The address of the bias is not known yet. The alignment itself is passed as an address,
+        // because it has the guaranteed alignment and no larger one.
         let described = Described::new(blas, problem, u64::from(problem.alignment))?;
         let preference = Preference::new(blas, problem)?;
         let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
@@ -369,8 +370,8 @@ impl Drop for Preference<'_> {
 /// Matrix product with its algorithm, described to the library once and enqueued any number of
 /// times.
 pub struct Product {
-    /// Descriptors of the product. They are locked while a call sets the address of the bias and
-    /// enqueues the product.
+    /// Descriptors of the product and its matrices. A call holds the lock while it sets the address
+    /// of the bias and enqueues the product.
     described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,

@@ -15,8 +15,8 @@ use crate::dtype;
 /// Opaque pointer: a handle of the library, or a stream of the driver.
 pub(super) type Handle = *mut c_void;
 
-/// Names and numbers of a vendor's library. The functions of two libraries differ only in the
-/// prefix of their names, and take the same arguments, as listed in the table of `blas.rs`.
+/// Names and numbers of a vendor's GEMM library. The functions of cuBLASLt and hipBLASLt take the
+/// same arguments, listed in `blas.rs`; their names differ only in the prefix.
 #[derive(Clone, Copy)]
 pub struct Dialect {
     /// Name of the library.

@@ -44,7 +44,7 @@ struct Config {
     split_share: c_int,
 }
 
-/// Value of a field of [`Config`] that is not set.
+/// Value that leaves a field of [`Config`] to the library's default.
 const UNSET: c_int = c_int::MIN;
 
 library! { Table,
@@ -97,8 +97,9 @@ impl Nccl {
         if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
     }
 
-    /// Name and value of an environment variable without which the library refuses some devices:
-    /// RCCL needs it on gfx942 and gfx950, unless firmware and HIP runtime are recent.
+    /// Name and value of an environment variable that RCCL needs on gfx942 and gfx950, unless
+    /// firmware and HIP runtime are recent; `None` for NCCL. Without the variable, RCCL refuses
+    /// these devices.
     pub fn needs(kind: BackendKind) -> Option<(&'static str, &'static str)> {
         (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"))
     }
@@ -329,8 +330,8 @@ impl Communicator {
         self.nccl.check(function, code)
     }
 
-    /// Enqueues a collective of `count` elements per part on a stream of the current device. `None`
-    /// as the element type means bytes.
+    /// Enqueues a collective on a stream of the current device. `count` is the number of elements
+    /// of one rank's part, as in [`NcclCall`]. `None` as the element type means bytes.
     ///
     /// # Errors
     /// [`Error::Call`] and [`Error::Late`]. [`Error::Call`] also for an element type without a sum

@@ -13,7 +13,7 @@ use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::lru_cache::LruCache;
 
-/// Library products for all calls of an operator with up to `most` rows.
+/// Products by the vendor's library for all calls of an operator with up to `most` rows.
 ///
 /// The heuristic is queried once, when this value is made: for each power of two of rows, for A and
 /// B row-major and column-major, for alignment to 16 bytes or to an element only, and, if aligned,
@@ -39,12 +39,13 @@ pub struct Prepared {
     products: Mutex<LruCache<Problem, Option<Product>>>,
 }
 
-/// Maximum number of rows of a call in the second bucket of call sizes. The first bucket has calls
-/// of one row.
+/// Calls are grouped into buckets by their number of rows. The first bucket has calls of one row;
+/// this is the maximum number of rows of the second bucket.
 const LEAST_ROWS: usize = 16;
 
-/// Form of a call without its rows: which factors are column-major (`a`, `b`), which of bias and
-/// addend are added to the product, and whether all matrices are aligned to 16 bytes.
+/// Properties of a call, apart from its number of rows, on which the algorithm depends: whether A
+/// and B are column-major (`a`, `b`), whether a bias or an addend is added to the product, and
+/// whether all matrices are aligned to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CallForm {
     a: bool,
@@ -138,8 +139,9 @@ impl Prepared {
         self.of.title()
     }
 
-    /// Returns the problem of a call with `m` rows and this form. Leading dimensions are those of
-    /// contiguous matrices, rounded up to 16 bytes if the form is aligned.
+    /// Returns the description of the product of a call with `m` rows and the properties `form`.
+    /// Leading dimensions are those of contiguous matrices, rounded up to 16 bytes if
+    /// `form.aligned`.
     fn problem(&self, m: usize, form: CallForm) -> Problem {
         let [n, k] = self.shape;
         let size = self.dtype.size();
@@ -166,9 +168,9 @@ impl Prepared {
         }
     }
 
-    /// Returns the problem of a call and an algorithm for it. `None` if the library cannot do the
-    /// call: a call with an empty matrix, an epilogue, a column-major C, or an addend whose shape
-    /// or type differs from C's.
+    /// Returns the description of a call's product and an algorithm for it; `None` if the library
+    /// cannot do the call. It cannot if there is an empty matrix, an epilogue, a column-major C, or
+    /// an addend whose shape or type differs from C's.
     fn fitting(&self, args: &OpArgs, addend: Option<&Matrix>) -> Option<(Problem, &Algorithm)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let (rows, [of_n, of_k]) = (m as usize, self.shape);
@@ -267,9 +269,10 @@ impl Prepared {
         }
     }
 
-    /// Makes the product of a problem; `None` if the library cannot do it. If the library rejects
-    /// unsuitable algorithms, the product uses `named`, the algorithm chosen for its bucket of
-    /// rows. Otherwise the heuristic chooses an algorithm for this product.
+    /// Describes a product to the library and chooses its algorithm; `None` if the library cannot
+    /// do it. If the library rejects unsuitable algorithms, the product uses `named`, the algorithm
+    /// chosen for its bucket of rows. Otherwise the heuristic chooses an algorithm for this
+    /// product.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),

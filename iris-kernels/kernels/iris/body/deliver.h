@@ -153,9 +153,9 @@ IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
     flow::relay(launch_of(args), relays, body);
 }
 
-/// Copies by workgroups that replace copy engines; `first` is the number of the first signal. If A
-/// is gathered by columns, this rank's own part is copied too. If A is gathered by rows, the own
-/// part is read from A in place.
+/// Lets workgroups do the copies of a transfer in place of copy engines; `first` is the number of the
+/// transfer's first signal. If A is gathered by columns, this rank's own part is copied too. If A is gathered
+/// by rows, later kernels read the own part from A in place.
 template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
     LoadProducer::Shared none;
     DeliverBody<Plan, LoadProducer, false> body(args, none);
@@ -165,7 +165,8 @@ template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first)
     flow::copies(launch, first, body.plan, body);
 }
 
-/// Number of signals used by copies of blocks; copies of results use the signals after these.
+/// Number of signals that iris_blocks uses (copies of partials to their owners). iris_results numbers its
+/// signals after these.
 IRIS_DEVICE u32 signals_of_blocks(const OpArgs& args) { return split_of(args).part(0).tiles(); }
 
 } // namespace iris

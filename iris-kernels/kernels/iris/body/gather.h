@@ -1,4 +1,5 @@
-// Bodies of an all-gather before a matrix product: by push and barrier, by pull, or staged.
+// Bodies (code that moves and multiplies tiles) of an all-gather before a matrix product, for its three
+// variants: push and barrier, pull, and staged.
 #ifndef IRIS_BODY_GATHER_H
 #define IRIS_BODY_GATHER_H
 

@@ -124,8 +124,8 @@ class ItemsOf {
     const u32 whole;
 };
 
-/// Rows of a matrix as a sequence of items of the LL protocol. This form is for pairs (8 bytes); a
-/// specialisation is for packs.
+/// Rows of a matrix as a sequence of items of the LL protocol. Here an item has 8 bytes, sent as a pair of LL
+/// words; the specialisation below is for packs of 48 bytes.
 template <class LlUnit> class UnitsOf : public ItemsOf {
   public:
     using ItemsOf::ItemsOf;
@@ -382,8 +382,8 @@ IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32
     return values;
 }
 
-/// Body for rows of any layout with a residual, one item at a time. Rows must consist of whole
-/// items. To be normalised, the rows are read from C again.
+/// Body of an all-reduce with residual and RMSNorm, for rows of any layout. A thread processes one item (8
+/// bytes) at a time, so rows must consist of whole items. The RMSNorm reads the rows from C again.
 class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     using Base = ExchangeBody<Collective::AllReduce, 1>;
 
@@ -437,8 +437,9 @@ template <u32 HELD> struct VectorSquares {
     Squares squares;
 };
 
-/// Body for rows of a 16-bit type, with an optional residual of the same type. A thread processes
-/// all of its vectors of a row at once and keeps them in registers until they are normalised.
+/// Body of an all-reduce with RMSNorm, for rows of a 16-bit type, with an optional residual of the same type.
+/// A thread processes all of its vectors of a row at once and keeps them in registers until they are
+/// normalised.
 ///
 /// PAIR: there are two ranks. The data of the only peer is added as soon as it arrives, so
 /// registers remain for the residual and the weights.
@@ -618,7 +619,8 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
     flow::exchange_rows<false>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
 }
 
-/// All-reduce with a residual by the LL protocol; the workgroup that takes a row normalises it.
+/// All-reduce with a residual and an RMSNorm by the LL protocol. The workgroup that receives and adds a row
+/// also normalises it.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);

@@ -51,7 +51,7 @@ IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
     Trace(0, 0, args.counters, 0).add(counter, bytes);
 }
 
-/// Producer whose partials are the elements of A, without a product.
+/// Source of partial tiles for ops without a product: the tiles of A.
 class LoadProducer {
   public:
     struct Shared {};

@@ -1,4 +1,5 @@
-// Bodies of all-reduce (one_shot, two_shot) and reduce-scatter, over a producer of partials.
+// Bodies of all-reduce (one_shot, two_shot) and reduce-scatter. A Producer class makes this rank's partials,
+// its contributions to the sums.
 #ifndef IRIS_BODY_REDUCE_H
 #define IRIS_BODY_REDUCE_H
 
@@ -6,9 +7,10 @@
 
 namespace iris {
 
-/// Plan of a one-shot all-reduce: assignment of tiles to owners.
+/// Plan of a one-shot all-reduce, that is, which ranks reduce a tile and where the tile lies: every rank
+/// reduces every tile.
 struct OneShotPlan {
-    /// Whether a tile has one owner. Here every rank reduces every tile.
+    /// Whether a single rank, the owner, reduces a tile. Here every rank reduces every tile.
     static constexpr bool ONE_OWNER = false;
     Grid grid;
     IRIS_DEVICE explicit OneShotPlan(const OpArgs& args) : grid(grid_of(args)) {}
@@ -34,7 +36,7 @@ struct TwoShotPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile / turns.owners; }
 };
 
-/// Plan of a reduce-scatter: tiles are owned by blocks of rows.
+/// Plan of a reduce-scatter: each rank owns (reduces) all tiles of one block of rows.
 struct ScatterPlan {
     static constexpr bool ONE_OWNER = true;
     SplitGrid split;
@@ -196,7 +198,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     const bool from_a;
 };
 
-/// Functions of the kernels, for both producers of partials (GEMM and load).
+/// Code of the kernels one_shot, two_shot and reduce_scatter. Producer makes the partials: by a GEMM, or by
+/// loading the message.
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);

@@ -105,10 +105,10 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
 #undef IRIS_ROW
 }
 
-/// Adds the parts of all ranks in the order of ranks. This rank's own part is A. B is the place of the
-/// part of rank 0, and the part of each next rank follows `slot` bytes later. If the op has a single
-/// source, the root, nothing is added: the root's results are copied to C, unless the root has stored
-/// them into C directly.
+/// Adds the contributions of all ranks, in the order of ranks. This rank's own contribution is A. Those of
+/// the other ranks are in an inbox: B is the contribution of rank 0, and that of each next rank follows
+/// `slot` bytes later. If the op has a single source, the root, nothing is added: the root's results are
+/// copied to C, unless the root has stored them into C directly.
 template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;

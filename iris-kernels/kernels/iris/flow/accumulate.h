@@ -1,4 +1,5 @@
-// Skeletons that add into the workspace at a tile's owner; transcribes iris_sync::flow::accumulate.
+// Skeletons of an all-reduce that adds the partials of a tile in a workspace at the tile's owner; transcribes
+// iris_sync::flow::accumulate.
 #ifndef IRIS_FLOW_ACCUMULATE_H
 #define IRIS_FLOW_ACCUMULATE_H
 
@@ -12,8 +13,8 @@ namespace iris::flow {
 //       add(owner, tile)                add the partial to the workspace of rank `owner`
 //       convert(owner, tile)            read `tile` from the workspace of `owner`, write it to C
 
-/// Set the tiles that this rank owns to zero. A device barrier must follow before any rank adds to
-/// them.
+/// Set the tiles that this rank owns to zero in its workspace. A device barrier must follow before any rank
+/// adds to them.
 template <class Owner, class Body>
 IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {

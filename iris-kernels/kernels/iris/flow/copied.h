@@ -1,5 +1,5 @@
-// Skeletons for shards that a copy engine moves; transcribes iris_sync::flow::copied. A copy engine
-// cannot wait, poll or abort. So one launch before the copies waits for the peers, and later
+// Skeletons (waits and signals) of ops whose data a copy engine moves; transcribes iris_sync::flow::copied. A
+// copy engine cannot wait, poll or abort. So one launch before the copies waits for the peers, and later
 // launches check that the copies have arrived.
 #ifndef IRIS_FLOW_COPIED_H
 #define IRIS_FLOW_COPIED_H

@@ -1,4 +1,4 @@
-// Skeletons that move data without adding; transcribes iris_sync::flow::deliver.
+// Skeletons (waits and signals) of ops that move data without adding; transcribes iris_sync::flow::deliver.
 #ifndef IRIS_FLOW_DELIVER_H
 #define IRIS_FLOW_DELIVER_H
 
@@ -31,8 +31,8 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
     wg.trace.end(Span::Gemm);
 }
 
-/// Write `tile` to the peers `to`, then raise the signal of `tile` at each of them. Returns false
-/// if the wait for the peers' credits fails.
+/// Write `tile` to the peers `to`, then raise the signal of `tile` at each of them. Returns false if the wait
+/// for the peers' credits (free slots at the peers) fails.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
     if (!wg.wait_before_push(to)) return false;
     wg.trace.begin(Span::Signal, tile);

@@ -1,4 +1,5 @@
-// Skeletons of an all-gather before a matrix product; transcribes iris_sync::flow::gather.
+// Skeletons (waits and signals) of an all-gather before a matrix product; transcribes
+// iris_sync::flow::gather.
 #ifndef IRIS_FLOW_GATHER_H
 #define IRIS_FLOW_GATHER_H
 

@@ -1,4 +1,4 @@
-// Start and end of a launch, which all skeletons share; transcribes iris_sync::flow.
+// Start and end of a launch, which the skeletons of all operators share; transcribes iris_sync::flow.
 #ifndef IRIS_FLOW_LAUNCH_H
 #define IRIS_FLOW_LAUNCH_H
 

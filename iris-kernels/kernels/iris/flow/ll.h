@@ -1,4 +1,5 @@
-// Skeletons of the LL protocol (data and flag in one word); transcribes iris_sync::flow::ll.
+// Skeletons of collectives of small messages, which use the LL protocol (data and flag in one word);
+// transcribes iris_sync::flow::ll.
 #ifndef IRIS_FLOW_LL_H
 #define IRIS_FLOW_LL_H
 
@@ -15,9 +16,9 @@ namespace iris::flow {
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item
 
-/// Peers with which this rank exchanges headers: peers to which this rank sends items (`to`), and
-/// peers that send items to this rank (`from`). If this rank's message is empty, it exchanges
-/// headers with all peers, so that a peer whose message is not empty is told of the difference.
+/// Peers with which this rank exchanges headers (the call parameters that ranks compare): peers to which this
+/// rank sends items (`to`), and peers that send items to this rank (`from`). If this rank's message is empty,
+/// it exchanges headers with all peers, so that a peer whose message is not empty is told of the difference.
 struct Heads {
     Members to{0}, from{0};
     /// Largest number of items that this rank sends to a peer, and that a rank sends to this one.
@@ -37,7 +38,7 @@ struct Heads {
         }
         if ((to.bits | from.bits) == 0) to = from = all(channel);
     }
-    /// All ranks, unless the channel has no room for headers.
+    /// Set of all ranks; empty if the channel has no room for headers.
     static IRIS_DEVICE Members all(const Channel& channel) {
         return channel.pair_count == 0 ? Members{0} : Members::all(channel.size);
     }
@@ -49,10 +50,10 @@ template <class LlUnit = ll::Ll64> IRIS_DEVICE ll::Used used_words(Members heads
     return heads.contains(peer) ? LlUnit::used(items) : ll::Used{0, 0};
 }
 
-/// Announce the entry and push the headers, and the items of this thread: item after item, each to
-/// all peers. Returns false if the call cannot be finished. `most` is the largest number of items
-/// for any peer, `sent(peer)` the number of items for `peer`; `load(first, item)` and `give(i,
-/// peer, item, data)` are those of Body in an exchange.
+/// Announce to the peers that this rank has entered the call, and push headers and the items of this thread:
+/// item after item, each to all peers. Returns false if the call cannot be finished. `most` is the largest
+/// number of items for any peer, `sent(peer)` the number of items for `peer`; `load(first, item)` and
+/// `give(i, peer, item, data)` are those of Body in an exchange.
 template <u32 N, class LlUnit, class Sent, class Load, class Give>
 IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
     constexpr u32 LOADED = LlUnit::loaded(N);
@@ -257,9 +258,9 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     return true;
 }
 
-/// Variant of exchange() for rows, each of which is taken by one workgroup. A thread waits for
-/// several items at once. The body's `row` is called when all threads have taken their items of a
-/// row. PAIR: there are two ranks.
+/// Variant of exchange() for messages of rows: one workgroup receives a whole row. A thread waits for several
+/// items at once. The body's `row` is called when all threads have taken their items of a row. PAIR: there
+/// are two ranks.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body& body) {
     Workgroup wg(launch);
@@ -275,7 +276,7 @@ struct Parts {
     static constexpr u32 ALL = ~0u;
     /// Number of ranks, and number of items in the message.
     u32 size, items;
-    /// Rank that alone contributes, and that gets no finished parts; or ALL.
+    /// Root of a broadcast: it alone contributes, and it gets no finished parts. ALL for an all-reduce.
     u32 root;
 
     /// First item, and number of items, of the part that `owner` finishes.

@@ -1,4 +1,5 @@
-// Skeletons of ops that add partials; transcribes iris_sync::flow::reduce.
+// Skeletons of ops that push partials (each rank's contributions to a sum) to inboxes and add them there;
+// transcribes iris_sync::flow::reduce.
 #ifndef IRIS_FLOW_REDUCE_H
 #define IRIS_FLOW_REDUCE_H
 
@@ -86,9 +87,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Numbers of the items in the loop: first the tiles that this rank owns, then the tiles
-        // that the peers own, round-robin. This workgroup takes every `own_step`-th of its rank's
-        // tiles and every `other_step`-th of the peers' tiles.
+        // The loops below number the tiles as items: first the tiles that this rank owns, then the tiles that
+        // the peers own, round-robin. This workgroup takes every `own_step`-th of its rank's tiles and every
+        // `other_step`-th of the peers' tiles.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
         const u32 sending = senders < wg.count ? senders : 0;
         const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;

@@ -130,7 +130,8 @@ static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0,
               "parts of B must begin at a period of the swizzle, 1024 bytes");
 static_assert(!(FLIPPED && HOLD), "a flipped tile is one chunk, so its store is not deferred");
 
-/// Bytes of a chunk of an addend for all rows of a tile, and number of such chunks per stage of the ring.
+/// An addend (a matrix that is added to the tiles) is loaded in chunks of columns, through the ring: bytes of
+/// a chunk for all rows of a tile, and number of chunks per stage.
 constexpr u32 ADDED_BYTES = ROWS * LINE, ADDED_CHUNKS = 2;
 static_assert(2 * ADDED_BYTES <= STAGE_BYTES || WIDTH < 128, "a stage must hold two chunks of the addend");
 
@@ -187,8 +188,9 @@ template <class Op> class Core {
         }
     }
 
-    /// First half of run() for an Op that STAYS, called by all threads: starts to load the first slabs, which
-    /// are in flight while the threads do other work. end() is the second half.
+    /// First half of run() for an Op whose only tile stays in shared memory (STAYS). All threads call it. It
+    /// starts to load the first slabs, which are in flight while the threads do other work. end() is the
+    /// second half.
     IRIS_DEVICE void begin() {
         static_assert(Op::STAYS && CLUSTER == 1,
                       "an operator that stays has one tile per workgroup, without clusters");
@@ -207,8 +209,8 @@ template <class Op> class Core {
         __syncthreads();
     }
 
-    /// Returns eight bytes of the tile in a flipped build, after end(): bytes `byte` to `byte` + 7 of the
-    /// tile's part of row `row` of C.
+    /// Returns eight bytes of the finished tile, after end(), in a build that computes the transpose of C
+    /// (FLIPPED): bytes `byte` to `byte` + 7 of the tile's part of row `row` of C.
     IRIS_DEVICE u64 staged(u32 row, u32 byte) const {
         static_assert(FLIPPED, "only flipped tiles have one line per row");
         u32 offset = row * LINE + byte % LINE;
@@ -451,7 +453,7 @@ template <class Op> class Core {
     }
 
     /// Frees a stage whose product is complete, and moves to the next stage. The freed stage is the current
-    /// one if UNDER_WAY is 0, else the one before it, if `has_last`.
+    /// one if UNDER_WAY is 0, else the one before it, if there is one (`has_last`).
     IRIS_DEVICE void advance(Ring<STAGES>& ring, bool has_last) {
         await_products<UNDER_WAY>();
         if constexpr (UNDER_WAY > 0) {

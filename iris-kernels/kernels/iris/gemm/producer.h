@@ -1,4 +1,4 @@
-// Producer whose partials are tiles of the product A B.
+// Source of partial tiles for ops with a product: the tiles of A B.
 #ifndef IRIS_GEMM_PRODUCER_H
 #define IRIS_GEMM_PRODUCER_H
 

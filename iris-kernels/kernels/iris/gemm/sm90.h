@@ -57,7 +57,8 @@ template <bool FLIPPED> class Wgmma {
         }
     }
 
-    /// If FLIPPED, the first emit() leaves the sums in shared memory until the next multiply().
+    /// Whether further calls of emit() are cheap. They are if FLIPPED, because the first emit() leaves the
+    /// sums in shared memory until the next multiply().
     static constexpr bool KEEPS = FLIPPED;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         if constexpr (FLIPPED) {

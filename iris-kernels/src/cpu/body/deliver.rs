@@ -143,9 +143,9 @@ impl Deliver<'_> {
 }
 
 impl Deliver<'_> {
-    /// Copies by workgroups that replace copy engines; `first` is the number of the first signal.
-    /// If A is gathered by columns, this rank's own part is copied too. If A is gathered by rows,
-    /// the own part is read from A in place.
+    /// Lets workgroups do the copies of a transfer in place of copy engines; `first` is the number
+    /// of the transfer's first signal. If A is gathered by columns, this rank's own part is copied
+    /// too. If A is gathered by rows, later kernels read the own part from A in place.
     pub(crate) fn copies(
         &mut self,
         launch: &Launch<'_, Words<'_>>,

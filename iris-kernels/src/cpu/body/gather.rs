@@ -27,8 +27,8 @@ impl Gather<'_> {
         self.partial.args.n.div_ceil(self.partial.args.tile_n)
     }
 
-    /// Position of tile `tile` of C, and its row block. Tiles are numbered row block by row block,
-    /// in the order in which this rank processes the row blocks.
+    /// Position of tile `tile` of C, and the number of its row block (one row of tiles). Tiles are
+    /// numbered row block by row block, in the order in which this rank processes the row blocks.
     fn tile(&self, tile: u32) -> (Tile, u32) {
         let args = self.partial.args;
         let block = self.units.row_block_at(tile / self.across(), args.channel.rank);

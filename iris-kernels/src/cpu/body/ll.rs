@@ -63,8 +63,8 @@ struct Body<'a> {
     sum: [f32; MOST],
     /// Whether this rank's own data has already been added to the sum.
     own: bool,
-    /// Data of the item that was taken last; in a broadcast in two hops, the item's owner passes
-    /// the data on.
+    /// Data of the item (eight bytes of the message) that was received last. In a broadcast in two
+    /// hops, the rank that owns the item forwards this data.
     taken: [u32; 2],
 }
 
@@ -73,8 +73,9 @@ impl Body<'_> {
         self.args.channel.rank
     }
 
-    /// Elements of item `item` of a part of `rows` rows. Each element is given by its index in the
-    /// item, its row and its column; rows are counted from the first row of the part.
+    /// Elements of item `item` (eight bytes) of the `rows` rows that one rank sends to another.
+    /// Each element is given by its index in the item, its row and its column; row 0 is the first
+    /// row that is sent.
     fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let Items { cols, per_item, .. } = self.items;
         let first = u64::from(item) * u64::from(per_item);
@@ -129,8 +130,8 @@ impl Body<'_> {
         self.own = true;
     }
 
-    /// Data of an item of this rank's message in an exchange in two hops. The root of a broadcast
-    /// also stores the item in C.
+    /// Data of item `item` (eight bytes) of this rank's own message, in an exchange in two hops.
+    /// The root of a broadcast also stores the item in its C.
     fn own_data(&self, item: u32) -> [u32; 2] {
         let me = self.me();
         let bits = self.given(me, item);
@@ -140,8 +141,8 @@ impl Body<'_> {
         self.pack(bits)
     }
 
-    /// Completes the sum of an item: adds this rank's own data if it is still missing, bias and
-    /// residual, and applies GELU.
+    /// Completes the sum of an item (eight bytes of the message): adds this rank's own data if it
+    /// is still missing, then applies bias, GELU and residual.
     fn finish(&mut self, item: u32) {
         if !self.own {
             self.add_own(item);

@@ -1,4 +1,5 @@
-//! Bodies of the operators on the CPU; `kernels/iris/body/` has the device versions under the same
+//! Bodies of the operators on the CPU: the code that moves, adds and multiplies tiles, and that the
+//! protocols of `iris_sync::flow` call. `kernels/iris/body/` has the device versions under the same
 //! names.
 
 pub(crate) mod accumulate;

@@ -1,5 +1,6 @@
-//! State that all bodies use: the current tile of this rank's partial, and inbox slots as matrices.
-//! Also the last steps of a sum: bias, epilogue and residual.
+//! State that the CPU kernels of all operators use: the current tile of this rank's contribution to
+//! the sum (its partial), and the slots of inboxes as matrices. Also the last steps of a sum: bias,
+//! epilogue and residual.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::{add_residual, finish_values};

@@ -6,14 +6,15 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile};
 
-/// Assignment of tiles to owners. The partials of a tile are added in the order of ranks.
+/// Assignment of tiles to owners, the ranks that reduce them. The partials of a tile are added in
+/// the order of ranks.
 #[derive(Clone, Copy)]
 pub(crate) enum TileOwners {
     /// One-shot: every rank reduces every tile.
     OneShot(Grid),
     /// Two-shot: tiles are owned round-robin.
     TwoShot(Grid, u32),
-    /// Reduce-scatter: tiles are owned by blocks of rows.
+    /// Reduce-scatter: each rank owns (reduces) all tiles of one block of rows.
     Scatter(SplitGrid),
 }
 

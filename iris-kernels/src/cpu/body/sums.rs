@@ -7,10 +7,10 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::Grid;
 
-/// Adds the parts of all ranks in the order of ranks. This rank's own part is A. B is the place of the
-/// part of rank 0, and the part of each next rank follows `slot` bytes later. If the op has a single
-/// source, the root, nothing is added: the root's results are copied to C, unless the root has stored
-/// them into C directly.
+/// Adds the contributions of all ranks, in the order of ranks. This rank's own contribution is A.
+/// Those of the other ranks are in an inbox: B is the contribution of rank 0, and that of each next
+/// rank follows `slot` bytes later. If the op has a single source, the root, nothing is added: the
+/// root's results are copied to C, unless the root has stored them into C directly.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,

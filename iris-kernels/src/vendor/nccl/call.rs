@@ -1,4 +1,4 @@
-//! Calls of NCCL, as data.
+//! Collectives that NCCL can be asked for, as an enum.
 
 /// Collective over the ranks of a communicator. `count` is the number of elements of one rank's
 /// part.
@@ -65,8 +65,9 @@ impl NcclCall {
 
 /// Message that a rank sends, and one that it receives at the same time.
 pub(super) struct Message {
-    /// Receiver of the rank's own message, and sender of the other.
+    /// Rank to which this rank sends, and rank from which it receives.
     pub(super) peers: [usize; 2],
-    /// Parts of the rank's input and output, `count` elements each.
+    /// Number of the part of the input that is sent, and of the part of the output that is
+    /// received; a part has `count` elements.
     pub(super) parts: [usize; 2],
 }
