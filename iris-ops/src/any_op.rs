@@ -71,8 +71,8 @@ impl AnyOp {
         self.operator.run(stream, &self.matrices(operands))
     }
 
-    /// Describes the next call to a kernel of the caller that runs at the same time as the call;
-    /// see [`AllReduce::beside`](crate::AllReduce::beside).
+    /// Returns a description of the next call, for a kernel of the caller that runs at the same
+    /// time as the call; see [`AllReduce::beside`](crate::AllReduce::beside).
     ///
     /// # Errors
     /// Errors of `AllReduce::beside`; [`Invalid`](crate::OpError::Invalid) for an operator or

@@ -124,9 +124,9 @@ impl<M: MatrixArg> NormArgs<M> {
 }
 
 /// Input and output of one call of a collective without a matrix product, as [`MatRef`]s or as
-/// [`Operand`](crate::Operand)s. If the collective was planned by elements, they are
-/// [vectors](MatRef::vector), or matrices with one part of the message per row, which may have a
-/// leading dimension. Otherwise they are matrices.
+/// [`Operand`](crate::Operand)s. If the plan counts elements, input and output are
+/// [vectors](MatRef::vector), or matrices in which each row is the data from or for one rank, with
+/// or without gaps between rows. If the plan counts rows, they are matrices.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CollectiveArgs<M = MatRef> {
@@ -180,7 +180,7 @@ impl Matrices {
     }
 }
 
-/// Arguments of a call as the program passes them.
+/// Arguments of a call, with the matrices in the type that the program uses: `MatRef` or `Operand`.
 pub(crate) trait CallArgs {
     /// Type in which the program passes a matrix.
     type Matrix: MatrixArg;
@@ -188,7 +188,7 @@ pub(crate) trait CallArgs {
     /// All matrices that the program passes, without optional ones that are `None`.
     fn all(&self) -> impl Iterator<Item = &Self::Matrix>;
 
-    /// Matrices of the call by what they are.
+    /// Matrices of the call, each in the field for its role: A, B, C, bias or RMSNorm.
     fn matrices(&self) -> Matrices;
 }
 

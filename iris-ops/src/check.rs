@@ -24,8 +24,9 @@ pub(crate) struct Checked {
 }
 
 impl Checked {
-    /// Size of this call, by which the plan chooses variant and tile: M or, for a message of
-    /// elements, the number of elements of a part.
+    /// Size of this call, by which the plan chooses variant and tile: the number of rows M or, if
+    /// the plan counts elements, the number of elements of a part. A part is the data of one rank;
+    /// in an all-reduce and a broadcast it is the whole message.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
@@ -66,8 +67,8 @@ impl Checked {
             ("weight", weight, &args.weight),
             (output, c, &args.c),
         ];
-        // The RMSNorm reads C again after the call has written C. It reads only this rank's C, so
-        // for `normed` C counts as an input.
+        // The RMSNorm reads C after the call has written C. So its output `normed` must overlap
+        // neither the inputs nor C.
         let written =
             [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
@@ -158,7 +159,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
     Ok(call)
 }
 
-/// M of a call by rows with these matrices.
+/// Number of rows M of a call with these matrices, for a plan that counts rows and not elements.
 pub(crate) fn rows(row: &Row, matrices: &Matrices) -> usize {
     match (row.a, &matrices.a, &matrices.c) {
         _ if row.c == Part::None => 0,
@@ -209,8 +210,8 @@ fn normed(plan: &Plan, norm: Option<&NormArgs>, shape: (usize, usize)) -> Result
     shaped(op, "weight", weight, (1, shape.1), "1 x N of the plan")
 }
 
-/// Reshapes input and output of a message of elements to one row per part. Returns the number of
-/// elements of a part.
+/// Reshapes input and output of a collective whose plan counts elements: each matrix gets one row
+/// per part of the message, such as the data of one rank. Returns the number of elements of a part.
 fn elements(
     plan: &Plan,
     names: [&'static str; 2],
@@ -229,8 +230,8 @@ fn elements(
         cols: matrix.cols(),
         expected,
     };
-    // If the parts are rows of a matrix, there may be gaps between them; otherwise the matrix must
-    // be contiguous.
+    // If each part of the message is a row of the matrix, there may be gaps between the rows.
+    // Otherwise the matrix must be contiguous.
     let are_rows = |matrix: &MatRef, parts| matrix.rows() == parts && !matrix.is_transposed();
     let len = |name: &'static str, matrix: &MatRef| {
         let gaps =
@@ -241,7 +242,8 @@ fn elements(
         Ok(if are_rows(matrix, parts) { matrix.cols() } else { len(name, matrix)? / parts })
     };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
-    // The matrix that has fewer parts determines the number of elements of a part.
+    // The length of a part is taken from the input or the output, whichever consists of fewer
+    // parts.
     let count = match (&*a, &*c) {
         (Some(a), Some(_)) if parts_a < parts_c => part(names[0], a, parts_a)?,
         (_, Some(c)) => part(names[1], c, parts_c)?,

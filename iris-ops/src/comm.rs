@@ -205,8 +205,8 @@ impl Comm {
             None => World::from_unique_id(&id, rank, world_size),
         };
         let world = world.map_err(Error::comm)?;
-        // A closure would hide the caller's location from `#[track_caller]`; collective calls
-        // report this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`;
+        // collective calls report this location.
         let mut comm = Comm::from_world(stream, &world, options)?;
         comm.owned = Some(world);
         Ok(comm)
@@ -344,8 +344,8 @@ impl Comm {
         self.heap.whole_world().abort();
     }
 
-    /// Does [`Comm::abort`] and tells the peers why, as [`World::abort_with`] does: their errors show
-    /// `reason`.
+    /// Aborts like [`Comm::abort`], and tells the peers why, as [`World::abort_with`] does: their
+    /// errors show `reason`.
     pub fn abort_with(&self, reason: impl fmt::Display) {
         self.heap.whole_world().abort_with(reason);
     }
@@ -407,12 +407,13 @@ impl Drop for Comm {
 }
 
 impl Operators {
-    /// Makes the operators, all but the barrier with the memory of the workspace. Collective: all
-    /// ranks call it. Operators made before an error are kept.
+    /// Makes the operators. All operators except the barrier use the memory of the shared
+    /// workspace. Collective: all ranks call it. After an error, `self` has the operators made so
+    /// far, so that they can be freed.
     #[track_caller]
     fn make(&mut self, heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<()> {
-        // A closure would hide the caller's location from `#[track_caller]`; collective calls
-        // report this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`;
+        // collective calls report this location.
         for plan in &plans.sharing {
             self.all.push(Operator::within(plan.op(), &self.workspace, plan)?);
         }

@@ -1,5 +1,5 @@
-//! Cost model: the predicted time of a call, from the steps of its program and the parameters of
-//! the machine.
+//! Cost model: predicts the time of a call from the steps of its program and the parameters of the
+//! machine. A program is the list of launches, copies and waits that execute a call.
 //!
 //! **Problem.** Which program is fastest depends on shape, number of ranks and machine. Thresholds
 //! measured for one machine do not hold for another.
@@ -32,7 +32,7 @@ use crate::op_row::Part;
 
 impl Problem {
     /// Predicted time in microseconds of a call by this program. `None` if the model has no
-    /// prediction for one of the steps, because that step is never the fastest.
+    /// prediction for one of the steps, because a program with that step is never the fastest.
     pub(crate) fn predict(&self, machine: &CostParameters, program: &Program) -> Option<f64> {
         self.time(machine, program).filter(|us| us.is_finite())
     }
@@ -47,7 +47,8 @@ impl Problem {
         let columns = if row.gathers_a() { k } else { n };
         let parts = |dtype: DType| m * columns * dtype.size() as f64 / world;
         let part = parts(if row.gathers_a() { dtype } else { wire });
-        // Some programs send sums in the type of C, others in the type of partials.
+        // Some programs send sums in the type of C, others in the type of partial sums. The limit
+        // counts the smaller type.
         let sums = part.min(parts(output));
         let rows = if row.a == Part::Own { m / world } else { m };
         // The root of a broadcast sends each byte to one rank, which passes it on.
@@ -57,8 +58,8 @@ impl Problem {
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
-        // Partial products are written in the wire type, sums in the type of C. The limit assumes
-        // the smaller type.
+        // Partial products are written in the wire type, in which they are sent; sums are written
+        // in the type of C. The limit assumes the smaller type.
         let written = if wire.size() < output.size() { wire } else { output };
         // On the CPU the tile kernels may multiply faster than whole-matrix GEMMs. The limit
         // assumes the faster of the two.

@@ -107,8 +107,8 @@ impl Plan {
         // Plans are compared before the sizes of segments. The sizes follow from the plans, so a
         // difference in sizes would make a less helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            // The item `name` finds a difference between names. It comes before the items whose
-            // text contains the name.
+            // Ranks compare the items in order. The item `name` comes before the items whose text
+            // contains the name, so that different names are reported as such.
             let label = plan.request().name.as_deref();
             let label = label.map_or(String::new(), |name| format!(" ({name})"));
             let named = move |(item, value)| match item {
@@ -187,7 +187,8 @@ impl Plan {
         };
         let options = options.data_bytes(most(0)).signal_bytes(most(1)).device_words(most(2));
         let heap = SymmetricHeap::open(world, options).in_op(op)?;
-        // The sizes of the heap follow from the plans, so plans for other nodes are an error here.
+        // Plans for another number of nodes than the heap's have given the heap wrong sizes, so
+        // they are an error.
         if let Err(error) = plans.iter().try_for_each(|plan| check_nodes(&heap, plan)) {
             heap.close().in_op(op)?;
             return Err(error);

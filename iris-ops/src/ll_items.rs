@@ -19,9 +19,9 @@ pub(crate) fn of(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
-/// Smallest number of items per peer with which a message consists of packs; `None` if messages
-/// never do. With an RMSNorm they never do, because a workgroup needs whole rows. A GEMM that sends
-/// the message itself sends pairs.
+/// Smallest number of items (8 bytes of data) per peer from which a message is sent in packs of 48
+/// bytes and not in pairs of words; `None` if packs are never used. They are not used with an
+/// RMSNorm, because a workgroup needs whole rows, and in messages that a GEMM itself sends.
 pub(crate) fn packs_from(
     ranks: Topology,
     request: &Request,
@@ -33,7 +33,8 @@ pub(crate) fn packs_from(
     from.filter(|_| request.rms_norm.is_none() && !by_gemm && ranks.size > 1)
 }
 
-/// Words that calls up to the size of `items` need for each peer, header excluded.
+/// Words of the LL protocol that calls up to the size of `items` need for each peer, without the
+/// header.
 pub(crate) fn words(ranks: Topology, request: &Request, items: Items) -> Used {
     let most = items.most();
     match packs_from(ranks, request, items.collective).filter(|&from| most >= from) {
@@ -43,8 +44,8 @@ pub(crate) fn words(ranks: Topology, request: &Request, items: Items) -> Used {
     }
 }
 
-/// Bytes of the signal segment that `words` occupy in a world of `size` ranks: each source has two
-/// slots, one for each parity of the call number.
+/// Bytes of the signal segment that `words` occupy in a world of `size` ranks: each source rank has
+/// two slots, one for even and one for odd call numbers.
 pub(crate) fn signal_bytes(words: Used, size: usize) -> usize {
     let quads = (words.packs as usize).saturating_mul(QUADS as usize);
     (words.pairs as usize).saturating_add(quads).saturating_mul(2 * 16 * size)

@@ -268,7 +268,7 @@ impl MatRef {
 
     /// Checks leading dimension, size, element type and alignment of the matrix. Returns the kernel
     /// argument for the matrix, with its address on this rank. `name` is the matrix's name in
-    /// errors, and `role` the role of its element type.
+    /// errors, and `role` (factor, result, ...) determines which element types are allowed.
     pub(crate) fn resolve(
         &self,
         op: Op,

@@ -9,16 +9,17 @@ pub(crate) const SLOT_ALIGNMENT: u64 = 128;
 /// Number of device-local words for an op's counters: two 32-bit words for each 64-bit counter.
 pub(crate) const COUNTER_WORDS: usize = iris_kernels::args::counter::COUNT * 2;
 
-/// Number of device words that an operator does not share: its counters, and copies of the call
-/// number and of the sequence number for a kernel that runs at the same time as a call.
+/// Number of device-local words that an operator does not share with other operators of its
+/// workspace: its counters, and copies of the call number and of the sequence number for a kernel
+/// that runs at the same time as a call.
 pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 
 /// Memory that one choice of a plan (a variant with a tile) needs in the workspace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Number of tiles that have a signal, per source.
+    /// Number of tiles that have a signal, per source rank.
     pub(crate) tiles: u32,
-    /// Number of flags: of a staged gather, or of copies by copy engines.
+    /// Number of flags that a staged gather, or copies by copy engines, need.
     pub(crate) flags: u32,
     /// Whether each tile has a lock.
     pub(crate) locks: bool,
@@ -27,13 +28,15 @@ pub(crate) struct Needs {
     pub(crate) pairs: u32,
     /// Number of packs that one rank sends to another: items of 48 bytes in larger messages.
     pub(crate) packs: u32,
-    /// Number of inbox slots (places for one tile) per source, for calls of one parity.
+    /// Number of inbox slots (places for one tile) per source rank, for calls with even numbers;
+    /// calls with odd numbers have as many.
     pub(crate) places: u32,
     /// Number of source ranks that have slots in the inbox.
     pub(crate) sources: u32,
     /// Bytes of a slot of the inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) slot: u64,
-    /// Number of slots of the result inbox, for calls of one parity.
+    /// Number of slots of the result inbox (it receives finished tiles), for calls with even
+    /// numbers; calls with odd numbers have as many.
     pub(crate) results: u32,
     /// Bytes of a slot of the result inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) result_slot: u64,
@@ -84,7 +87,8 @@ impl Extent {
         Self { size, ..Self::default() }
     }
 
-    /// Smallest capacity that suffices for this capacity and for the needs of one more choice.
+    /// Smallest capacity that suffices for this capacity and for one more choice of variant and
+    /// tile, which needs `needs`.
     pub(crate) fn with(self, needs: &Needs) -> Self {
         let Needs { tiles, flags, locks, pairs, packs, workspace, .. } = *needs;
         let (inbox_half, results_half) = (needs.inbox_half(), needs.results_half());
@@ -151,14 +155,16 @@ impl Extent {
         parts.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
     }
 
-    /// Byte offset at which the inbox of a choice begins in the inbox block. It is chosen so that
-    /// the boundary between the two halves is the same for all choices.
+    /// Byte offset in the inbox block at which the inbox begins for one choice of variant and tile.
+    /// With this offset, the boundary between the halves for even and odd calls is the same for all
+    /// choices.
     pub(crate) fn inbox_of(&self, needs: &Needs) -> u64 {
         self.inbox_half - needs.inbox_half()
     }
 
-    /// Byte offset at which the result inbox of a choice begins in its block. It is chosen so that
-    /// the boundary between the two halves is the same for all choices.
+    /// Byte offset in its block at which the result inbox begins for one choice of variant and
+    /// tile. With this offset, the boundary between the halves for even and odd calls is the same
+    /// for all choices.
     pub(crate) fn results_of(&self, needs: &Needs) -> u64 {
         self.results_half - needs.results_half()
     }
@@ -169,7 +175,7 @@ impl Extent {
 pub(crate) enum Area {
     /// Inbox, which receives tiles from peers.
     Inbox,
-    /// Result inbox, which receives finished tiles from their owners.
+    /// Result inbox, which receives finished tiles from the ranks that summed them.
     Results,
     /// Workspace, which holds f32 sums, the gathered A, or other matrices of a call.
     Workspace,

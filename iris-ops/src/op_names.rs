@@ -100,8 +100,9 @@ named! {
         /// Every rank pushes its data to all ranks, and each rank itself adds the data of all
         /// ranks.
         OneShot = "one_shot",
-        /// The owner of a tile adds it up and sends the sum to all ranks. In a broadcast, one
-        /// receiver gets the tile from the root and forwards it to the other ranks.
+        /// One rank, the owner of a tile, adds up the tile's data of all ranks and sends the sum to
+        /// all ranks. In a broadcast, one receiver gets the tile from the root and forwards it to
+        /// the other ranks.
         TwoShot = "two_shot",
         /// Ranks add their data to the sum at the tile's owner while they hold a spinlock.
         Spinlock = "spinlock",

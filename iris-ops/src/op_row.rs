@@ -129,14 +129,14 @@ pub(crate) enum Composition {
         /// Operator that leaves each rank of the node the sums of its rows.
         scatter: Op,
     },
-    /// The operator of the node, once for the rows of each node, and an exchange of the sums
-    /// between nodes.
+    /// The operator within the node, run once for the rows of each node, and an exchange of the
+    /// sums between nodes.
     ReduceScatter,
-    /// An exchange of A (or of the input) between nodes, and the operator of the node, once for the
-    /// rows that come from each node.
+    /// An exchange of A (or of the input) between nodes, and the operator within the node, run once
+    /// for the rows that come from each node.
     GatherA,
-    /// The operator of the node for its own rows, an exchange of the results between nodes, and an
-    /// all-gather of the received rows within each node.
+    /// The operator within the node for the node's own rows, an exchange of the results between
+    /// nodes, and an all-gather of the received rows within each node.
     GatherC,
     /// An all-to-all between nodes, and then, within each node, one all-to-all for the blocks from
     /// each source node.
@@ -188,11 +188,11 @@ pub(crate) enum GemmStage {
     None,
     /// The variant consists of a GEMM only.
     All,
-    /// GEMM before the message; the message then sends this rank's partial sums.
+    /// GEMM before the communication, which then sends this rank's partial sums.
     Partial,
-    /// GEMM before the message; the message then sends this rank's rows of C.
+    /// GEMM before the communication, which then sends this rank's rows of C.
     Rows,
-    /// GEMM after the message; the message gathers A.
+    /// GEMM after the communication, which gathers A.
     Gathered,
 }
 
@@ -201,25 +201,26 @@ pub(crate) enum GemmStage {
 pub(crate) enum Memory {
     /// No memory: the variant needs no workspace.
     None,
-    /// Inbox for all tiles from all sources.
+    /// Inbox with a slot for each tile of the result, from each source rank.
     AllTiles,
-    /// Inbox for the tiles that one rank owns, from all sources, and a result inbox for all tiles.
+    /// Inbox with a slot for each tile that one rank owns, from each source rank; and a result
+    /// inbox, which receives the sum of each tile of the result.
     OwnedAndResults,
     /// Inbox with one slot for each tile of the largest part that a rank owns, from all sources, in
     /// the type of partial results. The owner adds these tiles up.
     PartialParts,
     /// Inbox with one slot for each tile of the largest part that a rank owns, from all sources, in
-    /// the output type. Nothing is added.
+    /// the output type. These tiles are not added up.
     Parts,
-    /// Inbox for all tiles, from a single source.
+    /// Inbox with a slot for each tile of the message, from a single source rank.
     OneSource,
     /// Sums: one f32 tile for each tile that a rank owns.
     Sums {
         /// Whether each tile has a lock; otherwise ranks add by atomic operations.
         locks: bool,
     },
-    /// Words of the LL protocol (data and a flag in one word), for the items that each rank sends
-    /// to each other rank.
+    /// Words of the LL protocol (data and a flag in one word), for the items (8 bytes of data) that
+    /// each rank sends to each other rank.
     Pairs(Collective),
     /// Inbox that holds all of A, M x K.
     Gathered,
@@ -230,17 +231,19 @@ pub(crate) enum Memory {
     /// place, without an inbox.
     Signals,
     /// Signals for the tiles that copy engines move, and a flag. There is one signal for each tile
-    /// of the largest part of any rank, in each round. The field is the number of rounds of a call.
+    /// of the largest part of any rank, in each round. The field is the number of rounds (transfers
+    /// between all ranks) of a call.
     Copied(u32),
 }
 
 impl Form {
-    /// Form of a matrix product on one rank, without communication.
+    /// Description of the variant that computes a matrix product on one rank, without
+    /// communication.
     pub(crate) const PRODUCT: Form =
         Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
 
-    /// Makes the form of a variant whose peers neither read A nor write C directly. Methods such as
-    /// `direct` change the other properties.
+    /// Makes the description of a variant whose peers neither read A nor write C directly. Methods
+    /// such as `direct` change the other properties.
     pub(crate) const fn push(
         variant: Variant,
         program: &'static [Alternative],
@@ -276,7 +279,8 @@ impl Form {
         Form { sends_all: true, ..self }
     }
 
-    /// Makes the form of another variant, with the given program and otherwise the same properties.
+    /// Makes the description of another variant, with the given program and otherwise the same
+    /// properties.
     pub(crate) const fn renamed(self, variant: Variant, program: &'static [Alternative]) -> Form {
         Form { variant, program, ..self }
     }
@@ -321,13 +325,13 @@ impl Row {
         found.map(Some).ok_or_else(|| Error::invalid(self.op, "variant", name, expected()))
     }
 
-    /// Names of the variants whose forms fulfil `is`, for error texts.
+    /// Names of the variants for which `is` returns true, for error texts.
     pub(crate) fn names(&self, is: impl Fn(&Form) -> bool) -> String {
         let forms = self.forms.iter().filter(|form| is(form));
         forms.map(|form| form.variant.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Form of a variant; `None` if the operator does not have the variant.
+    /// Description of a variant; `None` if the operator does not have the variant.
     pub(crate) fn form(&self, variant: Variant) -> Option<&'static Form> {
         self.forms.iter().find(|form| form.variant == variant)
     }
@@ -337,12 +341,14 @@ impl Row {
         (self.dims)(1, 1).b.is_some()
     }
 
-    /// Role that the type of A, or of the message, plays.
+    /// Role of the element type of A, or of the message; the role determines which types are
+    /// allowed.
     pub(crate) fn input_role(&self) -> Role {
         if self.multiplies() { Role::Factor } else { Role::Wire }
     }
 
-    /// Role that the type of C, or of the received message, plays.
+    /// Role of the element type of C, or of the received message; the role determines which types
+    /// are allowed.
     pub(crate) fn output_role(&self) -> Role {
         if self.multiplies() { Role::Result } else { Role::Wire }
     }

@@ -40,28 +40,29 @@ pub(crate) struct Operator {
     /// at the same time as a call.
     words: DevWords,
     trace: Option<RawSlice>,
-    /// Executors and arguments, one for each choice of the plan.
+    /// Executors and kernel arguments, one entry for each choice (variant and tile) of the plan.
     ready: Vec<Ready>,
 }
 
-/// Executor and kernel arguments for the calls of one choice of the plan.
+/// Executor and kernel arguments for the calls that run one choice (variant and tile) of the plan.
 struct Ready {
     executor: Arc<Executor>,
     /// Maximum number of workgroups of a launch.
     groups: u32,
-    /// Kernel arguments that are the same for all calls of the choice.
+    /// Kernel arguments that are the same for all calls with this variant and tile.
     args: OpArgs,
     /// Sizes of the launches of the most recent call, kept because programs repeat their calls.
     last: Mutex<Option<Sizes>>,
 }
 
-/// Sizes of the launches of a call. They depend only on the call's choice and shape.
+/// Sizes of the launches of a call. They depend only on the call's variant, tile and shape.
 #[derive(Clone, Copy)]
 struct Sizes {
     /// M and N of the call.
     shape: (usize, usize),
     groups: Workgroups,
-    /// Value for [`OpArgs::dedicated_workgroups`] in calls of this shape.
+    /// Number of workgroups that only fetch or only send in calls of this shape, for
+    /// [`OpArgs::dedicated_workgroups`].
     dedicated: u32,
 }
 
@@ -151,9 +152,9 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Completes `args` for a call; `args` already contains the arguments of the call's choice, and
-    /// is changed in place because it is large. Returns an error if an earlier call has left a
-    /// fault in the heap.
+    /// Completes the kernel arguments `args` for a call. `args` already contains what follows from
+    /// variant and tile; it is changed in place because it is large. Returns an error if an earlier
+    /// call has left a fault in the heap.
     fn complete(
         &self,
         args: &mut OpArgs,
@@ -210,8 +211,9 @@ impl Operator {
 }
 
 /// Largest number of workgroups, at most `groups`, that has no factor in common with the number of
-/// ranks. A workgroup processes every `groups`-th tile, and owners alternate from tile to tile.
-/// With a common factor, all tiles of a workgroup would belong to few owners.
+/// ranks. A workgroup processes every `groups`-th tile, and consecutive tiles are owned by
+/// different ranks in turn. With a common factor, all tiles of a workgroup would belong to few
+/// ranks.
 fn spread(groups: u32, size: u32) -> u32 {
     let common =
         |groups: u32| (2..=size).any(|f| size.is_multiple_of(f) && groups.is_multiple_of(f));

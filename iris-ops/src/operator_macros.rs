@@ -143,8 +143,8 @@ macro_rules! common_methods {
 macro_rules! beside_method {
     ($op:ident($args:ty)) => {
         impl $op {
-            /// Describes the next call of this operator to a kernel of the caller that runs at the
-            /// same time and reads tiles of C as they arrive. Pass the same `args` to
+            /// Returns a description of this operator's next call, for a kernel of the caller that
+            /// runs at the same time and reads tiles of C as they arrive. Pass the same `args` to
             /// [`run`](Self::run) afterwards. The result is the first argument of
             /// [`UserKernel::launch_concurrent`](iris_kernels::UserKernel::launch_concurrent);
             /// device code reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are

@@ -69,8 +69,9 @@ pub enum Epilogue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Staged {
-    /// Number of columns of A per flag (the last flag of a shard may cover fewer columns). Default:
-    /// 256 on a CPU, 2048 on a GPU, where short products have too much overhead.
+    /// Number of columns of A that are fetched together and have one flag (the last flag of a shard
+    /// may cover fewer columns). Default: 256 on a CPU, 2048 on a GPU, where short products have
+    /// too much overhead.
     pub columns_per_flag: Option<usize>,
     /// Number of workgroups that only fetch peers' shards; default: a quarter of the launch's
     /// workgroups, at least one.
@@ -85,7 +86,7 @@ impl Staged {
         Self::default()
     }
 
-    /// Sets the number of columns of A per flag.
+    /// Sets the number of columns of A that are fetched together and have one flag.
     #[must_use]
     pub fn columns_per_flag(self, columns: usize) -> Self {
         Self { columns_per_flag: Some(columns), ..self }
@@ -274,8 +275,8 @@ impl Request {
         self.wire.unwrap_or(self.output_dtype())
     }
 
-    /// Number of columns of A per flag of a staged gather: the requested number, or the default of
-    /// this backend.
+    /// Number of columns of A that a staged gather fetches together, with one flag: the requested
+    /// number, or the default of this backend.
     pub fn columns_per_flag(&self, backend: BackendKind) -> usize {
         let default = if backend.traits().host_threads { 256 } else { 2048 };
         self.staged.columns_per_flag.unwrap_or(default)

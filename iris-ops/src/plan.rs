@@ -50,8 +50,8 @@ pub struct Plan {
     /// Guard that makes the plan log its tuning data once, not once for every operator made from
     /// the plan.
     logged: Arc<Once>,
-    /// Plans of the parts of which the operator consists if the ranks are on several nodes;
-    /// otherwise `None`.
+    /// Plans of the operators within this node that together make up an operator over several
+    /// nodes; `None` on one node.
     composed: Option<Arc<composed::Composed>>,
 }
 
@@ -102,8 +102,8 @@ impl Plan {
             plan.choices.push(choice);
         }
         // If all choices have the same variant and no choice has a measured tile, the tile of the
-        // largest size is used for all sizes, unless a GEMM stores the tiles to peers: its tiles
-        // follow from the rows of a call.
+        // largest size is used for all sizes. A GEMM that stores its tiles to peers is an
+        // exception, because its tiles follow from the rows of a call.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
                 && !choice.form.stores
@@ -148,8 +148,8 @@ impl Plan {
         let known = || sized.row.names(|_| true);
         let unknown = || Error::invalid(self.op(), "variant", variant, known());
         let form = sized.row.form(variant).ok_or_else(unknown)?;
-        // With one rank the call runs another program, but the variant is checked, so that a
-        // program that was tried on one rank also runs on several.
+        // With one rank a call does not use the variant. The variant is checked anyway, so that an
+        // application that was tried on one rank also runs on several.
         sized.check_form(form)?;
         if !self.alone() {
             sized.check_arrival(form)?;

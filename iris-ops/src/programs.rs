@@ -191,8 +191,8 @@ const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, KernelOperands::Of(T
 /// Step that computes one part of this rank's partial product in the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
-/// Steps, for each part and peer: the GEMM of the rows that the peer owns, then the copy of the
-/// result to the peer.
+/// Steps for one part of a reduce-scatter. For each peer: a GEMM of the part's rows that the peer
+/// owns, then the copy of the result to the peer.
 const SEND_BLOCKS: Item = Item::Peers(&[PART, step(Work::Copies(Transfer::Blocks))]);
 
 /// Step of the library's GEMM that multiplies one part of this rank's rows, and also adds the rows
@@ -205,8 +205,8 @@ const fn add(to: Target, or_sum: &'static [Item]) -> Item {
 const SUMS: Item = step(Work::Sums { to: Target::Own });
 const SUMS_OF_C: Item = step(Work::Sums { to: Target::OwnOfC });
 
-/// Reduce-scatter in which workgroups send the partial products. Each owner adds the partial
-/// products when all have arrived.
+/// Reduce-scatter in which workgroups send the partial products. Each rank adds up the partial
+/// products of its own rows when all have arrived.
 macro_rules! scatter_by_workgroups {
     ($sums:expr, $($then:expr),*) => {
         &[OPEN_BLOCKS, PARTIAL, PUSH_BLOCKS, arrive!(Blocks), $sums, $($then,)* CLOSE_BLOCKS]
@@ -307,8 +307,8 @@ const fn store(source: Source, to: Target, blocks: bool, results: Option<Transfe
     step(Work::Gemm(Gemm { source, rows: Rows::All, to, core }))
 }
 
-/// Reduce-scatter in one GEMM. Its epilogue stores tiles at their owners, and adds the peers' tiles
-/// to this rank's own tiles.
+/// Reduce-scatter in one GEMM. Its epilogue stores each tile in the memory of the rank that owns
+/// it, and adds the tiles that peers have stored to this rank's own tiles.
 pub(crate) const SCATTER_STORED: &[Alternative] = &[
     when(
         &[When::Stores],
@@ -318,8 +318,8 @@ pub(crate) const SCATTER_STORED: &[Alternative] = &[
 ];
 
 /// All-reduce in one GEMM that works like [`SCATTER_STORED`]; its epilogue also stores each tile of
-/// the sums to all ranks. After the GEMM a gate for each peer waits for all of the peer's sums, so a
-/// single step copies them to C.
+/// the sums to all ranks. After the GEMM, one step per peer waits for all of the peer's sums, so
+/// that a single step can copy them to C.
 pub(crate) const SUM_STORED: &[Alternative] = &[
     when(
         &[When::Stores],

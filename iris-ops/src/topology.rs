@@ -81,7 +81,7 @@ impl Topology {
         self.nodes
     }
 
-    /// Returns this rank among the ranks of its node: `rank` is the index within the node, and
+    /// Returns the topology of this rank's node alone: `rank` is the index within the node, and
     /// `size` the number of ranks of the node.
     pub(crate) fn local(self) -> Self {
         let size = (self.size / self.nodes).max(1);

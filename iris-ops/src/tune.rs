@@ -1,6 +1,6 @@
 //! Choice of the variant of a call: by a measured row of the tuning table if there is one,
-//! otherwise by the shortest predicted time. Both depend only on values that are equal on all
-//! ranks, so all ranks choose the same variant.
+//! otherwise by the shortest predicted time. Table rows and predictions depend only on values that
+//! are equal on all ranks, so all ranks choose the same variant.
 
 pub(crate) mod data;
 mod table;
@@ -34,9 +34,9 @@ pub(crate) const LL_ITEMS: u32 = 1 << 18;
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum number of bytes of the signal segment that an operator's LL words occupy if the caller
-/// did not request the LL protocol. Twice as many are allowed with an RMSNorm, or for packs (LL words
-/// of 128 bits) after a GEMM. Four times as many, an eighth of the default size of a heap's signal
-/// segment, are allowed for other packs.
+/// did not request the LL protocol. Twice as many are allowed with an RMSNorm, or for packs
+/// (48-byte units of the LL protocol) after a GEMM. Four times as many, an eighth of the default
+/// size of a heap's signal segment, are allowed for other packs.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// Value that predictions use for N or K if these may differ between ranks, so that all ranks
@@ -69,7 +69,7 @@ fn relay_groups(ranks: Topology) -> u32 {
     (most / relays * relays).max(1)
 }
 
-/// Numbers of workgroups and threads in the launches of a choice's calls.
+/// Numbers of workgroups and threads in the launches of calls with one choice of variant and tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizing {
     /// Maximum number of workgroups that a message uses.
@@ -92,8 +92,8 @@ impl Sizing {
     pub(crate) fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
-        // Small messages use small workgroups. A barrier of a small workgroup is faster, and more
-        // multiprocessors then share the items.
+        // Small messages use small workgroups. A barrier of a small workgroup is faster, and the
+        // work is then spread over more multiprocessors.
         let threads: &[_] = match form.memory {
             Memory::Pairs(_) if plain => &launches.threads_of_words,
             Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts if plain => {
@@ -141,7 +141,8 @@ pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize 
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
 
-/// Sizes of calls at which the choice may change: powers of two, and the limits of table rows.
+/// Sizes of calls at which the choice of variant and tile may change: powers of two, and the limits
+/// of the rows of the tuning table.
 pub(crate) fn sizes(ranks: Topology, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
     powers.chain(table::ends(ranks, request)).collect()
@@ -216,9 +217,9 @@ fn predicted(
 }
 
 impl Problem {
-    /// Input of the cost model for the largest call of a request with this tile. `most` and `rows`
-    /// are the numbers of rows of the plan's largest call and of the largest call that shares its
-    /// kernels.
+    /// Input of the cost model for the largest call of a request with this tile. `most` is the
+    /// number of rows of the plan's largest call, and `rows` that of the largest call that uses the
+    /// same kernels as the request's call.
     pub(crate) fn of(
         ranks: Topology,
         request: &Request,
@@ -243,8 +244,8 @@ impl Problem {
     }
 }
 
-/// Product of the largest call of a request with contiguous matrices and this K, as a built-in GEMM
-/// is asked for it.
+/// Product of the largest call of a request, described for the built-in GEMMs. Matrices are taken
+/// as contiguous, and `k` replaces the request's K.
 fn product(ranks: Topology, request: &Request, k: usize) -> GemmCall {
     let Request { m, n, dtype, epilogue, .. } = *request;
     GemmCall {
@@ -330,7 +331,8 @@ fn is_as_measured(ranks: Topology, request: &Request, form: &Form) -> bool {
 /// Whether, for these operands, there is a whole-matrix GEMM that can wait for peers and store to
 /// peers.
 fn has_stores(ranks: Topology, request: &Request) -> bool {
-    // All ranks must get the same answer.
+    // The rank's own K is used only if all ranks have the same K, because all ranks must get the
+    // same result.
     let is_common = request.row.common.k || request.uniform_shape;
     let k = if is_common { request.k } else { COMMON };
     request.library.may_fuse() && product(ranks, request, k).is_served()

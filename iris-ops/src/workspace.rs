@@ -102,8 +102,8 @@ impl Workspace {
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
         let mut workspace = Workspace::make(heap, plans, Workspace::prepare_words)?;
-        // A closure would hide the caller's location from `#[track_caller]`; collective calls
-        // report this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`;
+        // collective calls report this location.
         match composed::alloc_areas(heap, first.op(), &areas) {
             Ok(slices) => workspace.between_nodes = slices,
             Err(error) => {
@@ -201,8 +201,8 @@ impl Workspace {
         Ok(Channel::lay_out(shape, rank, first, device).0)
     }
 
-    /// Sets every word to the number before the first call, and unlocks the locks. No call may be
-    /// running.
+    /// Sets every word to the number of the call before the first one, and unlocks the locks. No
+    /// call may be running.
     pub(crate) fn prepare_words(&self) -> Result<()> {
         let (op, heap, channel) = (self.op, &self.heap, self.channel);
         let first_call = Call::new(self.first_call);
@@ -219,7 +219,8 @@ impl Workspace {
         heap.write_device_words(self.words, &words).in_op(op)
     }
 
-    /// Layout of the workspace's words for the operator with the id `id`.
+    /// Indices of the workspace's words (signals, flags, counters) for the operator with the id
+    /// `id`.
     pub(crate) fn channel(&self, id: u32) -> Channel {
         Channel { op: id, ..self.channel }
     }
@@ -285,8 +286,8 @@ impl Workspace {
             failed => failed,
         };
         let all_ok = all_ok.in_op(self.op);
-        // A closure would hide the caller's location from `#[track_caller]`. Collective calls of
-        // the ranks are matched by this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`.
+        // Collective calls of the ranks are matched by this location.
         let freed = match unused.and(all_ok) {
             Ok(()) => self.give_back(&[]),
             Err(error) => Err(error),

@@ -195,7 +195,8 @@ impl Comm {
         let all = open(&operators)?;
         let message = self.message(op, (input.as_ref(), sent), (&output, got), size_of::<T>())?;
         let root = (op == Op::Broadcast).then_some(root);
-        // The size of `T` alone determines the path, so that all ranks use the same path.
+        // The alignment of `T` alone determines which operator runs the call, so that all ranks use
+        // the same operator.
         self.lend(&[input.as_ref(), Some(&output)], || match align_of::<T>() {
             _ if size == 1 => message.copy(self),
             1 => message.by_stage(self, all, find(all, op, DType::F32)?, root),
@@ -258,10 +259,10 @@ impl Comm {
         lending(sync, || self.stream.enqueue(call))
     }
 
-    /// Runs `launch` for each range of a part (offset, length) of at most `most` bytes. `launch`
-    /// sets the flag when it has launched something that peers see. If anything fails after that,
-    /// all ranks are told, those of other nodes too, because the call can be neither repeated nor
-    /// abandoned.
+    /// Splits the parts of the message into ranges of at most `most` bytes, and runs `launch` with
+    /// the offset and the length of each range. `launch` sets its flag when it has launched
+    /// something that peers see. A failure after that is reported to all ranks of all nodes,
+    /// because the call can then be neither repeated nor abandoned.
     fn in_ranges(
         &self,
         message: &Message,
@@ -332,8 +333,9 @@ impl Message {
         })
     }
 
-    /// Runs the call through the communicator's own buffers. Used if addresses or lengths of the
-    /// call are not multiples of a word.
+    /// Runs the call through the communicator's own buffers. Used for element types with an
+    /// alignment of one byte, because addresses and lengths are then not always multiples of a
+    /// word.
     fn by_stage(
         &self,
         comm: &Comm,
@@ -388,10 +390,10 @@ impl Message {
         let to = to.at(&issuing, to_offset, self.op)?;
         let from = from.at(&issuing, from_offset, self.op)?;
         // SAFETY: one side is in a buffer that only the communicator's calls use, on one stream, or
-        // both sides are lent. Lent memory stays until the call is enqueued. After that, cudarc
-        // frees its memory only in the order of the stream, and a thread that frees a slice of the
-        // heap waits for `issuing` and then for the copy. For host memory, the caller waits for the
-        // call.
+        // both sides are memory that `Lent` guards borrow from the caller until the call is
+        // enqueued. After that, cudarc frees its memory only in the order of the stream, and a
+        // thread that frees a slice of the heap waits for `issuing` and then for the copy. For host
+        // memory, the caller waits for the call.
         unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
     }
 }

@@ -243,8 +243,8 @@ pub(super) struct Plans {
     /// Plans of the operators that share a workspace: one for each collective and element type.
     pub(super) sharing: Vec<Plan>,
     pub(super) barrier: Plan,
-    /// Size in bytes of the send buffer, and of the receive buffer, for types without alignment. It
-    /// is a whole number of words for each rank.
+    /// Size in bytes of the send buffer, and of the receive buffer, for element types with an
+    /// alignment of one byte. It is a whole number of words for each rank.
     pub(super) stage: u64,
 }
 

@@ -135,9 +135,9 @@ impl CommStream {
 
 #[cfg(feature = "cudarc-0-19")]
 impl CommStream {
-    /// The per-thread default stream is a different stream in each thread. So calls run on a
-    /// separate stream of the communicator, after the earlier and before the later work of the
-    /// calling thread.
+    /// Prepares the program's stream `theirs` for calls. The per-thread default stream is a
+    /// different stream in each thread. For this stream, calls run on a separate stream of the
+    /// communicator, after the earlier and before the later work of the calling thread.
     fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
         const PER_THREAD: u64 = 2;
         let apart = match theirs.cu_stream() as u64 {

@@ -61,8 +61,8 @@ machine! {
     ll_peer_us,
     /// Time of a second hop of a message by the LL protocol: a wait, and one one-way latency.
     ll_hop_us,
-    /// Time of an empty message that is sent as tiles with signals: a launch, the wait for the
-    /// peers' entry, one one-way latency, and the copy to C.
+    /// Time of an empty message that is sent as tiles with signals: a launch, the wait until the
+    /// peers have entered the call, one one-way latency, and the copy to C.
     push_us,
     /// Additional time of a message whose tiles are summed, without the time for its bytes. It is
     /// added to [`CostParameters::push_us`].
@@ -93,11 +93,11 @@ machine! {
     flops_f32_per_us,
     /// Rate at which GEMMs, norms and copies on the device read and write device memory.
     memory_bytes_per_us,
-    /// Slowdown of the portable tile core: the ratio of its time per operation to that of a library
-    /// GEMM.
+    /// Slowdown of the portable kernels that multiply tile by tile: the ratio of their time per
+    /// operation to that of a library GEMM.
     tile_core,
-    /// Part of a message's fixed time during which the GEMM before it is still running; at most the
-    /// whole fixed time counts.
+    /// Time by which the start of a message overlaps the end of the GEMM before it. At most the
+    /// whole fixed time of the message counts.
     overlap_us,
     /// Time of a small launch that waits for no peer.
     launch_us,

@@ -1,5 +1,5 @@
-//! Predicted time of a program: its steps run one after the other, and copies by copy engines run
-//! at the same time.
+//! Predicted time of a program, which is the list of launches, copies and waits of a call. Its
+//! steps run one after the other; copies by copy engines run at the same time.
 //!
 //! The model assumes that all ranks run in lockstep: data from a peer arrives when this rank has
 //! itself sent the same amount of data.
@@ -25,14 +25,14 @@ use crate::op_row::Row;
 pub(crate) struct Problem {
     /// Row of the operator table that describes the operator.
     pub(crate) row: &'static Row,
-    /// Product of the call, for the message-free parts of which the types are [A, C, partial results
-    /// that are sent between ranks].
+    /// Product of the call. Its three element types are those of A, of C, and of partial results
+    /// that are sent between ranks.
     pub(crate) product: GemmCall,
-    /// Number of rows of the largest call that shares the kernels of the call.
+    /// Number of rows of the largest call that uses the same kernels as this call.
     pub(crate) rows: usize,
     /// Rows and columns of a tile.
     pub(crate) tile: [u32; 2],
-    /// Whether ranks pass columns of A; otherwise they pass rows.
+    /// Whether each rank passes a block of columns of A; otherwise it passes a block of rows.
     pub(crate) columns: bool,
     /// Whether an RMSNorm follows.
     pub(crate) normed: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Problem {
     pub(crate) stores: bool,
     /// Whether programs may use a GEMM that waits for parts of A which copy engines deliver.
     pub(crate) gated: bool,
-    /// Whether programs may use a GEMM that exchanges its result.
+    /// Whether programs may use a GEMM that also exchanges its result with the peers.
     pub(crate) exchanges: bool,
     /// Whether the vendor's library of GEMMs is installed.
     pub(crate) has_library: bool,
@@ -66,7 +66,8 @@ struct Clock<'a> {
     behind_gemm: bool,
 }
 
-/// Facts of a call whose matrices lie in place, on a device of its own.
+/// Facts about a call, by which one alternative of a program is chosen. Predictions assume that
+/// ranks do not share the device.
 impl Facts for Problem {
     type Error = Infallible;
 
@@ -123,8 +124,8 @@ impl Problem {
         if matches!(gemm.to, Target::Area(_)) { wire } else { output }
     }
 
-    /// Message that the built-in GEMM handles in the place of `gemm`; `None` if the program may not
-    /// use such a GEMM.
+    /// Communication that is fused into the GEMM of the step `gemm`; `None` if the call may not use
+    /// such a GEMM.
     pub(crate) fn fusion(&self, gemm: &Gemm) -> Option<Fusion> {
         let (GemmCall { shape, ranks, .. }, tile) = (self.product, self.tile);
         match gemm.core {
@@ -148,8 +149,8 @@ impl Problem {
         }
     }
 
-    /// Problem of a step that multiplies the rows `rows` of its factor A. A GEMM that handles a
-    /// message is asked for all rows of the call, whatever it multiplies.
+    /// Problem of a step that multiplies the rows `rows` of its factor A. A GEMM with fused
+    /// communication always gets the problem with all rows of the call.
     pub(crate) fn of_rows(&self, gemm: &Gemm, rows: &Range<u32>) -> Self {
         if gemm.core != Core::Any {
             return *self;
@@ -161,8 +162,8 @@ impl Problem {
         Problem { product, ..*self }
     }
 
-    /// Launch of the built-in GEMM in the place of `gemm`, and the name of its kernel; `None` if it
-    /// has no build for the call.
+    /// Kernel name and launch of the built-in GEMM for the step `gemm`; `None` if no compiled GEMM
+    /// fits the call.
     pub(crate) fn launch(&self, gemm: &Gemm) -> Option<(&'static str, GemmLaunch)> {
         let [factors, _, wire] = self.types();
         let (written, fusion) = (self.written(gemm), self.fusion(gemm)?);
@@ -174,14 +175,16 @@ impl Problem {
             most: if exchanges { self.rows } else { self.product.most },
             dtypes: [factors, written, sent],
             is_aligned: self.product.is_aligned || matches!(gemm.source, Source::Area(_)),
-            // A function is applied to sums, not to partial results.
+            // The activation function of the epilogue is applied to complete sums, not to partial
+            // results.
             has_epilogue: self.product.has_epilogue && !partial,
             ..self.product
         };
         Some((fusion.kernel(), call.launch(&fusion)?))
     }
 
-    /// Alternative that a call by this program uses; `None` if it meets the conditions of none.
+    /// First alternative of the program (a list of steps with conditions) whose conditions the call
+    /// meets; `None` if there is none.
     pub(crate) fn alternative(&self, program: &Program) -> Option<&'static Alternative> {
         let Ok(found) = program.first_met(program.alternatives, self);
         found
@@ -191,7 +194,8 @@ impl Problem {
     /// prediction.
     pub(super) fn time(&self, machine: &CostParameters, program: &Program) -> Option<f64> {
         let parts = self.parts().max(1) as usize;
-        // A GEMM that also exchanges is priced as two launches.
+        // A GEMM that also exchanges its result is predicted as two launches, a GEMM and a message.
+        // So alternatives with such a GEMM are left out.
         let priced = program.alternatives.iter().filter(|of| !of.when.contains(&When::Exchanges));
         let Ok(of) = program.first_met(priced, self);
         let of = of?;
@@ -289,8 +293,8 @@ impl Clock<'_> {
         if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, KernelOperands::Of(transfer)) =
             (kernel, of)
         {
-            // An earlier step has opened the call, and a later step waits for the data. So only the
-            // launch and the stores are added here.
+            // An earlier step waits until the peers have entered the call, and a later step waits
+            // for the data. So only the launch and the stores are added here.
             let sent = (world - 1.0) * self.bytes(transfer, None);
             self.main_us +=
                 machine.launch_us + machine.sent(sent, world - 1.0, machine.link_bytes_per_us);
@@ -357,7 +361,7 @@ impl Clock<'_> {
         let alone = machine.gemm([rows, n, k], [problem.types()[0], problem.written(gemm)]);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
-            // The GEMM adds the rows of the peer, so it waits for these rows.
+            // The GEMM adds its product to rows that the peer has sent, so it waits for these rows.
             Core::Adding => {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
@@ -388,7 +392,7 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Time of a wave of tiles of this build, one on each multiprocessor.
+    /// Time of a wave of tiles: one tile on each multiprocessor, with the tile size of `config`.
     fn wave(&self, config: &Config) -> f64 {
         let GemmCall { shape: [.., k], dtypes: [dtype, ..], multiprocessors, .. } =
             self.problem.product;
@@ -397,8 +401,8 @@ impl Clock<'_> {
         2.0 * tile * k as f64 * each / self.machine.rate(dtype)
     }
 
-    /// Adds copies to the side timeline, one after the other. No copy starts before the current
-    /// time of the main timeline.
+    /// Adds copies by copy engines to their own timeline, one after the other. No copy starts
+    /// before the current time of the main stream.
     fn copies(&mut self, of: Transfer, at: At) {
         let (machine, world) = (self.machine, self.problem.product.ranks);
         let to = if at.peer.is_some() { 1 } else { world - 1 };

@@ -60,11 +60,11 @@ impl CostParameters {
         // whole message, `parts` if each peer gets only its part.
         let (all, parts) = (peers * bytes, peers * bytes / world);
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
-        // The owner of a sum reads the data that has arrived, and writes the result once.
+        // The rank that computes a sum reads the data that has arrived, and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64, to_one: f64| {
-            // Bytes sent, flags included: 16 for 8 bytes of data in pairs, 16 for 12 bytes of data
-            // in packs.
+            // Bytes sent, including flags. Data in pairs (a word and its flag) is doubled. In
+            // packs, 12 bytes of data take 16 bytes.
             let packed = packed_bytes.is_some_and(|from| to_one >= from);
             let bytes = if packed { sent * 4.0 / 3.0 } else { sent * 2.0 };
             let fixed_us = self.ll_us + self.ll_peer_us * others;
@@ -85,7 +85,8 @@ impl CostParameters {
                 message(fixed_us + self.ll_hop_us, moving_us)
             }
             // With two ranks there is no second hop, and the predicted time equals that of
-            // `BroadcastLl`. The choice is then `BroadcastLl`, because its form comes first.
+            // `BroadcastLl`. Of two equal times the first in the list of variants is chosen, so the
+            // choice is `BroadcastLl`.
             RelayLl => {
                 let Message { fixed_us, moving_us } =
                     words(from_root, 2.0 * parts * by_root, 2.0 * bytes / world);
@@ -93,7 +94,7 @@ impl CostParameters {
             }
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),
             ReduceScatter => message(sums, summed(parts, (1.0 + 1.0 / world) * bytes)),
-            // The owner of a tile sends the tile's sum while other tiles are still arriving.
+            // The rank that sums a tile sends the sum while other tiles are still arriving.
             TwoShot => {
                 let second = self.hop_us + self.peer_us * others;
                 message(sums + second, summed(2.0 * parts, bytes))

@@ -31,7 +31,8 @@ fn product() -> (Plan, Arc<SymmetricHeap>) {
     (plan, heap)
 }
 
-/// Error of a call of [`product`] with the matrices that `f` makes of three slices of 100 elements.
+/// Error of a call whose plan and heap come from [`product`]. `f` makes A, B and C of the call from
+/// three slices of 100 elements.
 fn of_call(f: impl FnOnce(&SymmetricHeap, [SymSlice<f32>; 3]) -> [MatRef; 3]) -> Error {
     let (plan, heap) = product();
     let op = MatmulAllReduce::new(&heap, &plan).unwrap();
@@ -44,8 +45,8 @@ fn matrices([a, b, c]: [SymSlice<f32>; 3], rows: usize) -> [MatRef; 3] {
     [MatRef::sym(a, rows, 9), MatRef::sym(b, 9, 6), MatRef::sym(c, rows, 6)]
 }
 
-/// Errors of calls that fail, each with three pieces of its text: the value, the expectation, and the
-/// action. The row about a tuning file is written out.
+/// Errors of calls that fail, each with three pieces of its text: the value, the expectation, and
+/// the action. Only the error of a tuning file is constructed here and not caused by a call.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     vec![
         (

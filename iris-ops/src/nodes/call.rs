@@ -1,5 +1,5 @@
-//! Calls over several nodes: the operators on the caller's stream, and the steps between nodes that
-//! run at the same time.
+//! Calls over several nodes. Operators within the node are enqueued on the caller's stream, and
+//! steps between nodes on another stream, where they run at the same time.
 //!
 //! This file is long because it has the parts and steps of every operator, in the order in which
 //! they are enqueued.
@@ -27,14 +27,16 @@ use crate::plan::Plan;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// Place to which a call over several nodes sends its work: streams, or a list of steps.
+/// Receiver of the work of a call over several nodes: streams that execute the work, or a list of
+/// steps from which its time is predicted.
 pub(super) trait Target {
     /// Memory of a step between nodes.
     type Block: Copy;
     /// End of a step between nodes, for which later work can wait.
     type End;
 
-    /// Adds the node's operator for the role `role`.
+    /// Adds a call of the operator within the node that has the role `role`, such as the main
+    /// product or a copy.
     fn part(&self, role: Role, matrices: Matrices) -> Result<()>;
 
     /// Adds a step between nodes after the work that was added before. Returns the end of the step.
@@ -43,7 +45,7 @@ pub(super) trait Target {
     /// Makes later work wait until the step whose end is `end` is complete.
     fn wait(&self, end: &Self::End) -> Result<()>;
 
-    /// Adds the sum over the slots of `block`, which has elements of type `wire`.
+    /// Adds the sum over the slots of `block`: one slot of elements of type `wire` for each node.
     fn sum(&self, block: Self::Block, wire: DType) -> Result<()>;
 
     /// Slice of the operator's memory `area`: the bytes `bytes` of that area.
@@ -56,8 +58,8 @@ pub(super) trait Target {
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
-    /// Operator of the node, for a call of `size` rows. In a message by elements, for parts of
-    /// `size` elements.
+    /// Call of an operator within the node: with `size` rows or, if the plan counts elements, with
+    /// parts of `size` elements.
     Part { role: Role, size: usize },
     /// Exchange between nodes that starts on a separate stream after the steps before it. `bytes`
     /// is the length of the exchange's input.
@@ -66,7 +68,7 @@ pub(crate) enum NodeStep {
     Wait(usize),
 }
 
-/// Call over several nodes whose work is being sent to a target.
+/// Call over several nodes, with the [`Target`] that receives its work.
 pub(super) struct Calling<'a, T> {
     pub(super) plan: &'a Plan,
     pub(super) call: &'a Checked,
@@ -81,18 +83,19 @@ struct Streams<'a> {
     /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
     lane: Stream,
     record: Cell<CallRecord>,
-    /// Number of the capture that the call is part of; `None` if there is none.
+    /// Number of the graph capture that the call is part of; `None` outside of captures.
     capture: Option<u64>,
     /// Whether any part of the call has been enqueued. If so, the call can no longer be cancelled.
     begun: Cell<bool>,
 }
 
-/// Steps of a gather: for each its end, the smallest distance between the nodes whose matrices it
-/// moves, and the number of distances.
+/// Steps of a gather between nodes. For each step: its end, the smallest distance (difference of
+/// node numbers) between sender and receiver, and the number of such distances.
 type Arrivals<End> = Vec<(End, (usize, usize))>;
 
 impl Composite {
-    /// Checks the matrices of a call and enqueues its parts.
+    /// Checks the matrices of a call. Then enqueues its operators within the node and its steps
+    /// between nodes.
     pub(super) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         self.issue(stream, matrices).map_err(|error| error.labelled(&self.label))
     }
@@ -100,8 +103,8 @@ impl Composite {
     fn issue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
-        // Memory is checked here before anything is enqueued. The parts of the call check it again,
-        // but an error there would come after other parts have been enqueued.
+        // Memory is checked here before anything is enqueued. The operators within the node check
+        // it again, but an error there could come after other operators have been enqueued.
         call.write(&self.plan, &heap.issue().in_op(op)?, &mut OpArgs::zeroed())?;
         let main = self.parts[&Role::Main].plan();
         let pulls = main.choices().iter().map(|choice| choice.form).find(|form| form.pulls);
@@ -132,8 +135,9 @@ impl Composite {
     ) -> Result<()> {
         let op = self.plan.op();
         lane.call += 1;
-        // Calls run one after the other, on whatever streams they are issued. The program that
-        // launches a graph orders the graph with other work.
+        // Calls run one after the other, on whatever streams they are issued, so this call waits
+        // for the previous one. It does not wait if the two are not in the same graph, because the
+        // program that launches a graph orders the graph with other work.
         let capture = stream.capture().in_op(op)?;
         if let Some((last, of)) = &lane.last
             && *of == capture
@@ -178,7 +182,8 @@ pub(crate) fn give_up(op: Op, heap: &SymmetricHeap, stream: &Stream, error: Erro
     of_step(op, error, Recovery::Close)
 }
 
-/// Error of a call of which a part was enqueued, with what the caller must do.
+/// Makes the error for a call of which only a part was enqueued. `recovery` says what the caller
+/// must do.
 fn of_step(op: Op, error: Error, recovery: Recovery) -> Error {
     let (op, step, cause) = match error {
         Error::Step { op, step, cause, recovery: Recovery::Retry } => (op, step, cause),
@@ -208,8 +213,7 @@ impl Target for Streams<'_> {
             self.log(NodeStep::Part { role, size });
         }
         let done = self.op.parts[&role].run(self.stream, &matrices);
-        // A part with several launches may fail after one of its launches has become visible to
-        // peers.
+        // An operator with several launches may fail after one of them has become visible to peers.
         let is_seen =
             |error: &Error| matches!(error, Error::Step { recovery: Recovery::Close, .. });
         self.begun.set(self.begun.get() || done.as_ref().map_or_else(is_seen, |()| true));
@@ -231,7 +235,8 @@ impl Target for Streams<'_> {
             // wait for the caller's stream.
             self.lane.wait(&ready).in_op(op)?;
         }
-        // The records are compared while the caller's stream computes the step's data.
+        // Ranks compare their records (descriptions of the call) while the caller's stream computes
+        // the step's data.
         let records = self.op.areas.get(&Area::Records).copied();
         self.op.fabric.announce(&self.lane, record, records).in_op(op)?;
         self.lane.wait(&ready).in_op(op)?;
@@ -244,8 +249,8 @@ impl Target for Streams<'_> {
         let op = self.op.plan.op();
         self.stream.wait(end).in_op(op)?;
         if !self.op.fabric.uses_host() {
-            // Steps that run on the device need no check here, because kernels check the abort
-            // words.
+            // Steps that run on the device need no check here, because kernels themselves check
+            // whether the heap has failed.
             return Ok(());
         }
         let control = self.op.heap.control().clone();
@@ -290,8 +295,8 @@ impl<T: Target> Calling<'_, T> {
         self.target.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
 
-    /// Matrix at the start of slot `at` of the area `area`, which consists of slots of `bytes`
-    /// bytes.
+    /// Matrix at the start of slot number `at` of the area `area`, which consists of slots of
+    /// `slot` bytes.
     fn slot(
         &self,
         area: Area,
@@ -340,7 +345,7 @@ impl<T: Target> Calling<'_, T> {
     }
 
     /// Sums A over the ranks of this node; each rank gets the sums of the rows that it owns. `to`
-    /// receives these sums in the wire type.
+    /// receives these sums in the wire type, in which partial sums are sent.
     fn scatter(&self, a: MatRef, to: MatRef) -> Result<()> {
         let b = self.call.matrices.b;
         self.target.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
@@ -352,8 +357,8 @@ impl<T: Target> Calling<'_, T> {
             (request.elements, request.output_dtype(), request.wire_dtype());
         let local = self.plan.topology().local().size;
         let (a, c) = (self.input()?, self.output()?);
-        // Shape of the matrix that is split; a message of elements has one row for each rank of the
-        // node.
+        // Shape of the matrix whose rows are split into blocks. If the plan counts elements, the
+        // matrix has one row for each rank of the node.
         let (m, n) = match elements {
             true => (local, self.call.n.div_ceil(local)),
             false => (self.call.m, self.call.n),
@@ -374,7 +379,7 @@ impl<T: Target> Calling<'_, T> {
         };
         let blocks = self.blocks().min(m.max(1));
         let rank = self.plan.topology().local().rank;
-        // Rows of block `block` of M, and the rows among them that this rank owns.
+        // Rows of the block with the number `block`, and the rows among them that this rank owns.
         let rows_of = |block: usize| {
             let all = split(m, blocks, block);
             let own = split(all.len(), local, rank);
@@ -504,8 +509,8 @@ impl<T: Target> Calling<'_, T> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.plan.rows_of(0, self.call.m).len(), a.cols());
         let arrivals = self.gather(a, longest)?;
-        // The node works on its own rows, which need no step between nodes, while the first step
-        // runs, and on the rows of some nodes while those of others arrive.
+        // While the first step between nodes runs, the node multiplies its own rows. Then it
+        // multiplies the rows that have arrived, while further rows are on their way.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.plan.topology().node()).0;
@@ -574,8 +579,8 @@ impl<T: Target> Calling<'_, T> {
                 self.copy(Role::Copy, from, to)?;
                 continue;
             }
-            // In a message of elements, each part is copied separately, because there may be gaps
-            // between parts.
+            // If the plan counts elements, each part of the message is copied separately, because
+            // there may be gaps between parts.
             for part in 0..rows.len() {
                 let part = |matrix: MatRef| matrix.some_rows(part..part + 1).in_rows(1, n);
                 self.copy(Role::Copy, part(from), part(to))?;

@@ -1,4 +1,5 @@
-//! Exchanges between nodes: collectives over the ranks with the same local rank, as data.
+//! Descriptions of exchanges between nodes. An exchange is a collective over the ranks that have
+//! the same local rank, one on each node.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use crate::split::split;
 /// length. Sums are of elements of the given type, and all nodes get the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
-    /// Stores in `to` the sum over nodes of `from`; both may be the same block.
+    /// Stores in `to` the sum over nodes of `from`; `from` and `to` may be the same block.
     AllReduce(DType),
     /// Stores in slot d of `to` the block `from` of node d.
     AllGather,
@@ -22,9 +23,9 @@ pub(crate) enum Exchange {
         /// Index of the root's node.
         root: usize,
     },
-    /// Stores in slot d of `to` the data that node d sends to this node, for each node d that is
-    /// `first` to `first + shifts - 1` nodes before this one, modulo the number of nodes; the other
-    /// slots are left.
+    /// Every node sends data to the nodes that are `first` to `first + shifts - 1` places after it,
+    /// modulo the number of nodes. The data of node d is stored in slot d of `to`. Other slots keep
+    /// their content.
     Shifts {
         /// Smallest distance between sender and receiver, at least 1.
         first: usize,
@@ -56,8 +57,8 @@ impl Sent {
 }
 
 impl Exchange {
-    /// Nodes whose blocks are stored by node `node` of `nodes`, in order of the distance, for
-    /// shifts by `first` to `first + shifts - 1` nodes.
+    /// Nodes from which node `node` of `nodes` receives data, in order of the distance, for shifts
+    /// by `first` to `first + shifts - 1` nodes.
     pub(crate) fn senders(
         (first, shifts): (usize, usize),
         (node, nodes): (usize, usize),
@@ -109,8 +110,8 @@ impl Kind {
             Kind::AllGather => Collective::AllGather { bytes: bytes * nodes as f64 },
             Kind::AllToAll => Collective::AllToAll { bytes },
             Kind::Broadcast => Collective::Broadcast { bytes },
-            // Messages to several nodes at once, as in an all-to-all, which also counts the part
-            // that stays on the node.
+            // Predicted as an all-to-all, in which a node also sends to several nodes at once. The
+            // bytes of an all-to-all include the part that stays on the node.
             Kind::Shifts { shifts, sent } => {
                 let parts = shifts as f64 / (nodes as f64 - 1.0).max(1.0);
                 let slots = match sent {
@@ -123,9 +124,9 @@ impl Kind {
     }
 }
 
-/// Exchanges between `nodes` nodes that are cut into `blocks` steps, each with the first distance
-/// between nodes and the number of distances. A node works on the rows of some nodes while those of
-/// others are on their way.
+/// Splits an exchange between `nodes` nodes into `blocks` steps, so that a node works on the rows
+/// of some nodes while those of others are on their way. Each step is returned with the smallest
+/// distance between sender and receiver, and with the number of distances.
 pub(crate) fn shift_steps(
     blocks: usize,
     nodes: usize,

@@ -12,7 +12,8 @@ use iris_kernels::with_type;
 use super::exchange::Exchange;
 use crate::op_names::Op;
 
-/// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
+/// Step between nodes, with its input `from` and its output `to` in this rank's data segment. All
+/// slots (one for each node) have the same length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) exchange: Exchange,
@@ -35,16 +36,16 @@ pub(crate) struct CallRecord {
     /// Number of columns of the call, or number of elements of a part; 0 if the number differs
     /// between ranks.
     pub(crate) n: u64,
-    /// Hash of the properties of the plan on which all ranks must agree, and of which optional
-    /// matrices the call has.
+    /// Hash of the properties of the plan on which all ranks must agree. Two of its bits say which
+    /// optional matrices the call has.
     pub(crate) plan: u64,
 }
 
 /// Transport for steps between nodes.
 pub(crate) trait Fabric: fmt::Debug + Send + Sync {
-    /// Enqueues the comparison of the step's records, before the step's data is ready. `records` is
-    /// the operator's memory for the records. Does nothing if [`Fabric::enqueue`] compares the
-    /// records.
+    /// Enqueues the comparison of the ranks' records of the step, before the step's data is ready.
+    /// `records` is the operator's memory for the records. Does nothing if [`Fabric::enqueue`]
+    /// compares the records.
     fn announce(
         &self,
         stream: &Stream,
@@ -55,7 +56,8 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Whether the steps run on a thread of the host, whose errors the caller's stream must fetch.
+    /// Whether the steps run on a thread of the host. If so, the caller's stream must check for
+    /// their errors.
     fn uses_host(&self) -> bool {
         true
     }
@@ -83,10 +85,10 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
     ) -> iris_heap::Result<Vec<u8>>;
 }
 
-/// Transport over the connections of the rendezvous. It carries the records of all calls, which the
-/// ranks compare before a step, and reports lost ranks and failed calls. Without an engine it also
-/// moves the data. This is simple but slow, because rank 0 forwards all data; it is meant for
-/// tests, and for programs on CPUs that exchange little data.
+/// Transport over the sockets that the ranks opened when the world was made. It carries the records
+/// of all calls, which the ranks compare before a step, and reports lost ranks and failed calls.
+/// Without an engine it also moves the data. This is simple but slow, because rank 0 forwards all
+/// data; it is meant for tests, and for programs on CPUs that exchange little data.
 pub(crate) struct Sockets {
     engine: Option<Arc<dyn Engine>>,
     heap: Weak<SymmetricHeap>,
@@ -160,14 +162,14 @@ pub(super) fn counterparts(heap: &SymmetricHeap) -> Vec<(usize, String)> {
     (0..world.nodes()).map(rank).collect()
 }
 
-/// Fails the heap because of a step. Also aborts the other ranks of this node, which wait for this
-/// rank in the call.
+/// Marks the heap as failed because of a failed step. Also aborts the other ranks of this node,
+/// which wait for this rank in the call.
 pub(super) fn fail(heap: &SymmetricHeap, error: iris_heap::Error) {
     heap.control().fail_elsewhere(error);
     let _ = heap.poison(abort::ELSEWHERE);
 }
 
-/// Node that this rank reports as awaited, until the step can tell which nodes are missing.
+/// Node for which this rank reports that it waits, until the step can tell which nodes are missing.
 pub(super) fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     match (exchange, across.rank(), across.size()) {
         (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
@@ -233,7 +235,8 @@ impl CallRecord {
     pub(super) const NAMES: [&'static str; 6] =
         ["operator", "number of the call", "number of the step", "M", "N", Self::PLAN];
 
-    /// Name of the last field: see [`CallRecord::plan_of`].
+    /// Name, in error messages, of the last field of a record. [`CallRecord::plan_of`] computes its
+    /// value.
     const PLAN: &'static str = "optional matrices";
 
     /// Value of the last field: the hash of a plan, on which all ranks have agreed, and in the lowest
@@ -398,8 +401,8 @@ fn store(
     })
 }
 
-/// Sums arrays of elements of type `dtype` , given as bytes, element by element in
-/// the order of `parts`: in f32, rounded once at the end.
+/// Sums arrays of elements of type `dtype`, given as bytes, element by element in the order of
+/// `parts`: in f32, rounded once at the end.
 pub(super) fn sum(dtype: DType, parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     with_type!(dtype, T => sum_of::<T>(parts), panic!("no sums of {dtype}"))
 }

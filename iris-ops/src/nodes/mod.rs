@@ -1,6 +1,6 @@
-//! Operators over one or several nodes. On one node, an operator is an operator of that node. Over
-//! several nodes, it consists of operators of each node and steps between nodes, planned as
-//! [`Composed`](crate::plan::composed::Composed).
+//! Operators over one or several nodes. Over several nodes, an operator consists of operators
+//! within each node and of steps between nodes, planned as
+//! [`Composed`](crate::plan::composed::Composed). On one node, it is just an operator of that node.
 
 mod call;
 pub(crate) mod exchange;
@@ -54,7 +54,7 @@ pub(crate) struct Composite {
     label: Arc<str>,
     parts: BTreeMap<Role, operator::Operator>,
     areas: BTreeMap<Area, RawSlice>,
-    /// Whether the areas belong to a workspace. If so, the workspace frees them.
+    /// Whether the memory areas belong to a shared workspace. If so, the workspace frees them.
     shares_areas: bool,
     fabric: Arc<dyn Fabric>,
     /// Hash of the properties of the plan on which all ranks must agree.
@@ -171,8 +171,8 @@ impl Composite {
         workspace: Option<&Arc<Workspace>>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // A closure would hide the caller's location from `#[track_caller]`; collective calls
-        // report this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`;
+        // collective calls report this location.
         match Self::labelled(op, heap, plan, &label, workspace) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),
@@ -246,7 +246,7 @@ impl Composite {
         })
     }
 
-    /// Makes the operators of this node for the plan's parts, and allocates memory for the steps
+    /// Makes the operators within this node that the plan lists, and allocates memory for the steps
     /// between nodes.
     #[track_caller]
     #[allow(clippy::type_complexity, reason = "the parts of an operator, taken apart at once")]

@@ -3,10 +3,10 @@
 //! **Problem.** The sockets of the rendezvous send all data through rank 0. MPI uses whatever
 //! network connects the nodes.
 //!
-//! **Solution.** The ranks compare the records of a step over the sockets, which have deadlines and
-//! report lost ranks. Then MPI's collectives move the data, on a separate communicator for each
-//! operator. Sums are added in this module, in the order of nodes, so that all ranks get the same
-//! bits; MPI promises no order.
+//! **Solution.** The ranks compare their descriptions of a step over the sockets, which have
+//! deadlines and report lost ranks. Then MPI's collectives move the data, on a separate
+//! communicator for each operator. Sums are added in this module, in the order of nodes, so that
+//! all ranks get the same bits; MPI promises no order.
 //!
 //! **Limits.** MPI's calls have no deadline: if a rank dies while other ranks are in such a call,
 //! only the launcher can end them, and mpirun does. MPI's own ports are not authenticated. A rank
@@ -127,8 +127,8 @@ impl Communicator {
         to
     }
 
-    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole
-    /// elements.
+    /// Splits `from` into `nodes` equal parts of whole elements, and returns the sum over all nodes
+    /// of the part with this node's number.
     fn reduce_scatter(&self, dtype: DType, from: &[u8], nodes: usize) -> Vec<u8> {
         let len = from.len() / nodes;
         let parts = self.all_to_all(from);

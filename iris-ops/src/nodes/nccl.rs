@@ -49,7 +49,7 @@ use watcher::{Watcher, named};
 
 const SOURCE: KernelSource<'static> =
     KernelSource { name: "steps.cu", text: include_str!("steps.cu") };
-/// Number of threads in a workgroup of the kernels for records.
+/// Number of threads in a workgroup of the kernels that write and compare records of steps.
 const THREADS: u32 = 64;
 /// Number of threads in a workgroup of the kernel that adds slots.
 const SUM_THREADS: u32 = 256;
@@ -59,7 +59,7 @@ const SUM_WIDTH: usize = 8;
 /// Communicator of a heap, with the data that steps on the communicator need.
 pub(super) struct Link {
     heap: Weak<SymmetricHeap>,
-    /// Control block of the heap, which owns this link.
+    /// Control block of the heap; the control block owns this link.
     control: Weak<Control>,
     communicator: Arc<Communicator>,
     across: World,
@@ -114,8 +114,8 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Returns the heap's link. The first call makes the link and is collective over all ranks of
-    /// the world.
+    /// Returns the heap's link (its communicator). The first call makes the link and is collective
+    /// over all ranks of the world.
     #[track_caller]
     pub(super) fn of(
         op: Op,
@@ -130,7 +130,7 @@ impl Link {
         }
         let link = Arc::new(Link::new(op, heap, across)?);
         heap.set_node_engine(link.clone());
-        // Later operators of the heap cannot use a link that is not connected.
+        // Fails the heap on an error, because later operators would use the unconnected link.
         let connected = heap.whole_world().all_ok(op.name(), link.connect(heap, records));
         connected.inspect_err(|error| link.fail(error.clone())).in_op(op)?;
         Ok(link)
@@ -178,7 +178,7 @@ impl Link {
                 let value = format!("{} bytes", ids[0].len());
                 iris_heap::Error::other(StepError::Id { value })
             })?;
-            // The loss of a rank, or the failure of another, is an error of the heap.
+            // An error of the heap, such as the loss of a rank, ends the wait for peers.
             let outcome = || heap.control().outcome();
             let communicator = gpu.with_relaxed_capture(|| {
                 Communicator::new(&nccl, id, (node, nodes), options, || outcome().is_err())
@@ -427,8 +427,7 @@ impl NodeEngine for Link {
             if lock(&self.aborting).is_none() {
                 self.abort();
             }
-            // The events keep the heap's control block alive, which owns this link, so they are
-            // dropped.
+            // Drops the events. They keep the heap's control block alive, which owns this link.
             lock(&self.running).clear();
             *lock(&self.begin) = None;
             return;

@@ -59,7 +59,7 @@ enum Fault {
     NoLatency,
 }
 
-/// Stream of a rank: its tasks in order, each with its step.
+/// Stream of a rank: its tasks in order, each with the step of the call that it simulates.
 type Stream = Vec<(usize, NodeStep)>;
 
 struct Simulation<'a> {
@@ -168,8 +168,8 @@ impl Simulation<'_> {
                     Sent::Block => bytes,
                     Sent::Slot => bytes / nodes as f64,
                 };
-                // In the model all nodes own equally many rows, so it does not matter which
-                // distances these are.
+                // The distances between sender and receiver are counted from 1 here. The actual
+                // distances do not matter, because in the model all nodes own equally many rows.
                 for distance in 1..=shifts {
                     for node in 0..nodes {
                         let sent = self.message(port(node), part / rate, hop, vec![begun[node]]);

@@ -16,7 +16,7 @@ use crate::matrix::MatRef;
 use crate::plan::Plan;
 use crate::plan::composed::{Area, Composed, Role};
 
-/// List of the steps of a call, in place of streams.
+/// Target that lists the steps of a call instead of enqueueing them on streams.
 struct Recorder<'a> {
     composed: &'a Composed,
     steps: RefCell<Vec<NodeStep>>,

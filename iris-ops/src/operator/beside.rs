@@ -12,8 +12,9 @@ use crate::error::{Error, InOp, Result};
 use crate::memory_needs::COUNTER_WORDS;
 
 impl Operator {
-    /// Describes the next call, which has these matrices, to a kernel of the caller that runs at
-    /// the same time. Copies of the words with the call number are enqueued on `stream`.
+    /// Returns a description of the next call, which has these matrices, for a kernel of the caller
+    /// that runs at the same time. Copies of the words with the call number are enqueued on
+    /// `stream`.
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         self.labelled(self.tiles_of_next(stream, matrices))
     }

@@ -20,7 +20,7 @@ use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 
 /// Parts of an operator that no other operator shares.
 struct Own {
-    /// Executor and maximum number of workgroups for each choice of the plan.
+    /// Executor and maximum number of workgroups for each choice (variant and tile) of the plan.
     executors: Vec<(Arc<Executor>, u32)>,
     words: DevWords,
 }
@@ -103,7 +103,8 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         fault_injection: request.fault_injection,
         observed: request.is_observed(),
     };
-    // One executor serves all calls that share its kernels, so its GEMMs are for the largest.
+    // One executor serves all calls that share its kernels, so its GEMMs are chosen for the largest
+    // of these calls.
     let whole = plan.library_gemm(choice.form, (plan.largest_of_kernels(choice), choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.count_traffic).in_op(op)
@@ -168,8 +169,8 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // A closure would hide the caller's location from `#[track_caller]`; collective calls
-        // report this location.
+        // Avoids a closure, which would hide the caller's location from `#[track_caller]`;
+        // collective calls report this location.
         match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),

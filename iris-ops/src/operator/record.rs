@@ -13,8 +13,8 @@ use crate::op_row;
 use crate::plan::Choice;
 
 impl Operator {
-    /// Record with the fields that all calls of a choice have in common. Each call adds M, N and
-    /// the positions of its matrices.
+    /// Entry record with the fields that are equal in all calls of one choice (variant and tile).
+    /// Each call adds M, N and the positions of its matrices.
     pub(super) fn record(&self, choice: &Choice) -> Record {
         let request = self.plan.request();
         let common = self.plan.row().common;
@@ -57,8 +57,9 @@ impl Operator {
         config.root = call.root as u8;
         [config.bias, config.residual] = call.matrices.options();
         if form.pulls {
-            // Each rank reads its peers' A at the offset and leading dimension of its own A. These
-            // must therefore be equal on all ranks, so they are part of the hash.
+            // Each rank reads its peers' A at the offset and leading dimension of its own A. Offset
+            // and leading dimension must therefore be equal on all ranks, so they are part of the
+            // hash.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
             config.hash ^= hash(place.as_flattened()) as u32;
         }

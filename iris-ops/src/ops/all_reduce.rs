@@ -28,15 +28,15 @@ variants! { ROW;
     /// Each rank pushes its input to all ranks, and each rank adds all inputs in the order of
     /// ranks, so all ranks get the same bits. Best for small messages.
     OneShot,
-    /// The owner of a tile adds it up in the order of ranks and sends the sum to all ranks, with the
-    /// same bits as `OneShot`.
+    /// One rank, the owner of a tile, adds up the tile's data of all ranks in the order of ranks
+    /// and sends the sum to all ranks, with the same bits as `OneShot`.
     TwoShot,
     /// LL protocol (data and a flag in one word); each rank adds all inputs in the same order as
     /// `OneShot`. Only for messages of at most 2 MiB.
     Ll,
-    /// The owner of a part adds it up in the order of ranks and sends the sum to all ranks, by the LL
-    /// protocol, with the same bits as `OneShot`. `wire` must be the type of C. For messages that are
-    /// too large for `Ll`.
+    /// Each rank owns a part of the message: it adds up this part of all inputs in the order of
+    /// ranks and sends the sum to all ranks, by the LL protocol, with the same bits as `OneShot`.
+    /// `wire` must be the type of C. For messages that are too large for `Ll`.
     TwoShotLl,
     /// Ranks add their inputs to an f32 sum at the tile's owner while they hold a spinlock. The
     /// order of additions varies between runs, so the last bits of the result vary too.

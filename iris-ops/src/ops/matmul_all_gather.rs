@@ -67,7 +67,8 @@ pub(crate) const ROW: Row = Row {
     ],
 };
 
-/// Forms of an all-gather of each rank's rows, with or without a product before it.
+/// Variants of an all-gather of each rank's rows, with their programs and memory. They are the same
+/// with and without a product before the all-gather.
 pub(super) const FORMS: [Form; 1] =
     [Form::push(op_names::Variant::Push, &[always(&[kernel(Kernel::AllGather)])], Memory::Parts)
         .direct(Some(arrival::PARTS))];

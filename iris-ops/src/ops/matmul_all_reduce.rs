@@ -37,8 +37,8 @@ variants! { ROW;
     /// partial products in the order of ranks, so all ranks get the same bits. Best for small
     /// results.
     OneShot,
-    /// The owner of a tile adds up the ranks' partial products in the order of ranks, and sends the
-    /// sum to all ranks.
+    /// One rank, the owner of a tile, adds up the partial products of all ranks in the order of
+    /// ranks, and sends the sum to all ranks.
     TwoShot,
     /// Ranks add their partial products to an f32 sum at the tile's owner while they hold a
     /// spinlock. The order of additions varies between runs, so the last bits of the result vary
@@ -109,7 +109,8 @@ pub(crate) const ROW: Row = Row {
     ],
 };
 
-/// Forms of an all-reduce, with or without a product before it.
+/// Variants of an all-reduce, with their programs and memory. They are the same with and without a
+/// product before the all-reduce.
 pub(super) const FORMS: [Form; 4] = [
     Form::push(op_names::Variant::OneShot, &[always(&[kernel(Kernel::OneShot)])], Memory::AllTiles)
         .sends_all(),
@@ -123,7 +124,7 @@ pub(super) const FORMS: [Form; 4] = [
     Form::push(op_names::Variant::Atomic, ADD_ATOMIC, Memory::Sums { locks: false }),
 ];
 
-/// Form of an all-reduce by the LL protocol, for small messages.
+/// Variant of an all-reduce by the LL protocol, for small messages, with its program and memory.
 pub(super) const LL: Form = Form::push(
     op_names::Variant::Ll,
     &[always(&[kernel(Kernel::OneShotLl)])],
@@ -131,7 +132,7 @@ pub(super) const LL: Form = Form::push(
 )
 .sends_all();
 
-/// Form of an all-reduce in two hops by the LL protocol.
+/// Variant of an all-reduce in two hops by the LL protocol, with its program and memory.
 pub(super) const TWO_SHOT_LL: Form = Form::push(
     op_names::Variant::TwoShotLl,
     &[always(&[kernel(Kernel::TwoShotLl)])],

@@ -31,7 +31,7 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes a tile to its owner as soon as the tile is finished.
+    /// Each rank pushes a tile, as soon as it is finished, to the rank that owns the tile's rows.
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the reduce-scatter.
     Unfused,
@@ -71,7 +71,8 @@ pub(crate) const ROW: Row = Row {
     ],
 };
 
-/// Forms of a reduce-scatter, with or without a product before it.
+/// Variants of a reduce-scatter, with their programs and memory. They are the same with and without
+/// a product before the reduce-scatter.
 pub(super) const FORMS: [Form; 1] = [Form::push(
     op_names::Variant::Push,
     &[always(&[kernel(Kernel::ReduceScatter)])],

@@ -32,7 +32,8 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes every part to its owner, with a signal per tile. For messages of any size.
+    /// Each rank pushes part r of its input to rank r, with a signal per tile. For messages of any
+    /// size.
     Push,
     /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
     /// to another.

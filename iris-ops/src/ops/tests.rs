@@ -69,8 +69,8 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
         let choice = plan.at(m);
         (plan.work(choice, (m, n), 0), plan.threads(choice, (m, n)))
     };
-    // Each thread has one item, except the threads of a workgroup's last wave and those of the last
-    // workgroup, which have none.
+    // Each thread has one item (8 bytes of data of an LL message), except the threads of a
+    // workgroup's last wave and those of the last workgroup, which have none.
     assert_eq!(taken(Ll, (1, 4096), false), (17, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (44, Some(256)));
     assert_eq!(taken(Ll, (24, 4096), false), (56, Some(512)));
@@ -136,7 +136,8 @@ fn some_workgroups_of_a_large_message_only_send() {
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // Messages of an all-gather are not summed, and have other limits than sums.
+    // Messages of an all-gather are not summed. They get workgroups that only send from other sizes
+    // on than sums do.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
     assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
@@ -199,8 +200,8 @@ fn no_call_is_predicted_faster_than_its_lower_bound() {
     }
 }
 
-/// Tests all shapes of the tuning tables, by each variant, with types of C and of partials that
-/// differ from that of A.
+/// Tests predictions for all shapes of the tuning tables and all variants, with types of C and of
+/// partial results that differ from that of A.
 #[test]
 fn no_type_is_predicted_faster_than_its_lower_bound() {
     let types = [DType::F32, DType::BF16];
@@ -265,7 +266,8 @@ fn the_baseline_over_nodes_sends_the_type_that_is_sent() {
     assert!(scattered(DType::F32) > 1.5 * scattered(DType::BF16));
 }
 
-/// Tests predictions for types that differ: transfers are counted in the type that is sent.
+/// Tests that predictions count the bytes of a transfer in the element type that is sent, if A, C
+/// and partial results have different types.
 #[test]
 fn bytes_are_counted_in_the_type_that_is_sent() {
     let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
@@ -311,9 +313,9 @@ fn programs_that_no_call_can_take_are_not_priced() {
     }
 }
 
-/// Tests that plans with a step between nodes do not count on GEMMs that wait for peers, which such
-/// a step forbids: over all products of the tuning table and more, no call of another variant that
-/// `auto` may choose is predicted to be faster.
+/// Tests that plans over several nodes do not count on GEMMs that wait for peers, because steps
+/// between nodes exclude such GEMMs. For all products of the tuning table and more, no other
+/// variant that `auto` may choose is predicted to be faster.
 #[test]
 fn auto_prices_over_nodes_what_calls_can_take() {
     let h200 = Device::named("h200").unwrap();
@@ -351,8 +353,8 @@ fn auto_prices_over_nodes_what_calls_can_take() {
     assert!(off.is_empty(), "{} of {all} are off: {off:?}", off.len());
 }
 
-/// Tests that the time of a GEMM that waits for parts is predicted only if the parts suit it: if
-/// each rank has whole tiles of rows, or whole slabs of columns.
+/// Tests that the time of a GEMM that waits for parts of A is predicted only if the GEMM can use
+/// the parts: if each rank has whole tiles of rows, or whole slabs of columns.
 #[test]
 fn parts_that_do_not_suit_are_not_priced_as_gated() {
     let ranks = Topology::new(0, 4).on_device(Device::named("h200").unwrap());
@@ -503,8 +505,8 @@ fn sums_that_are_sent_as_items_have_the_type_of_c() {
     assert!(options.plan(ranks).is_ok());
     let alike = all_reduce::Options::new(4096).dtype(DType::BF16);
     let plan = alike.variant(all_reduce::Variant::TwoShotLl).plan(ranks).unwrap();
-    // `TwoShotLl` needs two pairs for each item of a part, one for a contribution and one for a
-    // sum. `Ll` needs one pair for each item of the message.
+    // `TwoShotLl` needs two pairs of words for each item (8 bytes) of a rank's part: one for a
+    // contribution and one for a sum. `Ll` needs one pair for each item of the whole message.
     let of_ll = all_reduce::Options::new(4096).dtype(DType::BF16).variant(all_reduce::Variant::Ll);
     assert!(2 * plan.signal_bytes() < 3 * of_ll.plan(ranks).unwrap().signal_bytes() / 2);
 }
@@ -604,9 +606,9 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
     assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
 }
 
-/// Tests which LL messages consist of packs: those of at least 256 KiB from one rank to another, on
-/// devices and with numbers of ranks with which packs have run, unless a workgroup or a GEMM needs
-/// the items of a row.
+/// Tests which LL messages consist of packs (units of 48 bytes): those of at least 256 KiB from one
+/// rank to another, on devices and with numbers of ranks with which packs have run, unless a
+/// workgroup or a GEMM needs the items of a row.
 #[test]
 fn larger_messages_consist_of_packs() {
     let packs = |op: Op, variant, size, m: usize, norm: bool| {
@@ -619,7 +621,8 @@ fn larger_messages_consist_of_packs() {
         assert!(!packs || plan.at(128).needs.packs > 0, "{op} {size} {m}");
         packs
     };
-    // A plan by elements has several choices of one variant, which share kernels.
+    // A plan that counts elements may use one variant in several ranges of sizes, which share
+    // kernels.
     let ranks = Topology::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let plan = all_reduce::Options::new(4 << 20).dtype(DType::BF16).plan(ranks).unwrap();
     let in_words: Vec<_> = plan.choices().iter().filter(|it| it.variant == Variant::Ll).collect();
@@ -842,7 +845,8 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
                 assert!(said.starts_with(&format!("{op}: {name} is ")), "{said}");
             }
         }
-        // Only collectives have messages by elements, and only one variant has a staging layout.
+        // Only collectives can be planned by a number of elements, and only one variant has a
+        // staging layout.
         let mut request = op.request(8, 6, 4);
         request.elements = true;
         let message = !op.multiplies() && op != Op::Barrier;

@@ -1,5 +1,5 @@
-//! Plans over several nodes: operators of each node, and steps between nodes. A step is over the
-//! ranks that have the same number within their nodes.
+//! Plans over several nodes: operators within each node, and steps between nodes. A step is a
+//! collective over the ranks that have the same number within their nodes.
 //!
 //! Ranks are numbered node by node, with the same number of ranks on each node, so splits nest: the
 //! rows of a node's ranks are contiguous, and a split of these rows over the node's ranks gives the
@@ -26,7 +26,7 @@ use crate::programs::LOCAL;
 use crate::split::split;
 use crate::topology::Topology;
 
-/// Role of an operator of this node within an operator over several nodes.
+/// Role of an operator within this node, as a part of an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Role {
     /// Operator that does the main work: the fused operator or the collective itself.
@@ -59,7 +59,8 @@ pub(crate) enum Area {
     PaddedOut,
     /// Whole matrix A, transposed.
     Whole,
-    /// Records of a step between nodes on a GPU: this rank's record, and the records of all nodes.
+    /// Records (descriptions of a step that ranks compare) for steps between GPUs of different
+    /// nodes: this rank's record, and the records of all nodes.
     Records,
 }
 
@@ -135,7 +136,7 @@ pub(crate) const STEP_BLOCKS: u32 = 8;
 /// Size in bytes of the record of a step in device memory.
 pub(crate) const RECORD_BYTES: u64 = 64;
 
-/// Maximum number of bytes of a step between nodes, because a frame of the connections between
+/// Maximum number of bytes of a step between nodes, because one message on the connections between
 /// ranks has at most 1 GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
@@ -289,10 +290,11 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// Sets the number of blocks of a call in which a node exchanges the rows of some nodes while
-    /// it works on the rows of others. The input of each step has `bytes` bytes, and the node's
-    /// main operator works on `rows` rows for each node. Over the sockets of the host each step
-    /// would send its input to all nodes, so there is one block, unless the caller asks for more.
+    /// Sets the number of blocks into which a call is split. A node exchanges the rows of one block
+    /// with other nodes while it works on the rows of another block. The input of each step has
+    /// `bytes` bytes, and the node's main operator works on `rows` rows for each node. Over the
+    /// sockets of the host each step would send its input to all nodes, so there is one block,
+    /// unless the caller asks for more.
     fn shift_blocks(&mut self, sent: Sent, bytes: u64, rows: usize) {
         let nodes = self.ranks.nodes();
         let others = (nodes - 1).max(1);
@@ -348,7 +350,8 @@ impl Maker<'_> {
                     }
                 };
                 self.composed.blocks = blocks;
-                // A message of elements is split into parts of equal length. It is padded for this.
+                // If the plan counts elements, the message is padded, so that it can be split into
+                // parts of equal length.
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
@@ -425,8 +428,8 @@ impl Maker<'_> {
                 let work = |blocks: usize| {
                     let product = parts[&Role::Product].predicted_us(m.div_ceil(blocks))?;
                     // A block has fewer rows of A, which are columns of A's transpose. Predictions
-                    // take a number of rows, so this one is for a gather of fewer rows of the
-                    // transpose, which moves as many bytes.
+                    // take a number of rows, so the time is predicted for a gather of fewer rows of
+                    // the transpose, which moves as many bytes.
                     let gather = parts[&Role::Main].predicted_us((local * own).div_ceil(blocks))?;
                     Some(product + nodes as f64 * gather)
                 };
@@ -490,8 +493,8 @@ impl Maker<'_> {
         }
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
-        // If the call is split by rows, the area has a part for each block, and a step sends one
-        // part.
+        // If the call is split by rows, the send area has a part for each block, and a step sends
+        // one part.
         let by_rows = match self.request.row.composed {
             Composition::AllReduce { .. } => true,
             Composition::GatherA => self.request.shard == Shard::Columns,
@@ -514,8 +517,8 @@ impl Maker<'_> {
         self.ranks.device.backend.traits().host_threads
     }
 
-    /// Refuses a part whose launches wait for peers and leave no room on the device for a step
-    /// between nodes. Such a step may be in flight whenever the part runs.
+    /// Refuses an operator within the node whose launches wait for peers and leave no room on the
+    /// device for a step between nodes. A step may be in flight whenever the operator runs.
     fn check_room(&self, part: &Plan) -> Result<()> {
         let size = part.topology().size as u32;
         let broken = part.choices.iter().find_map(|it| part.program(it).check(size, 1).err());
@@ -528,10 +531,12 @@ impl Maker<'_> {
         })
     }
 
-    /// Refuses options that no part supports; the error names the option.
+    /// Refuses options that operators over several nodes do not support; the error names the
+    /// option.
     fn check(&self) -> Result<()> {
         let Request { reserve_sms, trace_spans, ref members, n, elements, .. } = *self.request;
-        // Messages of elements are padded to a multiple of the ranks of a node.
+        // If the plan counts elements, messages are padded to a multiple of the number of ranks of
+        // a node.
         let local = self.ranks.size / self.ranks.nodes();
         let most = MOST_ELEMENTS / local.max(1) * local;
         if elements && n > most {

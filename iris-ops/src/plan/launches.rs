@@ -74,9 +74,9 @@ impl Plan {
         shape: (usize, usize),
         groups: impl FnOnce() -> u32,
     ) -> u32 {
-        // In this variant a rank sends its rows of C in place. If other workgroups received at the
-        // same time, they could write rows while these rows are read, even if the bytes do not
-        // change.
+        // After a whole-matrix GEMM, a rank sends its rows of C directly from C. Other workgroups
+        // that received at the same time could write these rows while they are read, even if the
+        // bytes do not change.
         let in_place = choice.form.gemm == op_row::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
@@ -105,8 +105,8 @@ impl Plan {
         from.is_some_and(|from| self.items(collective, shape).most() >= from)
     }
 
-    /// Whether calls of both choices use the same kernels. Those of a message do not depend on the
-    /// tile.
+    /// Whether calls of two choices (variant and tile) use the same kernels. Kernels of a message
+    /// do not depend on the tile.
     pub(crate) fn share_kernels(&self, one: &Choice, other: &Choice) -> bool {
         one.variant == other.variant && (one.tile == other.tile || !self.row().multiplies())
     }
@@ -117,8 +117,9 @@ impl Plan {
         sharing.map(|it| it.max_size).max().unwrap_or(choice.max_size)
     }
 
-    /// Whether the kernels of `choice` are loaded for packs, too. True if calls of `choice` send
-    /// packs, or calls of another choice of the same variant, which may share the kernels.
+    /// Whether the kernels of `choice` are also loaded in the build for packs (48-byte units of the
+    /// LL protocol). True if calls of `choice` send packs, or calls of another choice of the same
+    /// variant, which may share the kernels.
     pub(crate) fn loads_packs(&self, choice: &Choice) -> bool {
         self.choices.iter().any(|it| it.variant == choice.variant && it.needs.packs > 0)
     }

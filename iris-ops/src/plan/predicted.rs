@@ -56,9 +56,9 @@ impl Plan {
         self.alone() || here && tuning.allows(self.at(size).variant, device, world)
     }
 
-    /// Launches of the built-in GEMM in a call of `size` rows, each with the name of its kernel, if
-    /// the vendor's library is not installed, ranks share no device and matrices lie in place; for
-    /// tests.
+    /// Launches of the built-in GEMM in a call of `size` rows, each with the name of its kernel;
+    /// for tests. Assumes that the vendor's library is not installed, that ranks share no device,
+    /// and that matrices lie in place.
     #[doc(hidden)]
     pub fn gemms_at(&self, size: usize) -> Vec<(&'static str, GemmLaunch)> {
         let choice = self.at(size);
@@ -73,7 +73,7 @@ impl Plan {
         let own = split(rows, grid.size, rank);
         let mut problem =
             Problem { has_library: false, has_engines, gated, exchanges, ..self.problem(size) };
-        // The stride between rows does not matter if A has a single one.
+        // The stride between rows does not matter if A has a single row.
         let has_own = matches!(self.row().a, Part::Own | Part::Shard) && !problem.columns;
         problem.product.is_aligned |= has_own && own.len() == 1;
         let program = self.program(choice);

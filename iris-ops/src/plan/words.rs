@@ -15,8 +15,9 @@ use crate::tune;
 const WAVE: u32 = 64;
 
 impl Plan {
-    /// Checks that the words of the largest call can be numbered with 32 bits. The number of words
-    /// follows from the numbers of tiles and units.
+    /// Checks that the signals and flags of the largest call can be numbered with 32 bits. There
+    /// are signals for each tile, and a flag for each unit of A that a staged gather fetches at
+    /// once.
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
         // In an all-gather before a GEMM the tiles are those of A, which has K columns.
@@ -57,7 +58,7 @@ impl Plan {
         Err(Error::invalid(self.op(), what, value, expected))
     }
 
-    /// Items that a call of this shape sends by the LL protocol.
+    /// Items (8 bytes of data each) that a call of this shape sends by the LL protocol.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
         ll_items::of(self.ranks, &self.request, collective, (m, n))
     }

@@ -12,8 +12,8 @@ use crate::op_row::Norm;
 use crate::ops::row;
 use crate::topology::Topology;
 
-/// Tests that every kernel that an operator launches is in the source which its build names, and
-/// that this build is among the builds that are compiled ahead of time.
+/// Tests that every kernel that an operator launches is in the source that is compiled for the
+/// operator, and that this build is among the builds that are compiled ahead of time.
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";

@@ -14,8 +14,8 @@ use crate::op_names::{Op, Variant};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
-    /// Word in the product name of the measured device, such as `H200`. A device whose name does
-    /// not contain this word only borrows the data.
+    /// Word in the product name of the measured device, such as `H200`. If the name of a device
+    /// does not contain this word, the data counts as measured on another device.
     pub(crate) of: String,
     /// Architecture of the measured device.
     arch: String,
@@ -52,16 +52,16 @@ impl Eq for Tuning {}
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
     /// Maximum number of workgroups of a message. It is set if fewer workgroups than
-    /// multiprocessors saturate the links. It is odd: owners alternate from tile to tile, and an
-    /// odd number gives every workgroup tiles of all owners. `None` for the largest odd number of
-    /// at most one workgroup per multiprocessor, which is faster on H200 (128 MiB reduce_scatter, 2
-    /// x H200: 241 us with 131 workgroups, 289 with 65; 2026-11-22).
+    /// multiprocessors saturate the links. It is odd: consecutive tiles are owned by different
+    /// ranks in turn, and with an odd number every workgroup gets tiles of all ranks. `None` for
+    /// the largest odd number of at most one workgroup per multiprocessor, which is faster on H200
+    /// (128 MiB reduce_scatter, 2 x H200: 241 us with 131 workgroups, 289 with 65; 2026-11-22).
     pub(super) message_groups: Option<u32>,
     /// Maximum number of workgroups of a broadcast by relays (ranks that forward tiles of the
     /// root); `None` for as many as in other messages.
     pub(super) relay_groups: Option<u32>,
-    /// Maximum number of elements of a sum whose tiles are so small that only every other thread
-    /// has a vector.
+    /// Maximum number of elements of a message that is summed in small tiles, in which only every
+    /// other thread has a vector of elements to add.
     pub(super) spread_sums: usize,
     /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
     /// threads, ascending. Larger messages use the number for which the kernel is built.
@@ -131,7 +131,8 @@ struct Ran {
     provenance: String,
 }
 
-/// Measured choice for a range of calls. The first row that fits a call is used.
+/// Row of a tuning file: the variant and tile that were measured as fastest for a range of calls.
+/// The first row that fits a call is used.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
@@ -181,7 +182,8 @@ impl Tuning {
         }
     }
 
-    /// Built-in tuning data for a device, without packs.
+    /// Built-in tuning data for a device, with which no message is sent in packs (48-byte units of
+    /// the LL protocol).
     pub(crate) fn without_packs(device: Device) -> &'static Tuning {
         static CUDA_PAIRS: LazyLock<Tuning> = LazyLock::new(|| {
             let mut tuning: Tuning = toml::from_str(CUDA).expect("a test parses every file");
@@ -211,7 +213,7 @@ impl Tuning {
         !own && device.name.split_whitespace().all(|word| word != self.of)
     }
 
-    /// Whether anything has run with this number of ranks on such a device.
+    /// Whether any variant or GEMM has run in tests with this number of ranks on such a device.
     pub(crate) fn has_run_any(&self, device: Device, world: usize) -> bool {
         device.backend.traits().host_threads
             || self.ran(device, world).any(|ran| ran.worlds.is_some())

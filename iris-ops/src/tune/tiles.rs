@@ -56,7 +56,8 @@ pub(crate) fn tile(ranks: Topology, request: &Request, form: &Form) -> TileShape
         return TileShape { m: m as usize, n: n as usize };
     }
     if form.is_copied() && !product {
-        // Results that are sent back, and columns, arrive in more parts.
+        // A call is split into at most four parts if results are sent to all ranks or A is split by
+        // columns, otherwise into at most two.
         let sends_back =
             row.c == Part::All && matches!(form.gemm, GemmStage::Partial | GemmStage::Rows);
         let most = if sends_back || request.shard == Shard::Columns { 4 } else { 2 };

@@ -366,7 +366,8 @@ mod tests {
         fs::remove_file(&path).unwrap();
     }
 
-    /// Tests that a file is read that an earlier commit wrote, and that files still have its keys.
+    /// Tests that a tuning file that an earlier commit wrote can be read, and that written files
+    /// still have the same keys.
     #[test]
     fn keys_of_files_stay() {
         let old: toml::Table = include_str!("version_2.toml").parse().unwrap();

@@ -1,4 +1,4 @@
-//! Errors of the library: their text, and the thread that looks for them.
+//! Errors of NCCL or RCCL: the text that is reported for them, and the thread that looks for them.
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};
