@@ -50,20 +50,22 @@ impl Call {
         seen.wrapping_sub(self.0) >= 0
     }
 
-    /// Number of the half of the inbox, 0 or 1, that this call uses: consecutive calls alternate.
+    /// Half of the inbox (memory of a rank that its peers write), 0 or 1, that this call uses.
+    /// Consecutive calls alternate between the halves.
     pub const fn parity(self) -> u32 {
         (self.0 & 1) as u32
     }
 
-    /// Last call before this one that used the same half of the inbox: this call's number minus
-    /// two.
+    /// Call two before this one, the last earlier call that used the same half of the inbox (memory
+    /// of a rank that its peers write).
     #[must_use]
     pub const fn of_same_slot_before(self) -> Self {
         Self(self.0.wrapping_sub(2))
     }
 
-    /// Whether this call refreshes the LL words of its half of the inbox that it did not write
-    /// otherwise. True for one call of each parity in every [`REFRESH_PERIOD`] calls.
+    /// Whether this call refreshes those LL words (data with a call number as flag) that it does
+    /// not need for data, so that no flag becomes too old. True for one even and one odd call
+    /// number in every [`REFRESH_PERIOD`] calls.
     pub const fn refreshes_slot(self) -> bool {
         self.0 & (REFRESH_PERIOD - 1) <= 1
     }

@@ -3,12 +3,13 @@ use crate::{DevWord, Field, SymPair, SymWord};
 /// Size of a [`SymPair`], in 4-byte words.
 const PAIR_WORDS: u32 = 4;
 
-/// Number of pairs of LL words in the header of an LL message: the header has the fields of an
-/// entry record that must be equal on all ranks, two per pair.
+/// Number of pairs of LL words (data with a call number as flag) that form the header of an LL
+/// message. The header holds the fields of an entry record that must be equal on all ranks, two
+/// fields per pair.
 pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
-/// Number of quads in a pack of the LL protocol. A quad is an LL word of 128 bits, and occupies the
-/// place of one [`SymPair`].
+/// Number of quads (LL words of 128 bits, data with a flag) in a pack, the larger message unit of
+/// the LL protocol. In memory a quad takes the place of one [`SymPair`].
 pub const QUADS: u32 = 4;
 
 /// Number of packs (messages of four 128-bit quads) whose quads are interleaved in memory, so that
@@ -18,8 +19,8 @@ pub const PACK_LANES: u32 = 32;
 /// Number of 4-byte words in a 128-byte cache line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Index, among the device words of an op, of the op's own sequence counter. Only ops in which not
-/// all ranks take part use it; ops of all ranks use the heap's common counter.
+/// Index, among the device words of an op, of the op's own counter of finished calls. Only ops in
+/// which not all ranks take part use it. Ops of all ranks use the common counter of the heap.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
 /// Layout of the synchronisation words of one op. The layout is the same on every rank, because the
@@ -43,8 +44,8 @@ pub struct Channel {
     /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`. By its record
     /// a source rank describes the call that it has entered.
     pub entries: u32,
-    /// Index of the first signal word, `[source][tiles]`; each signal is set by the rank that sends
-    /// the tile.
+    /// Index of the first signal word, `[source][tiles]`. Rank `source` sets a signal when its tile
+    /// has arrived at this rank.
     pub signals: u32,
     /// Index of the first result word, `[owner][tiles]`. The owner of a tile sets the word when the
     /// tile's result has arrived at this rank.
@@ -52,8 +53,8 @@ pub struct Channel {
     /// Index of the first done word, `[reader][LINE_WORDS]`. Rank `reader` sets the word when it
     /// has read this rank's data.
     pub done: u32,
-    /// Index of the first barrier word, `[phase][source][LINE_WORDS]`; an op has two barrier
-    /// phases.
+    /// Index of the first barrier word, `[phase][source][LINE_WORDS]`. A call has at most two
+    /// barriers, the phases 0 and 1.
     pub barriers: u32,
     /// Index of the first lock word, `[tile]`. A tile's lock is used only in the memory of the rank
     /// that owns the tile.
@@ -69,15 +70,16 @@ pub struct Channel {
     pub flags: u32,
     /// Number of staging flags: one for each unit of the staging buffer.
     pub flag_count: u32,
-    /// Number of pairs of LL words per source rank: first the header and data of the largest plan,
-    /// rounded up to a whole cache line, then the quads of the plan's packs, each in the place of a
-    /// pair. The pairs lie after the barrier words, `[parity][source][pair_count]`.
+    /// Number of places for pairs of 64-bit LL words per source rank. First come the pairs of the
+    /// largest plan (header, then data), rounded up to a whole cache line. Then come the quads
+    /// (128-bit LL words) of its packs, each in the place of one pair. All places lie after the
+    /// barrier words, `[parity][source][pair_count]`.
     pub pair_count: u32,
     /// Number of packs (four 128-bit quads each) per source rank, a multiple of [`PACK_LANES`].
     pub pack_count: u32,
 }
 
-/// Number of words that a channel needs, before the heap assigns positions to them.
+/// Numbers of synchronisation words that the [`Channel`] of one op occupies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Words {
     /// Number of 4-byte words in the signal segment.
@@ -174,14 +176,15 @@ impl Channel {
         SymPair { rank: at, index: first + number * PAIR_WORDS }
     }
 
-    /// Number of the first pair whose place belongs to a quad; the pairs before it hold headers and
-    /// items of eight bytes.
+    /// Number of the first pair place that is used for a quad (a 128-bit LL word). The places
+    /// before it hold pairs of 64-bit LL words: headers, and items of eight bytes.
     pub fn first_quad(&self) -> u32 {
         self.pair_count - QUADS * self.pack_count
     }
 
-    /// Address of quad number `quad` of pack number `pack`, which rank `source` writes at rank `at`
-    /// in calls of this parity. The quads of [`PACK_LANES`] packs are interleaved.
+    /// Address of quad number `quad` (a 128-bit LL word) of pack number `pack` (four quads), which
+    /// rank `source` writes at rank `at` in calls of this parity. The quads of [`PACK_LANES`] packs
+    /// are interleaved.
     pub fn quad(&self, at: u32, source: u32, parity: u32, (pack, quad): (u32, u32)) -> SymPair {
         debug_assert!(pack < self.pack_count, "pack {pack} of {}", self.pack_count);
         let (block, lane) = (pack / PACK_LANES, pack % PACK_LANES);
@@ -195,7 +198,7 @@ impl Channel {
         SymWord { rank: owner, index: self.locks + tile }
     }
 
-    /// Device word that is set when unit `unit` of the staging buffer is filled.
+    /// Device word that is set when unit (piece) number `unit` of the staging buffer is filled.
     pub fn flag(&self, unit: u32) -> DevWord {
         debug_assert!(unit < self.flag_count, "unit {unit} of {}", self.flag_count);
         DevWord { index: self.flags + unit }
@@ -227,7 +230,8 @@ pub struct Shape {
     pub size: u32,
     /// Number of tiles of the largest plan.
     pub tiles: u32,
-    /// Number of staging flags of the largest plan.
+    /// Number of flags in the largest plan; each says that one unit of the staging buffer is
+    /// filled.
     pub flags: u32,
     /// Whether the op needs a lock for each tile.
     pub locks: bool,
@@ -236,7 +240,7 @@ pub struct Shape {
     /// Number of pairs of LL words (data only, without header) from one rank to another in the
     /// largest plan.
     pub pairs: u32,
-    /// Number of packs (groups of 48 bytes of data with their LL flags, [`crate::ll::Ll128`]) that one
-    /// rank sends to another in the largest plan.
+    /// Number of packs (groups of 48 bytes of data with their LL flags, [`crate::ll::Ll128`]) that
+    /// one rank sends to another in the largest plan.
     pub packs: u32,
 }

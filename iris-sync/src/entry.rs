@@ -13,16 +13,16 @@ use crate::{
     Aborted, Access, Call, Channel, Fault, FaultKind, Field, LINE_WORDS, Limit, Memory, SymWord,
 };
 
-/// Description of a call that a rank publishes to its peers when it enters: the first words of an
-/// entry record. The call number is the record's last word.
+/// Description of a call that a rank publishes to its peers when it enters the call: the first
+/// words of an entry record. The call number is the record's last word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Record {
     /// Values that must be equal on all ranks, in the order of [`Field`]. The protocol fills in
     /// `Op` and `Sequence`.
     pub fields: [i32; 8],
-    /// Leading dimension of C in elements if peers may write this rank's C directly; 0 if they must
-    /// write results to the inbox.
+    /// Leading dimension of the result C in elements if peers may write this rank's C directly. 0
+    /// if peers must write results to this rank's inbox, from which the rank copies them to C.
     pub direct: i32,
     /// Offset of C from the start of the data segment in bytes, as low and high 32 bits.
     pub c_offset: [i32; 2],
@@ -44,8 +44,8 @@ pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, p
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
 
-/// Wait until `peer` has entered the previous call, after which it no longer reads the slots that
-/// this call writes.
+/// Wait until `peer` has entered the previous call. The peer then no longer reads the part of its
+/// memory that this rank overwrites in this call.
 pub fn wait_credit<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -22,9 +22,10 @@ pub enum FaultKind {
     PeerLost = 5,
     /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,
-    /// This rank's counterpart (same local rank) on another node is in another step between nodes.
-    /// `rank` is the other node, `tile` the step, and `field` the index of the value of the step's
-    /// record that differs.
+    /// In an op over several nodes, this rank and its counterpart on another node (same local rank)
+    /// are in different steps of the communication between nodes. `rank` is the number of the other
+    /// node, `tile` the number of the step, and `field` the index of the value that differs in
+    /// their records of the step.
     StepDiffers = 7,
 }
 
@@ -143,7 +144,8 @@ pub struct Fault {
     pub op: i32,
     /// Number of the call that could not be finished.
     pub call: i32,
-    /// Number of the awaited tile or unit; -1 if the failed wait was not for a tile.
+    /// Number of the awaited tile, or of the awaited piece (unit) of the staging buffer; -1 if the
+    /// failed wait was for neither.
     pub tile: i32,
     /// Number of the rank that was awaited, that differs, or that is lost.
     pub rank: i32,

@@ -31,35 +31,35 @@ pub use crate::channel::{HEAD, PACK_LANES, QUADS};
 /// the data of all these sources in registers.
 pub const SOURCES: usize = 8;
 
-/// Largest number of items per source that one wait polls. The number is bounded because a thread
-/// holds the data of all these items in registers.
+/// Largest number of items (8 bytes of data each) per source rank that one wait polls. The number
+/// is bounded because a thread holds the data of all these items in registers.
 pub const AT_ONCE: usize = 8;
 
-/// Number of source ranks whose headers [`wait_head`] polls together in exchanges of rows. The
-/// number is small because a thread also holds part of a row in registers.
+/// Number of source ranks whose headers [`wait_head`] polls together if a message is divided into
+/// [`Rows`]. The number is small because a thread also holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Division of a message into rows of items; one workgroup takes a whole row. Every rank sends all
-/// its items to every other rank.
+/// Division of an LL message into rows of items (8 bytes of data each). One workgroup receives all
+/// items of a row. Every rank sends all its items to every other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// Number of items in all rows together.
     pub items: u32,
     /// Number of items in a row; the last row may be shorter.
     pub len: u32,
-    /// Number of adjacent items that one thread takes: as many items as a vector access covers.
+    /// Number of adjacent items that one thread receives: as many items as a vector access covers.
     pub piece: u32,
     /// Number of items that a thread waits for together: a multiple of `piece`, at most
     /// [`AT_ONCE`].
     pub at_once: u32,
-    /// Whether all workgroups share the pushes evenly; otherwise each workgroup pushes the rows
-    /// that it will take. Several multiprocessors together fill a link sooner than the single one
-    /// that takes a row. If `spread` is true, the pushed buffer must not be overwritten before the
-    /// launch has ended.
+    /// Whether the workgroups share the pushes evenly, because several multiprocessors together
+    /// fill a link sooner than a single one. If false, each workgroup pushes the rows that it will
+    /// receive. If true, the pushed buffer must not be overwritten before the launch has ended.
     pub spread: bool,
 }
 
-/// Items of one tile of a message: a run of adjacent items in each row of the message.
+/// Position of a tile in an LL message, which consists of rows of items (8 bytes of data each). The
+/// tile covers a run of adjacent items in each row of the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strip {
     /// Number of rows of the message.
@@ -174,12 +174,14 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Unit of a message that a thread pushes or waits for at once: an [`Ll64`] or an [`Ll128`].
+/// Unit of an LL message, called item, that a thread pushes or waits for at once: 8 bytes
+/// ([`Ll64`]) or 48 bytes ([`Ll128`]).
 pub trait LlUnit {
     /// Data of an item.
     type Data: Copy;
 
-    /// Push item number `item` to `peer`, under the same condition as [`push`].
+    /// Push item number `item` to `peer`. Allowed only after the credit of `peer` was seen; the
+    /// function [`push`] says why.
     fn push<M: Memory + ?Sized>(
         m: &M,
         channel: &Channel,
@@ -199,11 +201,12 @@ pub trait LlUnit {
         take: impl FnMut(u32, Self::Data) -> Result<(), Aborted>,
     ) -> Result<(), Aborted>;
 
-    /// Words that a call uses for a peer to which it sends a header and `items` items.
+    /// Numbers of LL words that a call writes at a peer to which it sends a header and `items`
+    /// items.
     fn used(items: u32) -> Used;
 }
 
-/// Unit of 8 bytes: two LL words of 64 bits.
+/// Item of 8 bytes of data, sent as two LL words of 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Ll64;
 
@@ -236,8 +239,9 @@ impl LlUnit for Ll64 {
     }
 }
 
-/// Unit of 48 bytes (three vectors of 16 bytes), sent as four quads of three 4-byte words. Quads 0
-/// to 2 have the first three words of the three vectors; quad 3 has the last word of each vector.
+/// Item of 48 bytes of data (three vectors of 16 bytes), sent as four quads: LL words of 128 bits
+/// with three 4-byte words of data each. Quads 0 to 2 have the first three words of the three
+/// vectors; quad 3 has the last word of each vector.
 #[derive(Clone, Copy, Debug)]
 pub struct Ll128;
 
@@ -290,7 +294,8 @@ impl LlUnit for Ll128 {
     }
 }
 
-/// Words that a call uses for a peer: the first `pairs` pairs, and the first `packs` packs.
+/// LL words that a call writes at one peer: the first `pairs` pairs of 64-bit words, and the first
+/// `packs` packs of 128-bit words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Used {
     /// Number of pairs, header included.
@@ -299,8 +304,8 @@ pub struct Used {
     pub packs: u32,
 }
 
-/// Push the header of this call to the peers `to`: the fields of the record that ranks must agree
-/// on.
+/// Push the header of this call to the peers `to`. The header holds the fields of the entry record
+/// that must be equal on all ranks.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

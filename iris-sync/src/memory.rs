@@ -125,12 +125,12 @@ accesses! {
     /// A rank that enters a call stores the call number at a peer, after the other fields of its
     /// entry record.
     EntryStore: Release, System;
-    /// A writer polls whether a peer has entered the previous call, after which the writer may
-    /// overwrite its slot at that peer.
+    /// A writer polls whether a peer has entered the previous call. After that, the peer no longer
+    /// reads the memory that the writer overwrites in this call.
     CreditLoad: Acquire, System;
     /// A reader polls whether a peer has entered this call.
     EntryLoad: Acquire, System;
-    /// A source signals that its tile has been written to the peer's slot.
+    /// A rank that has written a tile to a peer's memory signals this to the peer.
     SignalStore: Release, System;
     /// A receiver polls the signal of a tile.
     SignalLoad: Acquire, System;
@@ -142,9 +142,11 @@ accesses! {
     BarrierStore: Release, System;
     /// A member polls the barrier words that other members store at its rank.
     BarrierLoad: Acquire, System;
-    /// A producer publishes a version of its data.
+    /// A producer stores the version number of data that it has completed, in a versioned lock
+    /// ([`crate::epoch`]).
     VersionStore: Release, System;
-    /// A consumer polls for a version of the producer's data.
+    /// A consumer polls a versioned lock ([`crate::epoch`]) for the version number that it waits
+    /// for.
     VersionLoad: Acquire, System;
     /// A spinlock is taken, by compare-and-exchange.
     LockTake: Acquire, System;
@@ -260,11 +262,12 @@ pub trait Memory {
     /// Store two adjacent LL words; each word is stored as a whole.
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
 
-    /// Load an LL word of 128 bits. If the loaded flag is the flag of some store, and no later
-    /// store has replaced the word before the load ended, the data is that store's data.
+    /// Load an LL word of 128 bits, data and flag. The data comes from the same store as the loaded
+    /// flag, unless a later store replaces the word before the load ends.
     fn load_quad(&self, place: SymPair, access: Access) -> LlQuad;
 
-    /// Store an LL word of 128 bits; see [`Memory::load_quad`].
+    /// Store an LL word of 128 bits, data and flag. [`Memory::load_quad`] says what a reader of the
+    /// word may rely on.
     fn store_quad(&self, place: SymPair, word: LlQuad, access: Access);
 
     /// Plain load of a data word. A release and an acquire of another word must order this load

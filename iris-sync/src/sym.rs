@@ -24,8 +24,8 @@ pub const FAULT_WORDS: usize = 14;
 /// clock of CPU kernels.
 pub const PASSED: usize = size_of::<ControlBlock>() - 4;
 
-/// Byte offset in a [`ControlBlock`] of the copy of [`PASSED`]'s value that a waiting kernel has
-/// read last.
+/// Byte offset in a [`ControlBlock`] of the word in which a waiting CPU kernel stores the value
+/// that it has read at [`PASSED`]. A test thus sees that the kernel has noticed the new time.
 pub const SEEN: usize = PASSED - 4;
 
 /// Codes that the host writes to its abort word; 0 means that kernels may continue.
@@ -44,13 +44,13 @@ pub mod abort {
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issued the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
-    /// A rank of another node was lost, or a step between nodes failed.
+    /// A rank of another node was lost, or communication between nodes failed.
     pub const ELSEWHERE: i32 = 7;
     /// Base of the code for a lost peer, which died or left without closing: the code is this value
     /// plus the peer's rank.
     pub const PEER_LOST: i32 = 1000;
-    /// A rank of another node was lost, or the process that forwards this rank's messages. Kernels
-    /// pass this code on to peers, as they do with the code of a lost peer.
+    /// A rank of another node was lost, or the process that forwards this rank's messages has
+    /// ended. Kernels pass this code on to peers, as they do with the code of a lost peer.
     pub const WORLD_LOST: i32 = PEER_LOST + super::MAX_RANKS as i32;
 }
 

@@ -1,19 +1,22 @@
-//! Flags of the staged all-gather, by which a workgroup tells other workgroups of the same device
-//! that a unit of the staging buffer is filled. A flag holds the number of the call that filled the
-//! unit and is never reset.
+//! Flags of the staged all-gather, in which some workgroups copy remote data to a staging buffer
+//! and other workgroups of the same device read it. A flag tells the readers that one unit (a fixed
+//! piece) of the buffer is filled. It holds the number of the call that filled the unit and is
+//! never reset.
 
 use crate::memory::share;
 use crate::wait::{Awaited, wait_for};
 use crate::{Aborted, Access, Call, Channel, Limit, Memory};
 
-/// Raise the flag of unit `unit` of the staging buffer, which is now filled with data of its source
-/// rank. One thread calls this function, after a barrier of the workgroup that filled the unit.
+/// Raise the flag of unit (piece) number `unit` of the staging buffer, which this workgroup has
+/// filled with data of another rank. One thread calls this function, after a barrier of the
+/// workgroup.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
 
-/// Wait until a workgroup of this device has filled unit `unit` of the staging buffer with data of
-/// rank `source`. Only one thread of the workgroup may call it.
+/// Wait until a workgroup of this device has filled unit (piece) number `unit` of the staging
+/// buffer with data of rank `source`. Only one thread of the waiting workgroup may call this
+/// function.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

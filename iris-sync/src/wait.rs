@@ -44,8 +44,8 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
         (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
-        // The abort word may hold an invalid value here; the fault record keeps the value as
-        // `seen`.
+        // An abort word may hold an invalid value, so the subtraction wraps. The fault record keeps
+        // the value as `seen`.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),

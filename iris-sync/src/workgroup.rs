@@ -90,7 +90,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.call
     }
 
-    /// Number of the half of the inbox, 0 or 1, that this call uses.
+    /// Half of the inbox (memory of a rank that its peers write), 0 or 1, that this call uses.
     pub fn parity(&self) -> u32 {
         self.call.parity()
     }
@@ -101,9 +101,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.index..count).step_by(self.count as usize)
     }
 
-    /// Check at the start of a later launch of a call that the rank has not given up; fail if it
-    /// has. A launch that begins with [`Workgroup::credit`] or [`Workgroup::barrier`] needs no such
-    /// check.
+    /// Check, at the start of a launch that is not the first of its call, that this rank has not
+    /// given up. A launch that begins with [`Workgroup::credit`] or [`Workgroup::barrier`] needs no
+    /// such check, because these functions check the same.
     pub fn check_not_aborted(&self) -> Result<(), Aborted> {
         if self.m.vote(!self.given_up) {
             return Ok(());
@@ -138,9 +138,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Aborted> {
         let announces = self.index == self.count - 1;
         let peers = if announces { self.others() } else { peers.bits() & self.others() };
-        // If there are at least two threads per peer, each thread loads one peer's credit word of
-        // one parity without knowing the call number, so that these loads overlap with the load of
-        // the call number.
+        // If there are at least two threads per peer, each thread loads one credit word of one
+        // peer: the word for even or for odd call numbers. So the loads need no call number, and
+        // overlap with the load of the call number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Aborted);
@@ -176,7 +176,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Push this rank's header to `peers` and announce its entry to every peer. The last thread of
-    /// workgroup 0 pushes the header, and the last thread of the last workgroup announces the entry.
+    /// workgroup 0 pushes the header, and the last thread of the last workgroup announces the
+    /// entry.
     ///
     /// These are different workgroups if there are at least two, because the release store of the
     /// entry waits for the arrival of the thread's earlier stores, such as the header. A single
@@ -211,7 +212,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Aborted) }
     }
 
-    /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
+    /// Items of 0..`count` that this thread sends and receives by the LL protocol, in a fixed
+    /// order.
     ///
     /// The last thread (in device code, the last wave) gets no items: it pushes the header,
     /// announces the entry, or counts the workgroup as finished. If there are several workgroups,
@@ -235,17 +237,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows of the message whose items this workgroup takes all: every n-th row, where n is the number
-    /// of workgroups that take items. The first n rows go to these workgroups in descending order of
-    /// `index`.
+    /// Rows of the message that this workgroup receives: every n-th row, where n is the number of
+    /// workgroups that receive items. The first n rows go to these workgroups in descending order
+    /// of `index`.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let groups = self.carrying();
         let count = if self.index < groups { rows.items.div_ceil(rows.len.max(1)) } else { 0 };
         (self.place()..count).step_by(groups as usize)
     }
 
-    /// Batch number `number` of this thread's items in row `row`, which this workgroup takes; empty
-    /// after the last batch. On a device the last thread gets no items; see
+    /// Batch number `number` of this thread's items in row `row`, which this workgroup receives;
+    /// empty after the last batch. On a device the last thread gets no items; see
     /// [`Workgroup::share_of_threads`].
     pub fn batch_of_row(&self, rows: &Rows, row: u32, number: u32) -> Batch {
         let Rows { items, len, piece, at_once, .. } = *rows;
@@ -280,8 +282,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `peer` has entered the previous call. The peer then no longer reads the slots
-    /// that this call writes in its memory.
+    /// Wait until `peer` has entered the previous call. The peer then no longer reads the part of
+    /// its memory that this rank overwrites in this call.
     pub fn credit(&mut self, peer: u32) -> Result<(), Aborted> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
@@ -355,8 +357,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Raise the result signals of `tile`, which this rank owns, at these peers, after the stores
-    /// of all threads.
+    /// Tell these peers that the result of `tile`, which this rank owns and has stored at them, has
+    /// arrived. The signals follow the stores of all threads of this workgroup.
     pub fn push_results(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
         self.share_of_peers(peers.bits(), |wg, peer| {
@@ -374,7 +376,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait until `source` has entered this call with equal arguments, and until the parts
-    /// `first..first + parts` from `source` have arrived. Each thread waits for some of the parts.
+    /// `first..first + parts` of the data that it sends have arrived. Each thread waits for some of
+    /// the parts.
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Aborted> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
@@ -409,8 +412,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
-    /// Signal to the workgroups of this device that unit `unit` of the staging buffer is filled,
-    /// after the stores of all threads that filled it.
+    /// Tell the workgroups of this device that unit (piece) number `unit` of the staging buffer is
+    /// filled. The signal follows the stores of all threads that filled the unit.
     pub fn raise_flag(&self, unit: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -418,7 +421,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Wait until unit `unit` of the staging buffer, whose data comes from `source`, is filled.
+    /// Wait until unit (piece) number `unit` of the staging buffer is filled with data of rank
+    /// `source`.
     pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Aborted> {
         self.waiting(|wg| {
             wg.timed(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
@@ -566,26 +570,26 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Number of threads to which items are assigned: all except the last one, or 1 if there is
-    /// only one.
+    /// Number of threads of this workgroup that send and receive items of LL messages: all except
+    /// the last thread, or 1 if there is only one.
     fn carriers(&self) -> u32 {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Number of workgroups to which items are assigned: all except the last workgroup, unless
-    /// there is only one or workgroups have only one thread.
+    /// Number of workgroups that send and receive items of LL messages: all except the last
+    /// workgroup, unless there is only one or workgroups have only one thread.
     fn carrying(&self) -> u32 {
         if self.count > 1 && self.m.threads() > 1 { self.count - 1 } else { self.count }
     }
 
-    /// Position of this workgroup among the workgroups with items, in the order in which items are
-    /// assigned.
+    /// Position of this workgroup in the order in which the items of an LL message are assigned to
+    /// workgroups.
     fn place(&self) -> u32 {
         (self.carrying() - 1).saturating_sub(self.index)
     }
 
-    /// Whether this thread is the last thread of workgroup `at`, which does the work other than
-    /// items: pushing the header, or announcing the rank's entry.
+    /// Whether this thread is the last thread of workgroup `at`. That thread sends no items; it
+    /// pushes the header of the LL message or announces that the rank has entered the call.
     fn is_beside(&self, at: u32) -> bool {
         self.index == at && self.m.thread() == self.m.threads() - 1
     }
@@ -675,7 +679,8 @@ fn settle<M: Memory + ?Sized>(
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
     if has_given_up(m, channel) {
-        // A peer that gave up may have overwritten its shard before this rank had read it.
+        // A peer that gave up may have overwritten its shard before this rank read it, so this
+        // rank's result may be wrong.
         keep_leaving(m, channel, call);
         return Err(Aborted);
     }

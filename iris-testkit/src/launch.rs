@@ -89,8 +89,9 @@ pub fn kill_myself() -> ! {
     panic!("still here: {killed:?}");
 }
 
-/// Makes the system kill this rank when the launcher that started it ends, even if the launcher's
-/// keeper is gone. Does nothing in a process that [`launch`] did not start.
+/// Makes the system kill this rank when the launcher that started it ends, even if the keeper (the
+/// shell that kills the ranks when the launcher ends) is gone. Does nothing in a process that
+/// [`launch`] did not start.
 pub fn end_with_launcher() {
     let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     if let Some(launcher) = launcher {

@@ -255,8 +255,8 @@ impl Task {
         exchange(&self.contribution(a, Some(b)))
     }
 
-    /// Contribution of a rank with the factors `a` and `b`; `b` is used only by an op whose product
-    /// comes before its message.
+    /// Contribution of a rank whose factors are `a` and `b`. `b` is used only by an op that
+    /// multiplies before it communicates.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
         match (self.meaning().product, b) {
             (Product::First, Some(b)) => product(a, b),
@@ -396,8 +396,8 @@ impl Task {
 
 impl Expected {
     /// Expected values for a comparison, and the allowed deviation. If `exact_sums` is true and
-    /// [`Expected::exact`] is known, no deviation is allowed; otherwise the bounds of rounding
-    /// errors are.
+    /// [`Expected::exact`] is known, no deviation is allowed. Otherwise deviations within the
+    /// bounds of rounding errors are allowed.
     pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
         match &self.exact {
             Some(exact) if exact_sums => (exact, Allowed::Exact),

@@ -97,7 +97,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Opens a heap with these options and this room. Collective in `world`.
+    /// Opens a heap with these options that is large enough for `room`. Collective in `world`.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::open`].

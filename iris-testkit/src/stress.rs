@@ -45,7 +45,7 @@ use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{MORE_WAITS, Place, Subject, WAITS};
 
-/// Parameters of one run of a subject of the stress test.
+/// Parameters of one run of the stress test with one subject (an op, or the ring of ranks).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
     /// Maximum M, N and K, as in an op's options. The first call has M rows; later calls have
@@ -70,7 +70,7 @@ pub struct Setting {
     pub fault_injection: FaultInjection,
 }
 
-/// Number of calls within which a missing wait must show.
+/// Number of calls within which wrong results must show if a wait is left out of the kernels.
 pub const HELD_CALLS: usize = 32;
 
 /// Duration of the stall that exposes a missing wait, in nanoseconds: many times the duration of a
@@ -115,9 +115,9 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Shape of messages that consist of packs (48 bytes of data in four 128-bit LL words) for up
-    /// to four ranks, in every type and operator, and that are not too large for the LL protocol.
-    /// Rows have an odd number of elements.
+    /// Shape of a message that is large enough to be sent as packs (48 bytes of data in four
+    /// 128-bit LL words) with up to four ranks, in every type and operator, and small enough for
+    /// the LL protocol. Its rows have an odd number of elements.
     pub const PACKS: (usize, usize, usize) = (1014, 517, 24);
 
     /// Whether the variant of this name sends larger messages as packs ([`Setting::PACKS`]).
@@ -142,8 +142,9 @@ impl Setting {
         }
     }
 
-    /// Setting for `subject`: small matrices or, if whole-matrix GEMMs take part, matrices that
-    /// these GEMMs accept, with the plan's tiles. `sharing` is the number of ranks per device.
+    /// Setting for `subject`. Matrices are small; if whole-matrix GEMMs take part, matrices have a
+    /// size that these GEMMs accept, and the plan's tiles. `sharing` is the number of ranks per
+    /// device.
     pub fn of(
         subject: Subject,
         ranks: usize,
@@ -227,7 +228,8 @@ struct Given {
 const SOURCE: KernelSource<'static> =
     KernelSource { name: "stress.cu", text: include_str!("stress/stress.cu") };
 
-/// Runs a subject on this rank. Collective; all ranks must have GPUs of the setting's backend.
+/// Runs a subject of the stress test (an op, or the ring of ranks) on this rank. Collective; all
+/// ranks must have GPUs of the setting's backend.
 ///
 /// # Errors
 /// Errors before the first call. A fault of a call is part of the outcome, not an error.
@@ -306,8 +308,8 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
 /// State of one rank during a run: heap, kernels, op and matrices.
 struct Bench<T> {
     rig: Rig,
-    /// Kernels that the test adds: fill and compare, which run before and after an op, or the
-    /// kernel of the ring.
+    /// Kernels that the test adds: for an op the two that fill its inputs before the call and
+    /// compare its output after it; for [`Subject::Ring`] the kernel of the ring.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),

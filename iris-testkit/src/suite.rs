@@ -103,8 +103,9 @@ impl Case {
         }
     }
 
-    /// Cases of [`Case::new`] for each op, variant and shard, except variants for which this
-    /// machine's device has no kernels, or which do not support the type in which data is sent.
+    /// Cases of [`Case::new`] for each op, each of its variants and each dimension along which the
+    /// op can split A (`shard`). Variants are left out if this machine's device has no kernels for
+    /// them, or if they do not support the type in which data is sent.
     pub fn each(options: &Options) -> Vec<Self> {
         let device = Topology::new(0, 2).on(options.backend).device;
         let mut cases = Vec::new();
@@ -125,8 +126,8 @@ impl Case {
         cases
     }
 
-    /// Whether owners send finished sums by the LL protocol. Such sums are sent in the type of C,
-    /// not in the type of partials.
+    /// Whether, in this variant, each rank sends the sums that it has computed by the LL protocol.
+    /// These sums are sent in the type of C, not in the type in which partial sums are sent.
     pub fn sends_sums_as_items(op: Op, variant: Variant) -> bool {
         matches!(
             (op, variant),

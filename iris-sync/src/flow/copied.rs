@@ -51,8 +51,8 @@ pub fn copies<M: Memory + ?Sized>(
     })
 }
 
-/// Launch of one workgroup that waits until the parts `first..first + parts` of `source` have
-/// arrived; a later kernel then reads them.
+/// Launch of one workgroup that waits until the parts `first..first + parts` of the data that
+/// `source` sends have arrived. A later kernel then reads the parts.
 pub fn gate<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     source: u32,
@@ -61,8 +61,8 @@ pub fn gate<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
-/// Waits of a single thread for arriving parts, inside a kernel that reads parts while later parts
-/// are still being copied.
+/// Waits of a single thread for parts of data that peers send, inside a kernel that reads the first
+/// parts while later parts are still being copied.
 ///
 /// The kernel must run between [`open`], which has compared the entry records of all peers, and
 /// [`close`]. The kernel does not count its workgroups as finished and does not end the call.

@@ -9,7 +9,8 @@ pub trait DeliverTiles {
     /// Write `tile` to `peer`: into the peer's C if `direct` is true, else into its inbox. The data
     /// is this rank's own data or, in [`relay`], data that has arrived in this rank's C.
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
-    /// Copy the tile `tile` that `source` sent from half `parity` of the inbox to C.
+    /// Copy tile `tile`, which rank `source` has sent, to C from half `parity` (0 or 1) of this
+    /// rank's inbox.
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 
@@ -22,13 +23,13 @@ pub trait Delivery {
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Each rank pushes its tiles to their receivers, and takes the tiles that other ranks pushed.
+/// Each rank pushes its tiles to their receivers, and receives the tiles that other ranks pushed.
 ///
-/// The first `senders` workgroups push tiles and the rest take tiles. If `senders` is 0 or not less
-/// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
-/// waits for credits, which peers give when they enter a call, and for entries into this call if it
-/// writes into peers' C. It never waits for a signal of this call, so the waits form no cycle.
-/// Workgroups are counted as finished before they take tiles.
+/// The first `senders` workgroups push tiles, and the rest receive tiles. If `senders` is 0 or not
+/// less than the number of workgroups, every workgroup pushes first and then receives. A pushing
+/// workgroup waits until its peers have entered the previous call, or this call if it writes into
+/// their C. It never waits for a signal of this call, so the waits form no cycle. Workgroups are
+/// counted as finished before they receive tiles.
 ///
 /// With dedicated senders, [`DeliverTiles::push`] must not read data that [`DeliverTiles::produce`]
 /// writes: another workgroup produces the tile, perhaps later than it is pushed.
@@ -57,12 +58,12 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // A workgroup must pass a barrier before it is counted; one that sent nothing has passed
-        // none yet.
+        // A workgroup must pass a barrier of its threads before it is counted as finished. A
+        // workgroup that sent nothing has not passed one yet.
         wg.m.vote(true);
         wg.count_out();
-        // With dedicated senders, the other workgroups produce this rank's tiles: each tile before
-        // they wait for the peers' tiles with the same number.
+        // If some workgroups only send, the other workgroups produce this rank's own tiles: each
+        // tile before they wait for the peers' tiles of the same number.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);

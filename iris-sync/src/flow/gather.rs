@@ -18,8 +18,8 @@ pub trait GatherTiles {
 /// Assignment of staging units (pieces of the gathered matrix) to source ranks, and to the tiles of
 /// C that need them. All functions are pure and depend only on values that all ranks agreed on.
 pub trait Staging {
-    /// Number of units of the gathered matrix. Each unit comes from one rank; this rank's own units
-    /// are not staged.
+    /// Number of units (pieces) of the gathered matrix. Each unit comes from one rank; this rank's
+    /// own units are not copied to the staging buffer.
     fn units(&self) -> u32;
     /// Number of the unit that is fetched at `position` in the fetch order.
     fn unit_at(&self, position: u32) -> u32;
@@ -27,7 +27,8 @@ pub trait Staging {
     fn source(&self, unit: u32) -> u32;
     /// Number of tiles of C.
     fn tiles(&self) -> u32;
-    /// Units needed to compute `tile`, in the order in which they are multiplied.
+    /// Units (pieces of the gathered matrix) that are needed to compute `tile`, in the order in
+    /// which they are multiplied.
     fn needs(&self, tile: u32) -> impl Iterator<Item = u32>;
 }
 

@@ -14,8 +14,8 @@ pub trait Exchange {
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Operations on items that one thread performs in an exchange by the LL protocol. A thread takes
-/// only items for which it has itself waited.
+/// Operations on items (8 or 48 bytes of a message) that one thread performs in an exchange by the
+/// LL protocol. A thread uses only received data for which it has itself waited.
 pub trait LlTiles<I: LlUnit = Ll64> {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> I::Data;
@@ -23,16 +23,18 @@ pub trait LlTiles<I: LlUnit = Ll64> {
     /// op that adds clears its accumulator; `take` later adds this rank's data too, in the order of
     /// ranks.
     fn begin(&mut self, item: u32);
-    /// Take the data of `item` from `source`. Called in ascending order of sources.
+    /// Use the data of `item` that rank `source` has sent. The exchange calls this in ascending
+    /// order of sources.
     fn take(&mut self, source: u32, item: u32, data: I::Data);
-    /// Finish `item`, after the contributions of all sources have been taken.
+    /// Finish `item`, after `take` has been called for all sources.
     fn end(&mut self, item: u32);
 }
 
 /// Operations on items that one thread performs in [`exchange_rows`]. The thread calls `begin` for
 /// all items of a batch, waits for the batch, and then calls `end` for all of its items.
 pub trait LlRows: LlTiles {
-    /// Callback that runs when all threads of this workgroup have taken their items of `row`.
+    /// Callback that runs when all threads of this workgroup have received and finished their items
+    /// of `row`.
     fn row(&mut self, row: u32);
 }
 
@@ -44,7 +46,7 @@ pub trait LlTile: LlTiles {
 }
 
 /// Exchange by LL words (data and a flag in one word): each rank pushes its items to their
-/// receivers, then takes the items that other ranks pushed.
+/// receivers, then receives the items that other ranks pushed.
 ///
 /// A thread first pushes all of its items; some threads also announce that the rank has entered the
 /// call. Only then does the thread wait for items, so the waits form no cycle.
@@ -88,9 +90,9 @@ fn steps<I: LlUnit, M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Exchange like [`exchange`], but for a message of rows; one workgroup takes all items of a row. A
-/// thread waits for several items at once. The body's `row` is called when all threads have taken
-/// their items of a row.
+/// Exchange like [`exchange`], but for a message that is divided into rows. One workgroup receives
+/// all items of a row; a thread waits for several items at once. The body's `row` is called when
+/// all threads have finished their items of a row.
 pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
@@ -126,8 +128,8 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // Workgroup 0 waits for the peers' headers, which show whether all ranks made the same call,
-    // even if it takes no row.
+    // Workgroup 0 waits for the peers' headers, which show whether all ranks made the same call. It
+    // does so even if it receives no row.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -147,7 +149,7 @@ fn row_steps<M: Memory + ?Sized>(
 }
 
 /// Exchange like [`exchange`], but for the tiles of a matrix product, one tile per workgroup. The
-/// workgroup multiplies, pushes the items of its tile, and then takes the items of the same tile
+/// workgroup multiplies, pushes the items of its tile, and then receives the items of the same tile
 /// from all ranks. The tiles of a rank together cover the message.
 pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -169,8 +171,9 @@ fn tile_steps<M: Memory + ?Sized>(
     let begun = wg.begin_push(all);
     if begun.is_ok() {
         wg.count_out();
-        // The header and the entry are pushed before the product, so that the round trip of the
-        // entry's release store overlaps with the product.
+        // The header of the message, and the word which says that this rank has entered the call,
+        // are pushed before the product. So the round trip of that word's release store overlaps
+        // with the product.
         divergent(m, || wg.push_head(all));
     }
     // Multiply even if the call has failed: `multiply` waits for asynchronous copies to shared
@@ -222,7 +225,7 @@ impl Parts {
         self.root.is_none_or(|root| root == rank)
     }
 
-    /// Number of items that `from` contributes to the part of `to`.
+    /// Number of items that rank `from` contributes to the part of the message that rank `to` owns.
     pub fn contributed(&self, from: u32, to: u32) -> u32 {
         if self.contributes(from) { self.part(to).len() as u32 } else { 0 }
     }
@@ -246,10 +249,11 @@ pub trait LlParts<I: LlUnit = Ll64> {
     fn give(&mut self, item: u32) -> I::Data;
     /// Begin `item`, which this rank owns.
     fn begin(&mut self, item: u32);
-    /// Take the contribution of `source` to `item`. Called in ascending order of sources.
+    /// Use the contribution to `item` that rank `source` has sent. The exchange calls this in
+    /// ascending order of sources.
     fn take(&mut self, source: u32, item: u32, data: I::Data);
-    /// Finish and store `item`, after all contributions have been taken; returns its data for the
-    /// other ranks.
+    /// Finish and store `item`, after `take` has been called for all sources; returns its data for
+    /// the other ranks.
     fn end(&mut self, item: u32) -> I::Data;
     /// Store `item`, which `owner` has finished.
     fn keep(&mut self, owner: u32, item: u32, data: I::Data);
@@ -259,10 +263,11 @@ pub trait LlParts<I: LlUnit = Ll64> {
 /// Each owner finishes its part and pushes it to the other ranks. So a rank sends about twice the
 /// message's size in total, and not the whole message to each peer.
 ///
-/// A thread first pushes all of its contributions, then takes and pushes all items that its rank
-/// owns, then takes finished items. The first step waits for no items, the second step for the
-/// first steps of other ranks, and the third step for their second steps, so the waits form no
-/// cycle. Each thread handles the same item numbers in all parts, so a call may run in place.
+/// A thread first pushes all of its contributions, then receives, finishes and pushes all items
+/// that its rank owns, then receives finished items. The first step waits for no items, the second
+/// step for the first steps of other ranks, and the third step for their second steps, so the waits
+/// form no cycle. Each thread handles the same item numbers in all parts, so a call may run in
+/// place.
 pub fn two_shot_ll<I: LlUnit, M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: &Parts,
@@ -288,8 +293,10 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     push_items::<I, _>(wg, heads.to, longest, sent, |peer, item| {
         body.give(parts.part(peer).start + item)
     })?;
-    // All threads of a wave complete each of the three steps before any of these threads begins the
-    // next step.
+    // A thread pushes its contributions, then finishes the items that its rank owns, then receives
+    // finished items. All threads of a wave complete one of these steps before any of them begins
+    // the next, because in a lockstep wave a waiting thread could hold up pushes for which peers
+    // wait.
     let finished = divergent(m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         wg.share_of_threads(own.len() as u32).try_for_each(|item| {
@@ -307,8 +314,9 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     let kept = divergent(m, || {
         finished?;
         wg.share_of_threads(longest).try_for_each(|item| {
-            // Finished items follow the contributions in the words of a rank that contributes; in
-            // the words of other ranks they come first.
+            // LL words from a rank hold first its contributions, then its finished items. A rank
+            // that does not contribute (in a broadcast any rank but the root) sends only finished
+            // items, so they come first.
             for (contributes, before) in [(true, own.len() as u32), (false, 0)] {
                 let sends = |owner| {
                     parts.contributes(owner) == contributes && item < parts.finished(owner, me)
@@ -342,21 +350,22 @@ impl Heads {
         }
     }
 
-    /// Exchange of headers with all ranks; with none if the channel has no room for headers.
+    /// Exchange of headers with all ranks, or with no rank if the channel has no room for headers.
     fn all(channel: &Channel) -> Heads {
         let all = members(channel.size, |_| channel.pair_count > 0);
         Heads { to: all, from: all }
     }
 
-    /// Words that the call uses for `peer`, to which it sends `items` items.
+    /// LL words that the call writes at `peer`, to which it sends `items` items; none if `peer`
+    /// gets no header.
     fn used<I: LlUnit>(&self, peer: u32, items: u32) -> Used {
         if self.to.contains(peer) { I::used(items) } else { Used::default() }
     }
 }
 
-/// Announce the entry, push the headers, and push the items of this thread: item after item, each
-/// to all peers. `most` is the largest number of items for any peer, `sent(peer)` the number of
-/// items for `peer`.
+/// Announce that this rank has entered the call, push the headers, and push the items of this
+/// thread: item after item, each to all peers. `most` is the largest number of items for any peer,
+/// `sent(peer)` the number of items for `peer`.
 fn push_items<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     heads: Members,
@@ -382,8 +391,8 @@ fn push_items<I: LlUnit, M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
-/// ascending order of ranks. `shown` is the number of the wait in a trace.
+/// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`,
+/// in ascending order of ranks. `shown` is the number of the wait in a trace.
 fn take_item<I: LlUnit, M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     (item, shown): (u32, u32),
@@ -400,7 +409,8 @@ fn take_item<I: LlUnit, M: Memory + ?Sized>(
     taken
 }
 
-/// Wait until all ranks have sent the items of `batch`, and take the items in the order of ranks.
+/// Wait until all ranks have sent the items of `batch`, and pass the items to `body` in the order
+/// of ranks.
 fn take_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     batch: &Batch,

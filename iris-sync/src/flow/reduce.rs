@@ -13,9 +13,11 @@ pub trait ReduceTiles {
     }
     /// Compute this rank's partial result of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
-    /// Write this rank's partial result of `tile` to the slot for this rank in the inbox of `peer`.
+    /// Write this rank's partial result of `tile` into the inbox of `peer` (memory for received
+    /// data), at the place for data of this rank.
     fn push(&mut self, peer: u32, tile: u32, parity: u32);
-    /// Store this rank's partial result of `tile` in the slot for this rank in its own inbox.
+    /// Store this rank's own partial result of `tile` in its own inbox, beside the partial results
+    /// that its peers write there.
     fn keep(&mut self, tile: u32, parity: u32);
     /// Add up all ranks' partial results of `tile`, in an order of ranks that is fixed for the op,
     /// and write the sum to C.
@@ -158,8 +160,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Items are numbered as follows, which is not the order of the work: first the tiles that
-        // this rank owns, then the tiles that peers own, round-robin over the peers.
+        // Work items of this rank are numbered: first the tiles that this rank owns, then the tiles
+        // that peers own, round-robin over the peers. The items are not processed in this order.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {

@@ -26,8 +26,9 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the folders of jobs whose launcher and keeper were both killed. It searches the parent
-/// folder of `own`, the folder of the current job.
+/// Removes the folders of jobs whose launcher and keeper (the shell that removes the folder when
+/// the launcher ends) were both killed. It searches the parent folder of `own`, the folder of the
+/// current job.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {

@@ -35,7 +35,7 @@ impl Namespaces {
         Ok(all)
     }
 
-    /// Lays a cable from node 0 to `node`.
+    /// Connects node 0 with `node` by a virtual cable (veth pair).
     fn connect(&self, node: usize) -> Result<()> {
         let (pid, own) = (self.shells[node].id(), format!("10.77.0.{}", node + 1));
         self.ip(0, &format!("link add node{node} type veth peer name node0 netns {pid}"))?;

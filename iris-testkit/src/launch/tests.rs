@@ -149,7 +149,8 @@ fn a_rank_that_ended_leaves_word_in_the_folder() {
 #[test]
 fn a_job_ends_at_its_deadline() {
     let start = Instant::now();
-    // `sleep` is a child of the shell; it would outlive the shell and hold the pipes open.
+    // `sleep` is a child of the shell. The launcher must kill it too; otherwise it would outlive
+    // the shell and hold the output pipes open.
     let outcome = shell("sleep 50; true", 2, quiet().deadline(Duration::from_millis(300)));
     assert_eq!(ends(&outcome), [End::Late; 2]);
     assert_eq!(outcome.exit_code(), 124);
@@ -274,7 +275,8 @@ fn a_folder_that_no_launcher_of_this_user_made_stays() {
     for folder in kept.iter().chain([&linked]).chain(is_root.then_some(&strange)) {
         assert!(folder.join("launcher").exists(), "{} is gone", folder.display());
     }
-    // Opening a pipe that nobody writes to would never return.
+    // The launcher must not open a pipe that it finds in the folder: opening a pipe that nobody
+    // writes to would never return.
     let pipe = make("iris-pipe", 0o700, Some("")).join("launcher");
     fs::remove_file(&pipe).expect("rm");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());

@@ -37,7 +37,7 @@ pub enum Product {
 /// one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
-    /// Position of the op's product, if it has one.
+    /// Position of the op's matrix product, if it has one: before or after the communication.
     pub product: Product,
     /// Distribution of A, or of the message: the rows that a rank contributes.
     pub gives: Rows,

@@ -15,19 +15,20 @@ struct Stress {
     u64 a, b, c;
     // Report of wrong elements, in the data segment; the function report() documents its words.
     Slice<i32> report;
-    // Words in the data segment that other ranks write: one per rank for a test of a barrier; two
-    // for the ring, whose message is in `cargo`.
+    // Words in the data segment that other ranks write. In a test of a barrier, `words` has one word per
+    // rank. In the test of a ring of ranks, `words` has two signals, and `cargo` is the message.
     Slice<i32> words, cargo;
     u32 call, dtype, root;
-    // Meaning of the op: position of its product, the rows that a rank gives and gets, and whether
-    // these are sums.
+    // Meaning of the op: whether its product comes before or after the communication, how the rows of the
+    // input (`gives`) and of C (`gets`) are distributed over the ranks, and whether C is a sum over the
+    // ranks.
     Product product;
     Rows gives, gets;
     u32 sums;
     // Shapes of A, B and C: this call has `rows` rows of C, and the block of C has room for `room`
     // rows.
     u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols;
-    // First row of each rank, and its first column of A.
+    // First row that each rank owns and, if A is split by columns, first column of A that it owns.
     u32 first_row[MAX_RANKS], first_col[MAX_RANKS];
 };
 
@@ -149,7 +150,7 @@ IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
         store_element(s.c + (u64(row) * s.cols + col) * size, s.dtype, not_a_number());
     });
     if (s.gets != Rows::None || port::workgroup() != 0) return;
-    // Data for a barrier: plain stores to all ranks, which must be visible after it.
+    // Test of a barrier: these plain stores to all ranks must be visible there after the barrier.
     for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
         s.heap.at(s.words, rank).put(s.heap.rank * LINE_WORDS, static_cast<i32>(s.call));
     }
@@ -164,8 +165,8 @@ IRIS_DEVICE bool gave_up(const Stress& s) {
            port::read<i32>(s.heap.control + 4) != 0;
 }
 
-/// Compares the output of the call. After a fault the comparison is skipped: the host reports its
-/// fault, and a missing wait must show by wrong elements in a call without a fault.
+/// Compares the output of the call with the expected values. After a fault the comparison is skipped: the
+/// host reports the fault, and a missing wait must show by wrong elements in a call without a fault.
 IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     if (gave_up(s)) return;
     const u32 size = element_bytes(s.dtype);
@@ -188,8 +189,8 @@ IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     s.heap.at(s.report, s.heap.rank).word(7).add<Order::Relaxed>(compared);
 }
 
-/// Sends a message to the next rank, protected by a versioned lock, and receives one from the
-/// previous rank, which learns that its buffer is free again. Runs as one workgroup.
+/// Test of a versioned lock, in a ring of ranks. One workgroup sends a message to the next rank, receives a
+/// message from the previous rank, and tells the previous rank that it may send again.
 IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const u32 me = s.heap.rank, size = s.heap.size, len = static_cast<u32>(s.cargo.len);
     const u32 next = (me + 1) % size, before = (me + size - 1) % size;

@@ -139,8 +139,8 @@ impl Subject {
         sharing: usize,
     ) -> Option<((usize, usize, usize), usize)> {
         const UNIT: usize = 256;
-        // Minimum K, in slabs of 64, for which the epilogue of a tile overlaps the mainloop of the
-        // next tile.
+        // Smallest K (five slabs of 64) for which the epilogue of a tile overlaps the mainloop of
+        // the next tile.
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
@@ -282,9 +282,10 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
 
-/// Further waits, listed like [`WAITS`]: waits of gates, which precede steps that read data sent by
-/// copy engines or GEMMs, and waits inside whole-matrix GEMMs. If a whole-matrix GEMM takes part,
-/// the entry says which kernels lack the wait; all other kernels keep it.
+/// Further waits, listed like [`WAITS`]: waits inside whole-matrix GEMMs, and waits of gates. A
+/// gate is a launch that waits for data from copy engines or GEMMs, so that the next launch can
+/// read the data. If a whole-matrix GEMM takes part, the entry says which kernels lack the wait;
+/// all other kernels keep it.
 ///
 /// | without the wait | stalled | meanwhile |
 /// |---|---|---|

@@ -19,8 +19,8 @@ fn every_wait_has_a_subject() {
     let all = Subject::all();
     assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
     assert!(MORE_WAITS.iter().all(|(_, _, subject, _)| all.contains(subject)));
-    // An entry with a whole-matrix GEMM must say which kernels lack the wait, because waits inside
-    // a GEMM that stores to peers, and waits after the GEMM, are left out in separate runs.
+    // An entry of `MORE_WAITS` with a whole-matrix GEMM must say which kernels lack the wait. Waits
+    // inside a GEMM that stores to peers, and waits after the GEMM, are left out in separate runs.
     for (_, without, subject, _) in MORE_WAITS {
         assert_eq!(without.is_some(), subject.is_whole(), "{subject}");
     }

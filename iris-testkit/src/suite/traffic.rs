@@ -53,8 +53,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     // wire (`bytes`).
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // For tiles that are assigned round-robin to `owners` owners: number of tiles of owner number
-    // `first`, and number of elements of these tiles.
+    // Closure for tiles that are assigned round-robin to `owners` ranks (their owners). It returns
+    // the number of tiles of owner number `first`, and the number of elements of these tiles.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -66,8 +66,9 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         (own, elements)
     };
-    // `words`: number of bytes that `count` items (or packs) take with their flags. `counted`:
-    // number of packs, or of items, in a message of `items` items of 8 bytes.
+    // LL messages consist of items (8 bytes of data) or of packs (48 bytes of data). `words(count)`
+    // is the number of bytes that `count` items or packs take with their flags. `counted(items)` is
+    // the number of packs, or of items, in a message of `items` items.
     let packed = plan.has_packs_at(m);
     let words = |count: usize| if packed { 64 * count } else { 16 * count };
     let counted = |items: usize| if packed { packs(items as u32) as usize } else { items };
@@ -79,8 +80,9 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let items = sent.map(|rows| counted((rows * n * bytes).div_ceil(8)));
             traffic(items.map(words).sum(), 0, 0)
         }
-        // Ranks that contribute (in a broadcast the root alone) send each owner its part; each
-        // owner sends its finished part to all ranks that lack it.
+        // Each rank owns a part of the message. Ranks that contribute (in a broadcast the root
+        // alone) send each part to its owner; each owner sends its finished part to all ranks that
+        // lack it.
         Variant::TwoShotLl | Variant::UnfusedTwoShotLl => {
             let items = counted((m * n * bytes).div_ceil(8));
             let own = split(items, size, rank).len();
@@ -90,8 +92,9 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             };
             traffic(words(others + own * lacking), 0, 0)
         }
-        // Partials go to their owners, then sums go from the owners to all ranks; each rank also
-        // raises one flag at itself.
+        // Each rank owns some rows of the sum. Partial sums go to the owners of their rows; if
+        // every rank needs all sums, the owners then send them to all ranks. Each rank also raises
+        // one flag in its own memory.
         Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
@@ -103,8 +106,9 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             };
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
-        // Each rank sends each tile of its partial to the tile's owner, which sends the sum to all
-        // ranks.
+        // Each tile has an owner. Each rank sends its partial of the tile to the owner. Then the
+        // owner sends the sum to all ranks or, in the variants with a lock or atomics, the other
+        // ranks read it.
         Variant::TwoShot | Variant::Spinlock | Variant::Atomic | Variant::Unfused
             if meaning.sums && meaning.gets == Rows::All =>
         {
@@ -127,8 +131,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 false => traffic(elements * output * (peers - 1), 0, own * (peers - 1)),
             }
         }
-        // Each peer gets the rows that it needs, with a signal per tile; with copy engines this
-        // rank also raises one flag at itself.
+        // Each peer gets the rows that it needs, with a signal per tile. With copy engines, or if a
+        // GEMM sends its tiles itself, this rank also raises one flag in its own memory.
         _ => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
@@ -152,8 +156,8 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let remote = m * k - area(shard(rank));
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-        // Each peer gets a signal per tile of A; with copy engines this rank also raises one flag
-        // at itself.
+        // Each peer gets a signal per tile of A. With copy engines, or if a GEMM sends its tiles
+        // itself, this rank also raises one flag in its own memory.
         Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;
