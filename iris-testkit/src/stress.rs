@@ -421,7 +421,7 @@ impl<T: Element> Bench<T> {
         Ok(())
     }
 
-    /// Adds the words of the report, which the kernels have written, to the outcome.
+    /// Copies the words of the report, which the kernels have written, to the outcome.
     fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let words = self.rig.heap.read(self.report)?;
         outcome.wrong = words[0] as u32;

@@ -58,7 +58,7 @@ impl Plan {
 
     /// Launches of the built-in GEMM in a call of `size` rows, each with the name of its kernel;
     /// for tests. Assumes that the vendor's library is not installed, that ranks share no device,
-    /// and that matrices lie in place.
+    /// and that the matrices are aligned and contiguous.
     #[doc(hidden)]
     pub fn gemms_at(&self, size: usize) -> Vec<(&'static str, GemmLaunch)> {
         let choice = self.at(size);
