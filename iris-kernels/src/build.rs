@@ -75,8 +75,8 @@ impl FaultInjection {
         self.with(options, self.whole == Some(OmittedWait::Products))
     }
 
-    /// Whether kernels that send tiles themselves do the work that copy engines and whole-matrix
-    /// GEMMs would do if no faults were injected.
+    /// Whether the faults are for kernels that multiply and send tile by tile. Then these kernels do
+    /// the work that copy engines and whole-matrix GEMMs would do otherwise.
     pub fn is_by_messages(self) -> bool {
         self != Self::default() && self.whole.is_none()
     }

@@ -142,9 +142,8 @@ impl Setting {
         }
     }
 
-    /// Setting for `subject`. Matrices are small; if whole-matrix GEMMs take part, matrices have a
-    /// size that these GEMMs accept, and the plan's tiles. `sharing` is the number of ranks per
-    /// device.
+    /// Shape and tiles of the calls of `subject`. Matrices are small, except for whole-matrix GEMMs,
+    /// which accept only larger ones. `sharing` is the number of ranks per device.
     pub fn of(
         subject: Subject,
         ranks: usize,

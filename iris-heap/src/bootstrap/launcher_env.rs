@@ -337,8 +337,8 @@ mod tests {
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
         let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
         assert_eq!(detect(&older).unwrap().size, 4);
-        // A task whose environment lost the variables of the step looks like a batch script without
-        // srun, which is an error.
+        // A task whose environment lost the variables of the step looks like a batch script that was
+        // started without srun. Both are errors.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
         fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
         fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);

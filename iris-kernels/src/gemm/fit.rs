@@ -24,7 +24,8 @@ pub struct GemmCall {
     pub is_there: bool,
     /// M, N and K.
     pub shape: [usize; 3],
-    /// Number of rows of the largest call, for which builds are loaded.
+    /// Number of rows of the operator's largest call. The builds that are loaded are those that
+    /// calls of up to this size may need.
     pub most: usize,
     /// Element types of A and B, of C, and of the message that the launch handles; without a
     /// message, the type of C again.

@@ -1,5 +1,6 @@
-//! GEMM-library algorithms for an operator whose calls differ in rows, layouts, alignment and
-//! addends.
+//! Choice of a GEMM library's algorithms for the calls of one operator, ahead of the calls. Calls
+//! differ in the number of rows, in layouts and alignment, and in whether a matrix is added to the
+//! product.
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 

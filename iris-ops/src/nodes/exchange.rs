@@ -94,7 +94,7 @@ pub(crate) enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// Messages to `shifts` other nodes, and from as many.
+    /// One message to each of `shifts` other nodes, and one from each of as many nodes.
     Shifts {
         shifts: usize,
         sent: Sent,

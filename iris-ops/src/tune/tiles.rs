@@ -164,7 +164,7 @@ struct Message {
 }
 
 impl Message {
-    /// Describes the message of a variant: C, or A if A is gathered before a product.
+    /// Describes the matrix that a variant sends: A if A is gathered before a product, otherwise C.
     fn of(ranks: Topology, request: &Request, form: &Form) -> Self {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };

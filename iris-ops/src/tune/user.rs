@@ -195,7 +195,8 @@ impl fmt::Display for Measured {
 }
 
 impl fmt::Display for TuningFile {
-    /// Formats what the file holds for: `4 ranks on NVIDIA H200 with driver 13000`.
+    /// Formats the setup for which the measurements are valid, as in
+    /// `4 ranks on NVIDIA H200 with driver 13000`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.measured_on().fmt(f)
     }

@@ -493,7 +493,7 @@ impl StreamBackend for GpuStream {
         drop(queue.shared.open()?);
         let done = queue.finish();
         // An error of the heap, such as a fault, explains more than a driver error that it may have
-        // caused, so the error of the heap is returned first.
+        // caused. So the next two lines look for an error of the heap before `done` is returned.
         queue.shared.control.attend();
         queue.shared.control.check_results()?;
         done

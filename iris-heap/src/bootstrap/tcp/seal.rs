@@ -37,8 +37,8 @@ pub(crate) enum Key {
     Open,
     /// Secret that all ranks have a copy of.
     Secret([u8; 32]),
-    /// Random key. Rank 0 gives its key to processes of its own user, which use it in place of
-    /// theirs.
+    /// Random key of this process. Processes of rank 0's user get the key of rank 0, and use that key
+    /// instead of their own.
     OfUser([u8; 32]),
 }
 

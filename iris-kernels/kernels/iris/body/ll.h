@@ -57,8 +57,8 @@ IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues 
     }
 }
 
-/// Adds the bias to the values of an item and applies GELU. `first` is the number of the item's
-/// first element, in rows of `cols` elements.
+/// Adds the bias to the values of an item and applies GELU. `first` is the position of
+/// the item's first element in the result, which is row-major with `cols` columns.
 IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
