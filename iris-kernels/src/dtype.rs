@@ -319,3 +319,27 @@ macro_rules! with_type {
         }
     };
 }
+
+/// Calls the macro `$call` with the Rust types of elements that have [`Role::Wire`].
+#[macro_export]
+macro_rules! wire_types {
+    ($call:ident) => {
+        $call! { f32, $crate::dtype::f16, $crate::dtype::bf16 }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::Element;
+
+    use super::*;
+
+    #[test]
+    fn rust_types_of_messages_are_those_with_the_role() {
+        macro_rules! dtypes {
+            ($($type:ty),*) => { [$(<$type>::DTYPE),*] };
+        }
+        let listed = wire_types!(dtypes);
+        assert!(listed.into_iter().eq(Role::Wire.types()));
+    }
+}

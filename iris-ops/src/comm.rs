@@ -118,7 +118,7 @@ macro_rules! summands {
         impl Summand for $type {}
     )*};
 }
-summands!(f32, half::f16, half::bf16);
+iris_kernels::wire_types!(summands);
 
 /// Communicator of a rank; see [the module](self).
 ///
