@@ -23,7 +23,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ["cuBLASLt is not there", "expected it as libcublasLt.so.0", "install it, or name"],
         ),
         (
-            Blas::get(BackendKind::Cpu).err().expect("no library"),
+            Blas::get(BackendKind::Cpu).map(drop).expect_err("no library"),
             ["supported on cpu", "expected cuda or hip", "use Library::None"],
         ),
         (
