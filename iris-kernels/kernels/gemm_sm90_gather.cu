@@ -1,6 +1,7 @@
 // All-gather then GEMM, overlapped: A arrives from all ranks while it is multiplied. This rank's
 // own part of A is multiplied first, then the peers' parts as copy engines deliver them. A is split
-// by rows or by columns. If A is split by columns, each tile begins with this rank's columns.
+// by rows or by columns. If A is split by columns, each tile begins with this rank's columns, or, if the
+// bits of a tile must be those of a GEMM of the whole A, with the first rank's.
 
 // Functions that are normally not inlined are inlined here. A call would need more registers than the loading
 // thread of the GEMM has, and the compiler would then serialise the matrix instructions.
@@ -21,8 +22,8 @@ struct Parts {
     /// Signal numbers: number of the first part (`first`), increment from a part to the part below
     /// it (`down`), and increment from a part to the part on its right (`right`).
     u32 first, down, right;
-    /// 1 if A is split by columns, 0 if by rows.
-    u32 columns;
+    /// 0 if A is split by rows, 1 if by columns. `in_order`: 1 if columns are multiplied in their order.
+    u32 columns, in_order;
 };
 
 class Gathering : public Whole {
@@ -57,7 +58,8 @@ class Gathering : public Whole {
             const bool columns = parts.columns == 1;
             const u32 rank = of.op.channel.rank, size = of.op.channel.size, rows = parts.rows * UNIT;
             const u32 turn = columns ? number / parts.slabs : 0, begin = turn * parts.slabs;
-            const u32 from = columns ? (rank + size - turn) % size : place.row / rows;
+            const u32 turned = parts.in_order == 1 ? turn : (rank + size - turn) % size;
+            const u32 from = columns ? turned : place.row / rows;
             const u32 depth = columns ? (from - turn) * parts.slabs * DEPTH : 0, end = begin + parts.slabs;
             // This rank's own part is read from the caller's A.
             if (from == rank) return Run{of.map_own, place.row % rows, 0u - begin * DEPTH, depth, end};

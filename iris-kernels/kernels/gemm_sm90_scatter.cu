@@ -19,6 +19,12 @@ using namespace iris::gemm;
 #endif
 constexpr u32 PEERS = IRIS_GEMM_PEERS;
 
+/// Whether a tile that this rank owns is the sum of the rounded parts in the order of ranks, then bias, then
+/// residual. Otherwise the unrounded product of this rank comes first, and the bias after the residual.
+#ifndef IRIS_GEMM_IN_ORDER
+#define IRIS_GEMM_IN_ORDER 0
+#endif
+
 /// Tensor maps of one matrix at each peer, to which this rank stores tiles; in the order of Channel::peer.
 struct Peers {
     TensorMap map[PEERS];
@@ -44,6 +50,7 @@ struct Blocks {
 class Scattering : public Whole {
   public:
     static constexpr bool ADDS = true, SPREADS = true, AFTER_OPEN = true;
+    static constexpr bool IN_ORDER = IRIS_GEMM_IN_ORDER, PAIR = PEERS == 1;
 
     IRIS_DEVICE Scattering(const Arguments& args, const Blocks& blocks, const OpArgs& op, const TensorMap& a,
                            const TensorMap& c, const TensorMap& inbox, const TensorMap& residual,
@@ -71,6 +78,10 @@ class Scattering : public Whole {
         const u32 owner = blocks.adds == 1 ? (op.channel.rank + 1 + turn.rank) % op.channel.size : 0;
         return Place{((owner * blocks.rows + unit.row) * CLUSTER + rank) * ROWS, unit.col};
     }
+    IRIS_DEVICE u32 parts(const Place& place) const {
+        return blocks.adds == 1 && is_own(place) ? op.channel.size : 0;
+    }
+    IRIS_DEVICE u32 own_part() const { return op.channel.rank; }
     IRIS_DEVICE u32 addends(const Place& place) const {
         return blocks.adds == 1 && is_own(place) ? op.channel.size - 1 + has_residual() : 0;
     }

@@ -66,6 +66,9 @@ pub mod producer {
     pub const GEMM: u32 = 0;
     /// Partial tiles are tiles of A, because A is the message.
     pub const LOAD: u32 = 1;
+    /// Like `GEMM`, and the bits of a row do not depend on the number of rows, nor on the row's
+    /// place among them. On a GPU the host chooses kernels with this property.
+    pub const INVARIANT_GEMM: u32 = 2;
 }
 
 /// Arguments of every operator kernel.

@@ -79,6 +79,9 @@ pub struct GemmRequest {
     /// Whether the built-in GEMM may also exchange the message of a call with few rows, in the same
     /// launch. It does so only if there is a build for it.
     pub exchanges: bool,
+    /// Whether the bits of a row of C must not depend on the other rows of its call. The vendor's
+    /// library is then not used, and parts of ranks are added in the order of ranks.
+    pub batch_invariant: bool,
 }
 
 impl GemmRequest {
@@ -86,8 +89,10 @@ impl GemmRequest {
     /// first in the workspace, before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {
         match self.library {
-            Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),
-            Library::Ours | Library::None => 0,
+            Library::Auto | Library::Vendor if !self.batch_invariant => {
+                library_workspace(self.backend).unwrap_or(0)
+            }
+            _ => 0,
         }
     }
 }

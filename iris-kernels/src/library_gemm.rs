@@ -37,6 +37,7 @@ impl LibraryGemm {
         let gpu = heap.gpu()?;
         let vendor = match library {
             Library::Ours => None,
+            _ if whole.batch_invariant => None,
             _ if library_workspace(device.kind).is_none() => None,
             // The vendor's library loads a kernel when it is first enqueued, and loading waits
             // until the whole device is idle. If ranks share the device, loading would wait for a

@@ -412,6 +412,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 signalled: None,
                 gated: false,
                 exchanges: false,
+                batch_invariant: false,
             };
             let product = LibraryGemm::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());

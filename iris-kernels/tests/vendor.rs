@@ -238,6 +238,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             signalled: None,
             gated: false,
             exchanges: false,
+            batch_invariant: false,
         };
         let product = LibraryGemm::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;

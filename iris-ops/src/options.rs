@@ -161,6 +161,8 @@ pub struct Request {
     pub library: Library,
     /// Whether N and K are equal on all ranks, so that the plan may choose the variant by N and K.
     pub uniform_shape: bool,
+    /// Whether a row of the result has the same bits in every call, whatever other rows the call has.
+    pub batch_invariant: bool,
     /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes that they move, and the signals and flags that they use.
@@ -179,10 +181,22 @@ pub struct Request {
 
 impl Form {
     /// Whether the variant supports the request. Some variants cannot apply an RMSNorm. Variants
-    /// that send sums as items of the LL protocol need a wire type that equals the type of C.
+    /// that send sums as items of the LL protocol need a wire type that equals the type of C. Some
+    /// variants are not batch invariant.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         let normed = self.norm != Norm::None || request.rms_norm.is_none();
-        normed && (!self.sends_sums_as_items() || request.wire_dtype() == request.output_dtype())
+        normed
+            && (!self.sends_sums_as_items() || request.wire_dtype() == request.output_dtype())
+            && (!request.batch_invariant || self.is_batch_invariant(request.shard))
+    }
+
+    /// Whether a row of the result has the same bits in every call, and those of every other variant
+    /// for which this is true. False if ranks add in any order. Also false if a tile is the sum of
+    /// products of parts of K, which other variants multiply as a whole.
+    fn is_batch_invariant(&self, shard: Shard) -> bool {
+        let by_shards = self.pulls || self.memory == Memory::Gathered;
+        let in_parts = self.memory == Memory::Staged || by_shards && shard == Shard::Columns;
+        !self.variant.order_varies() && !in_parts
     }
 
     /// Whether finished sums are sent as items of the LL protocol, like the data that is added up.
@@ -216,6 +230,7 @@ impl Request {
             step_blocks: 0,
             library: Library::default(),
             uniform_shape: false,
+            batch_invariant: false,
             trace_spans: 0,
             count_traffic: false,
             blocks: None,
@@ -326,6 +341,11 @@ impl Request {
             }
         }
         self.check_norm()?;
+        if self.batch_invariant && self.row.multiplies() && self.library == Library::Vendor {
+            let expected =
+                "auto, ours or none: bits of the vendor's product depend on the number of rows";
+            return invalid("library with batch_invariant", &self.library, expected);
+        }
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > MOST_ELEMENTS)
         {
@@ -380,13 +400,22 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a variant supports the requested RMSNorm and wire type.
+    /// Checks that a variant supports the requested RMSNorm, wire type and batch invariance.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         let (wire, output) = (self.wire_dtype(), self.output_dtype());
         if form.sends_sums_as_items() && wire != output {
             let what = format!("wire of variant {}", form.variant);
             let expected = format!("{output}, the type of C");
             return Err(Error::invalid(self.op(), what, wire, expected));
+        }
+        if self.batch_invariant && !form.is_batch_invariant(self.shard) {
+            let able = self.row.names(|form| form.is_batch_invariant(self.shard));
+            let what = match self.shard {
+                Shard::Columns => "variant with batch_invariant and a split of columns",
+                _ => "variant with batch_invariant",
+            };
+            let expected = format!("auto, {able}");
+            return Err(Error::invalid(self.op(), what, form.variant, expected));
         }
         if form.serves(self) {
             return Ok(());
@@ -435,6 +464,7 @@ macro_rules! options {
             $($crate::options::setter!($setter);)*
             // Setters that the `Options` of every operator have.
             $crate::options::setter!(name);
+            $crate::options::setter!(batch_invariant);
             $crate::options::setter!(trace_spans);
             $crate::options::setter!(count_traffic);
             $crate::options::setter!(first_call);
@@ -570,6 +600,16 @@ setters! { request =>
     /// the same on all ranks. Without a name, errors show the place where the program makes the
     /// operator.
     name(name: impl Into<std::sync::Arc<str>>) { request.name = Some(name.into()) }
+
+    /// Makes the bits of a row of the result independent of its call: for a world of a given size
+    /// they are the same whatever M and the plan's largest M are, whichever rows stand beside the
+    /// row, at whichever place, by whichever variant that planning accepts. Default: false. Then
+    /// the variant, the tile and the GEMM library of a call depend on its M, and with them the last
+    /// bits of a row. With `true`, whole-matrix GEMMs are the built-in ones, which can be slower
+    /// than the vendor's library for few rows and small N, and on devices without a build of them,
+    /// where the tile GEMM multiplies. Planning fails for what has other bits: the variants
+    /// `spinlock`, `atomic` and `staged`, `Library::Vendor`, and sums between nodes.
+    batch_invariant(batch_invariant: bool) { request.batch_invariant = batch_invariant }
 
     /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does
     /// not change the variant, nor whether workgroups or copy engines move the message. A

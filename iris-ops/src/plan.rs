@@ -271,6 +271,7 @@ impl Plan {
             signalled,
             gated,
             exchanges,
+            batch_invariant: request.batch_invariant,
         })
     }
 
@@ -466,6 +467,9 @@ impl fmt::Display for Plan {
         }
         if let Some(gpu) = self.borrowed_tuning() {
             write!(f, ", tuning data of an {gpu}")?;
+        }
+        if self.request.batch_invariant {
+            f.write_str(", batch invariant")?;
         }
         f.write_str(": ")?;
         for (index, Choice { max_size, variant, tile, why, .. }) in self.choices.iter().enumerate()

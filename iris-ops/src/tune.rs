@@ -237,7 +237,7 @@ impl Problem {
             stores: request.library.may_fuse(),
             gated: takes(GemmKind::Gated),
             exchanges: takes(GemmKind::Exchanging),
-            has_library: true,
+            has_library: !request.batch_invariant,
             packs_from: ranks.tuning().packs_from(ranks.device, ranks.size),
             has_engines: !ranks.device.backend.traits().host_threads,
         }

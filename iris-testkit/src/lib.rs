@@ -4,6 +4,7 @@
 //! Models of the protocols are in iris-models, the program `iris` is in iris-cli.
 
 pub mod allocations;
+pub mod bits;
 pub mod error_texts;
 pub mod fake_hip;
 pub mod free_port;

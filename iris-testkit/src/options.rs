@@ -71,6 +71,7 @@ impl Options {
         reserve_sms: usize => reserve_sms = reserve_sms;
         library: Library => library = library;
         uniform_shape: bool => uniform_shape = uniform_shape;
+        batch_invariant: bool => batch_invariant = batch_invariant;
         root: usize => root = root;
         trace_spans: u32 => trace_spans = trace_spans;
         count_traffic: bool => count_traffic = count_traffic;
@@ -95,7 +96,15 @@ pub fn plan(
     macro_rules! pass {
         ($($field:ident),*) => {{ $(request.$field = options.$field.clone();)* }};
     }
-    pass!(blocks, members, trace_spans, count_traffic, first_call, fault_injection);
+    pass!(
+        batch_invariant,
+        blocks,
+        members,
+        trace_spans,
+        count_traffic,
+        first_call,
+        fault_injection
+    );
     // A barrier has no elements, so options about elements are not passed to its plan.
     if op != Op::Barrier {
         pass!(epilogue, rms_norm);

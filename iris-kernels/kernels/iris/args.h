@@ -12,7 +12,7 @@ namespace iris {
 /// Flag bits of the field OpArgs::epilogue.
 constexpr u32 EPILOGUE_GELU = 1;
 /// Values of OpArgs::producer: partial tiles are tiles of the product A B (GEMM) or elements of A
-/// (LOAD).
+/// (LOAD). The host has one more, for products on the CPU.
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
 
 /// Matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if

@@ -48,7 +48,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         let mut body = deliver::Deliver { partial, words: &words, plan };
         // Number of dedicated senders: none for a product, because a workgroup pushes the tiles
         // that it has itself multiplied.
-        let senders = if args.producer == producer::GEMM { 0 } else { args.dedicated_workgroups };
+        let loads = args.producer == producer::LOAD;
+        let senders = if loads { args.dedicated_workgroups } else { 0 };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
     let copies = |partial, plan, first| {

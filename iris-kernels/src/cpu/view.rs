@@ -20,8 +20,23 @@ const DEPTH: usize = 512;
 /// Buffers for elements converted to f32; a workgroup reuses them from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
+    /// Whether products are padded, so that the crate `gemm` multiplies all of them by the same
+    /// instructions. By default it has others for few rows, for few elements and for a deep K.
+    padded: bool,
     left: Vec<f32>,
     right: Vec<f32>,
+    product: Vec<f32>,
+}
+
+/// Multiples to which the rows and columns of a padded product are rounded up: no dimension is then
+/// 1, and there are more than 256 elements.
+const PADDED_ROWS: usize = 8;
+const PADDED_COLS: usize = 64;
+
+impl Scratch {
+    pub(crate) fn new(padded: bool) -> Self {
+        Self { padded, ..Self::default() }
+    }
 }
 
 fn grow<T: Pod>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
@@ -281,37 +296,51 @@ pub(crate) fn multiply(
     check(a, left);
     check(b, right);
     assert!(sum.len() >= (rows - 1) * ld + cols, "room for {rows} x {cols}, rows {ld} apart");
-    let step = if a.dtype == dtype::SUM && b.dtype == dtype::SUM { depth } else { DEPTH };
+    let Scratch { padded, left: lefts, right: rights, product } = scratch;
+    let padded = *padded;
+    let in_place = |matrix: &Matrix| matrix.dtype == dtype::SUM && !padded;
+    let (to, all_rows, all_cols) = match padded {
+        true => {
+            let all = (rows.next_multiple_of(PADDED_ROWS), cols.next_multiple_of(PADDED_COLS));
+            (grow(product, all.0 * all.1), all.0, all.1)
+        }
+        false => (&mut *sum, rows, cols),
+    };
+    let to_ld = if padded { all_cols } else { ld };
+    let step = if in_place(a) && in_place(b) { depth } else { DEPTH };
     for begin in (0..depth).step_by(step) {
         let part = (depth - begin).min(step);
         let strides = |m: &Matrix| if m.transposed == 1 { (1, m.ld) } else { (m.ld, 1) };
         let left = Tile { col: left.col + begin as u32, cols: part as u32, ..left };
         let right = Tile { row: right.row + begin as u32, rows: part as u32, ..right };
-        let (lhs, (lhs_rs, lhs_cs)) = if a.dtype == dtype::SUM {
+        let (lhs, (lhs_rs, lhs_cs)) = if in_place(a) {
             (at(a, left.row, left.col).cast::<f32>().cast_const(), strides(a))
         } else {
-            let panel = grow(&mut scratch.left, rows * part);
+            let panel = grow(lefts, all_rows * part);
+            panel[rows * part..].fill(0.0);
             load(a, left, panel, part, false);
             (panel.as_ptr(), (part as u64, 1))
         };
-        let (rhs, (rhs_rs, rhs_cs)) = if b.dtype == dtype::SUM {
+        let (rhs, (rhs_rs, rhs_cs)) = if in_place(b) {
             (at(b, right.row, right.col).cast::<f32>().cast_const(), strides(b))
         } else {
-            let panel = grow(&mut scratch.right, part * cols);
-            load(b, right, panel, cols, false);
-            (panel.as_ptr(), (cols as u64, 1))
+            let panel = grow(rights, part * all_cols);
+            panel.chunks_mut(all_cols).for_each(|row| row[cols..].fill(0.0));
+            load(b, right, panel, all_cols, false);
+            (panel.as_ptr(), (all_cols as u64, 1))
         };
         // SAFETY: the rectangles were checked against their matrices, or are panels filled just
-        // above; `sum` was checked to be large enough; the protocols order the writers of A and B.
+        // above; `sum` was checked to be large enough, and the padded product is as large as it
+        // was made; the protocols order the writers of A and B.
         unsafe {
             gemm::gemm(
-                rows,
-                cols,
+                all_rows,
+                all_cols,
                 part,
-                sum.as_mut_ptr(),
+                to.as_mut_ptr(),
                 1,
-                ld as isize,
-                !(first && begin == 0),
+                to_ld as isize,
+                begin > 0 || !first && !padded,
                 lhs,
                 lhs_cs as isize,
                 lhs_rs as isize,
@@ -325,6 +354,14 @@ pub(crate) fn multiply(
                 false,
                 gemm::Parallelism::None,
             );
+        }
+    }
+    if padded {
+        for (sums, values) in sum.chunks_mut(ld).zip(product.chunks(all_cols)).take(rows) {
+            match first {
+                true => sums[..cols].copy_from_slice(&values[..cols]),
+                false => sums.iter_mut().zip(&values[..cols]).for_each(|(sum, it)| *sum += it),
+            }
         }
     }
 }

@@ -87,7 +87,8 @@ impl Gemms {
             When::Exchanges => matches!(self.fused, Fused::Exchanging(_)),
             When::Stores => matches!(self.fused, Fused::Storing(_)),
             When::Gated => matches!(self.fused, Fused::Gated(_)),
-            When::Adds => self.library.is_some(),
+            // The library begins with the product of this rank, which is not the order of ranks.
+            When::Adds => self.library.is_some() && !self.whole.batch_invariant,
             When::Engines | When::ByColumns | When::Wide => true,
         }
     }

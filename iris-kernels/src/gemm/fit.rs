@@ -171,7 +171,7 @@ impl Fusion {
         let kernel = match self {
             Fusion::None => GemmKernel::Plain,
             Fusion::Gated(_) => GemmKernel::Gathering,
-            Fusion::Storing { .. } => GemmKernel::Scattering { peers: 1 },
+            Fusion::Storing { .. } => GemmKernel::Scattering { peers: 1, in_order: false },
             Fusion::Exchanging { tile: None, .. } => GemmKernel::ExchangingLl { pair: true },
             Fusion::Exchanging { tile: Some(_), .. } => GemmKernel::ExchangingTiles,
         };

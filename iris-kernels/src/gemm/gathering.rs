@@ -51,6 +51,7 @@ struct Units {
     down: u32,
     right: u32,
     columns: u32,
+    in_order: u32,
 }
 
 impl Parts {
@@ -76,20 +77,24 @@ impl Parts {
             })
     }
 
-    fn units(&self, config: &Config) -> Units {
+    fn units(&self, config: &Config, in_order: bool) -> Units {
         let units = [config.unit_rows(), Config::DEPTH];
         let [rows, slabs] = [0, 1].map(|it| self.shard[it].div_ceil(units[it]));
         let [part_rows, part_slabs] =
             [0, 1].map(|it| self.part[it].min(self.shard[it]).div_ceil(units[it]));
         let [down, right] = self.step;
-        let columns = u32::from(self.columns);
-        Units { rows, slabs, part_rows, part_slabs, first: self.first, down, right, columns }
+        let (first, columns, in_order) = (self.first, self.columns.into(), in_order.into());
+        Units { rows, slabs, part_rows, part_slabs, first, down, right, columns, in_order }
     }
 }
 
 /// Loaded kernels of GEMMs whose A arrives while it is multiplied.
 #[derive(Debug)]
-pub struct Gathering(Gemm);
+pub struct Gathering {
+    gemm: Gemm,
+    /// Whether columns of A are multiplied in their order; else those of this rank come first.
+    in_order: bool,
+}
 
 impl Gathering {
     /// Builds that an operator loads for products of up to `shape[0]` rows. Builds that compute the
@@ -119,12 +124,12 @@ impl Gathering {
             // copies must leave some multiprocessors free.
             gemm.multiprocessors = gemm.multiprocessors.saturating_sub(2).max(1);
         }
-        Ok(Some(Gathering(gemm)))
+        Ok(Some(Gathering { gemm, in_order: whole.batch_invariant }))
     }
 
     /// Whether a build is loaded that can do this call.
     pub fn fits(&self, args: &OpArgs, parts: &Parts) -> bool {
-        self.0.fitting(args, &Fusion::Gated(*parts)).is_some()
+        self.gemm.fitting(args, &Fusion::Gated(*parts)).is_some()
     }
 
     /// Enqueues the product of a call; returns false if there is no build for it. `args` are the
@@ -145,15 +150,15 @@ impl Gathering {
         (all, parts): (&Matrix, &Parts),
         message: &OpArgs,
     ) -> Result<bool> {
-        let fitting = self.0.fitting(args, &Fusion::Gated(*parts));
+        let fitting = self.gemm.fitting(args, &Fusion::Gated(*parts));
         let Some((launch, function)) = fitting else { return Ok(false) };
-        let (dtype, config) = (self.0.dtype, &launch.config);
+        let (dtype, config) = (self.gemm.dtype, &launch.config);
         let (maps, own) = gpu.current(|| {
             let own = config.left_map(dtype, &args.a)?;
             Ok((config.maps(dtype, [all, &args.b, &args.c])?, own))
         })?;
-        let parts = parts.units(config);
-        let (mut given, shape) = self.0.given(&launch, args);
+        let parts = parts.units(config, self.in_order);
+        let (mut given, shape) = self.gemm.given(&launch, args);
         // A raster group (cluster rows that are processed before the next column of tiles) must not
         // extend beyond a part, because the next part arrives later.
         given.group = given.group.min(parts.part_rows);
@@ -175,4 +180,4 @@ impl Gathering {
     }
 }
 
-const _: () = assert!(size_of::<Units>() == 32);
+const _: () = assert!(size_of::<Units>() == 36);

@@ -26,7 +26,11 @@ pub(super) enum GemmKernel {
     /// GEMM that waits for the rows or columns of A that copy engines deliver.
     Gathering,
     /// GEMM that stores to peers.
-    Scattering { peers: usize },
+    Scattering {
+        peers: usize,
+        /// Whether the parts of ranks are added in the order of ranks.
+        in_order: bool,
+    },
     /// GEMM of few rows with its all-reduce by the LL protocol.
     ExchangingLl {
         /// Whether there are two ranks.
@@ -39,7 +43,8 @@ pub(super) enum GemmKernel {
 impl GemmKernel {
     fn all() -> impl Iterator<Item = GemmKernel> {
         use GemmKernel::*;
-        let stores = (1..=PEERS).map(|peers| Scattering { peers });
+        let stores = (1..=PEERS)
+            .flat_map(|peers| [false, true].map(|in_order| Scattering { peers, in_order }));
         let exchanges = [false, true].map(|pair| ExchangingLl { pair });
         [Plain, Gathering, ExchangingTiles].into_iter().chain(stores).chain(exchanges)
     }
@@ -85,7 +90,9 @@ impl GemmKernel {
         let options = match self {
             GemmKernel::Plain => options,
             GemmKernel::Gathering | GemmKernel::ExchangingTiles => with(options),
-            GemmKernel::Scattering { peers } => with(options).define("IRIS_GEMM_PEERS", peers),
+            GemmKernel::Scattering { peers, in_order } => with(options)
+                .define("IRIS_GEMM_PEERS", peers)
+                .define("IRIS_GEMM_IN_ORDER", u32::from(in_order)),
             GemmKernel::ExchangingLl { pair } => {
                 with(options.define("IRIS_GEMM_PAIR", u32::from(pair)))
             }

@@ -123,7 +123,8 @@ impl Scattering {
         let size = heap.local_size();
         let configs = Self::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
-        let kernel = (GemmKernel::Scattering { peers }, fault_injection);
+        let in_order = whole.batch_invariant;
+        let kernel = (GemmKernel::Scattering { peers, in_order }, fault_injection);
         let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);
         };

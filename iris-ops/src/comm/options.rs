@@ -52,6 +52,7 @@ pub struct Options {
     name: Option<Arc<str>>,
     max_bytes: u64,
     sums: Vec<DType>,
+    batch_invariant: bool,
     /// Room for other allocations of the program, in a heap that the communicator itself opens.
     beside: Footprint,
     /// Settings of a world that the communicator itself makes; `None` to use the settings of the
@@ -99,7 +100,14 @@ impl Footprint {
 impl Default for Options {
     fn default() -> Self {
         let (sums, beside) = (Role::Wire.types().collect(), Footprint::default());
-        Self { name: None, max_bytes: 8 << 20, sums, beside, settings: None }
+        Self {
+            name: None,
+            max_bytes: 8 << 20,
+            sums,
+            batch_invariant: false,
+            beside,
+            settings: None,
+        }
     }
 }
 
@@ -129,6 +137,14 @@ impl Options {
     #[must_use]
     pub fn sums(self, dtypes: &[DType]) -> Self {
         Self { sums: dtypes.to_vec(), ..self }
+    }
+
+    /// Makes the bits of a sum independent of the number of elements and of an element's place in
+    /// the message. Within one node they are so without this option, too; over several nodes,
+    /// opening a communicator with it fails. Default: false.
+    #[must_use]
+    pub fn batch_invariant(self, batch_invariant: bool) -> Self {
+        Self { batch_invariant, ..self }
     }
 
     /// Sets the settings, deadlines among them, of the world that
@@ -172,13 +188,14 @@ impl Options {
     }
 
     /// Options that must be equal on all ranks, with their names.
-    pub(super) fn items(&self) -> [(&'static str, String); 4] {
+    pub(super) fn items(&self) -> [(&'static str, String); 5] {
         let sums: Vec<_> = self.sums.iter().map(|dtype| dtype.name()).collect();
         let beside = self.beside.data_bytes;
         [
             ("name", self.name.as_deref().unwrap_or("none").into()),
             ("max_bytes", self.max_bytes.to_string()),
             ("sums", sums.join(", ")),
+            ("batch_invariant", self.batch_invariant.to_string()),
             ("room, with that of operators, in bytes,", beside.to_string()),
         ]
     }
@@ -213,6 +230,7 @@ impl Options {
         let request = |op: Op, count: usize| {
             let mut request = Request::new(ops::row(op), (0, count, 0));
             request.name = self.name.clone();
+            request.batch_invariant = self.batch_invariant;
             request
         };
         let of = |op: Op, dtype: DType, count: usize| {

@@ -283,7 +283,11 @@ impl Operator {
                 Epilogue::Gelu => epilogue::GELU,
             },
             epsilon: request.rms_norm.unwrap_or_default(),
-            producer: if self.plan.op().multiplies() { producer::GEMM } else { producer::LOAD },
+            producer: match self.plan.op().multiplies() {
+                true if request.batch_invariant => producer::INVARIANT_GEMM,
+                true => producer::GEMM,
+                false => producer::LOAD,
+            },
             root: root as u32,
             dedicated_workgroups: match request.staged.fetchers {
                 Some(fetchers) => fetchers as u32,

@@ -549,6 +549,14 @@ impl Maker<'_> {
         if reserve_sms > 0 {
             return Err(self.refused("reserve_sms", &reserve_sms, "0"));
         }
+        let sums = matches!(
+            self.request.row.composed,
+            Composition::AllReduce { .. } | Composition::ReduceScatter
+        );
+        if self.request.batch_invariant && sums {
+            let expected = "false: the order of sums between nodes depends on the number of rows";
+            return Err(self.refused("batch_invariant", &true, expected));
+        }
         if trace_spans > 0 {
             return Err(self.refused("trace_spans", &trace_spans, "0"));
         }

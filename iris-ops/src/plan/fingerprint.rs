@@ -22,6 +22,7 @@ impl Plan {
             ("output", request.output_dtype().to_string()),
             ("wire", request.wire_dtype().to_string()),
             ("uniform_shape", request.uniform_shape.to_string()),
+            ("batch_invariant", request.batch_invariant.to_string()),
             ("m", m.to_string()),
         ];
         if row.common.n || request.uniform_shape {

@@ -2,6 +2,7 @@
 
 mod comm;
 mod external;
+mod invariant;
 mod losses;
 mod names;
 mod other_threads;

@@ -1,4 +1,4 @@
-//! Bits of a row of a product on a GPU, for every number of rows around it.
+//! Bits of a row on a GPU, for every number of rows around it, and for every variant.
 
 use std::sync::Arc;
 
@@ -6,7 +6,9 @@ use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use iris_heap::{BackendKind, Element, HeapOptions, SymmetricHeap, World};
 use iris_ops::matmul::Options;
-use iris_ops::{Epilogue, Library, MatRef, Matmul, MatmulArgs};
+use iris_ops::{Epilogue, Library, MatRef, Matmul, MatmulArgs, Op, Shard};
+use iris_testkit::bits::{Case, Rows};
+use iris_testkit::harness;
 
 /// N and K of the products. The vendor's library splits K in some of them.
 const SHAPES: [(usize, usize); 4] = [(8192, 3584), (3584, 8192), (1280, 8192), (512, 7168)];
@@ -81,6 +83,11 @@ fn products<T: Element + PartialEq>(heap: &Arc<SymmetricHeap>) -> Result<()> {
                 differing.iter().all(|&count| count == 0),
                 "{what}: elements that differ with {ROWS:?} rows: {differing:?}"
             );
+            let (tiles, differing) = product::<T>(heap, shape, way, Library::None)?;
+            let other = tiles.iter().zip(&ours).filter(|(x, y)| x != y).count();
+            println!(
+                "TILES {what}: {other} elements of tiles differ from ours; by rows {differing:?}"
+            );
             let (theirs, differing) = product::<T>(heap, shape, way, Library::Vendor)?;
             let other = theirs.iter().zip(&ours).filter(|(x, y)| x != y).count();
             println!(
@@ -92,14 +99,78 @@ fn products<T: Element + PartialEq>(heap: &Arc<SymmetricHeap>) -> Result<()> {
     Ok(())
 }
 
-/// Tests that the built-in product has one set of bits for every number of rows; prints where the
-/// vendor's differs from it.
+/// Tests that the built-in products, whole and by tiles, have one set of bits for every number of rows;
+/// prints where the vendor's differs from it.
 pub(crate) fn rows_of_a_product_have_one_set_of_bits() {
     let outcome = World::run_threads(1, |world| -> Result<()> {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(512 << 20);
         let heap = SymmetricHeap::open(&world, options)?;
         products::<bf16>(&heap)?;
         products::<f16>(&heap)?;
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
+
+/// Numbers of rows of calls, around multiples of tiles; the last one is that of the largest call.
+const FEW: [usize; 9] = [1, 2, 3, 16, 65, 128, 129, 300, 777];
+
+/// N and K. With the first, a GEMM of few rows sends its result itself; with the second, rows are no whole
+/// vectors, and tile kernels multiply.
+const WHOLE: [usize; 2] = [8192, 512];
+const RAGGED: [usize; 2] = [777, 1030];
+
+/// Checks every operator that adds, with `auto` and with each variant that may be batch invariant, against
+/// `auto` in a call of one row.
+fn invariant<T: Element>(on: (&World, &Arc<SymmetricHeap>), shapes: &[[usize; 2]]) -> Result<()> {
+    let most = FEW[FEW.len() - 1];
+    for (op, &shape) in Op::ALL.into_iter().flat_map(|op| shapes.iter().map(move |it| (op, it))) {
+        let reads = |option: &str| op.options().contains(&option);
+        if !op.multiplies() && !reads("wire") {
+            continue;
+        }
+        let plain = Case::new(op, shape, most);
+        let mut ways = vec![plain.clone()];
+        ways.extend(op.multiplies().then(|| Case { epilogue: true, ..plain.clone() }));
+        ways.extend(reads("rms_norm").then(|| Case { norm: true, ..plain.clone() }));
+        let by_columns = Case { shard: Shard::Columns, ..plain.clone() };
+        ways.extend(reads("shard").then_some(by_columns));
+        for case in ways {
+            let one = Rows::<T, T>::new(on, &Case { most: 1, ..case.clone() })?;
+            let expected = one.alone()?;
+            one.free()?;
+            for case in case.of_variants::<T, T>(on.1) {
+                let rows = Rows::<T, T>::new(on, &case)?;
+                for m in FEW {
+                    rows.check(m, m * 7 / 11, &expected)?;
+                }
+                rows.free()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tests the option `batch_invariant` with ranks that share one GPU.
+pub(crate) fn rows_have_one_set_of_bits_on_one_gpu() {
+    for size in [1, 3] {
+        rows_have_one_set_of_bits(size);
+    }
+}
+
+/// Tests the option `batch_invariant` with a GPU for each rank, where GEMMs send their results
+/// themselves.
+pub(crate) fn rows_have_one_set_of_bits_on_all_gpus() {
+    let gpus = (2..=8).rev().find(|&count| harness::fewer_gpus_than(count).is_none());
+    rows_have_one_set_of_bits(gpus.unwrap_or(2));
+}
+
+fn rows_have_one_set_of_bits(ranks: usize) {
+    let outcome = World::run_threads(ranks, |world| -> Result<()> {
+        let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
+        let heap = SymmetricHeap::open(&world, options)?;
+        invariant::<bf16>((&world, &heap), &[WHOLE, RAGGED])?;
+        invariant::<f16>((&world, &heap), &[WHOLE])?;
         Ok(heap.close()?)
     });
     outcome.unwrap();

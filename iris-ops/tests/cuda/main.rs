@@ -84,6 +84,7 @@ fn tests() -> ExitCode {
             named![
                 sums_of_products_are_exact,
                 rows_of_a_product_have_one_set_of_bits,
+                rows_have_one_set_of_bits_on_one_gpu,
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 only_ops_that_are_observed_count_and_trace,
@@ -106,6 +107,7 @@ fn tests() -> ExitCode {
         Group::new(
             harness::fewer_gpus_than(2),
             named![
+                rows_have_one_set_of_bits_on_all_gpus,
                 heaps_come_and_go_while_graphs_run,
                 ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
                 operators_over_nodes_are_captured_and_replayed,

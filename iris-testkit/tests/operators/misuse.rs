@@ -272,8 +272,9 @@ fn plans_that_differ_are_refused_and_named() {
         // Changes of options that only some ops have; each must be an error if only one rank makes
         // it. Plans of another op and for another world follow.
         let options = Options::new(8, 6, 4);
-        let changes: [(Op, &str, &str, Change); 6] = [
+        let changes: [(Op, &str, &str, Change); 7] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
+            (Op::ReduceScatter, "push", "batch_invariant", |o| o.batch_invariant = true),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
             (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| {
                 o.staged.columns_per_flag = Some(3)

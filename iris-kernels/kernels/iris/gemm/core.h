@@ -27,6 +27,12 @@
 //   prefetch()           prefetch the tensor maps
 //   addends(place)       number of matrices that are added to a tile
 //   ADDS                 whether addends() can be more than 0
+//   IN_ORDER             whether the parts of ranks are added in the order of ranks. Such an Op has three more
+//                        members:
+//   parts(place)         number of ranks whose parts are added to a tile, this rank's product among them: 0, or
+//                        all ranks. addends() is one less, or as many if there is a residual.
+//   own_part()           number of this rank
+//   PAIR                 whether there are two ranks
 //   SPREADS              whether deferred chunks are staged at equal intervals of the next tile's mainloop
 //   STAYS                whether a workgroup has one tile, which stays in shared memory for all its threads
 //   AFTER_OPEN           whether the previous launch on the stream is flow::open(), which lets this launch
@@ -383,10 +389,14 @@ template <class Op> class Core {
             if constexpr (UNDER_WAY > 0) release(ring.at == 0 ? STAGES - 1 : ring.at - 1);
             hold_back(sums);
             const Place place = op.place(tile, rank);
-            if constexpr (Op::ADDS) {
-                for (u32 i = 0; i < op.addends(place); ++i) add(group, ring, sums);
+            if constexpr (Op::IN_ORDER) {
+                add_in_order(place, group, ring, sums, held);
+            } else {
+                if constexpr (Op::ADDS) {
+                    for (u32 i = 0; i < op.addends(place); ++i) add(group, ring, sums);
+                }
+                op.finish(place, group, sums);
             }
-            op.finish(place, group, sums);
             IRIS_UNROLL
             for (u32 i = 0; i < WIDTH / 4; ++i) held[i] = pack(sums[2 * i], sums[2 * i + 1]);
             if constexpr (HOLD) {
@@ -402,6 +412,40 @@ template <class Op> class Core {
             IRIS_UNROLL
             for (u32 chunk = 0; chunk < CHUNKS; ++chunk) stage(group, buffer, chunk, held);
         }
+    }
+
+    /// Adds the parts of all ranks to a tile in the order of ranks. The sums are this rank's own part, which is
+    /// rounded first, as peers rounded theirs before they sent them. Then op.finish(), then the residual. `own`
+    /// has no value before and after.
+    IRIS_DEVICE void add_in_order(const Place& place, u32 group, Ring<STAGES>& ring, float (&sums)[WIDTH / 2],
+                                  u32 (&own)[WIDTH / 4]) {
+        const u32 parts = op.parts(place), me = op.own_part();
+        // a + b has the bits of b + a, so the own part of the first two ranks may come first. Then it needs no
+        // registers beside the sums.
+        const bool first = Op::PAIR || me < 2;
+        if (parts > 0) {
+            IRIS_UNROLL
+            for (u32 i = 0; i < WIDTH / 4; ++i) {
+                own[i] = pack(sums[2 * i], sums[2 * i + 1]);
+                // -0.0 is the neutral element: a sum of -0.0 that starts from 0.0 would become 0.0.
+                sums[2 * i] = first ? low_of(own[i]) : -0.0f;
+                sums[2 * i + 1] = first ? high_of(own[i]) : -0.0f;
+            }
+        }
+        IRIS_NO_UNROLL
+        for (u32 part = 0; part < parts; ++part) {
+            if (part != me) {
+                add(group, ring, sums);
+            } else if (!first) {
+                IRIS_UNROLL
+                for (u32 i = 0; i < WIDTH / 4; ++i) {
+                    sums[2 * i] += low_of(own[i]);
+                    sums[2 * i + 1] += high_of(own[i]);
+                }
+            }
+        }
+        op.finish(place, group, sums);
+        if (parts > 0 && op.addends(place) == parts) add(group, ring, sums);
     }
 
     /// Adds an addend, which the loader brings through the ring, to the sums.

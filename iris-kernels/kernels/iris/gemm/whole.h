@@ -32,7 +32,7 @@ IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
 /// Op for a GEMM with local matrices and an optional bias; base of the fused GEMMs.
 class Whole {
   public:
-    static constexpr bool ADDS = false, SPREADS = false, STAYS = false, AFTER_OPEN = false;
+    static constexpr bool ADDS = false, IN_ORDER = false, SPREADS = false, STAYS = false, AFTER_OPEN = false;
 
     IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a, const TensorMap& c)
         : args(args), map_a(a), map_c(c) {}

@@ -116,7 +116,7 @@ impl Delivery for Sent {
 
 impl Deliver<'_> {
     fn product(&self) -> bool {
-        self.partial.args.producer == producer::GEMM
+        self.partial.args.producer != producer::LOAD
     }
 
     /// Writes `tile` of this rank's data for rank `to` to the position `place` of the matrix

@@ -17,7 +17,8 @@ pub(crate) struct Partial<'a> {
 impl<'a> Partial<'a> {
     pub(crate) fn new(args: &'a OpArgs) -> Self {
         let len = args.tile_m as usize * args.tile_n as usize;
-        Self { args, scratch: Scratch::default(), sum: vec![0.0; len] }
+        let scratch = Scratch::new(args.producer == producer::INVARIANT_GEMM);
+        Self { args, scratch, sum: vec![0.0; len] }
     }
 
     /// Stride between rows of `sum`, in elements.
