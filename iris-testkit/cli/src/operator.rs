@@ -86,6 +86,9 @@ pub(crate) struct Options {
     /// ours or none [default: auto].
     #[arg(long, requires = "op", value_parser = ["auto", "vendor", "ours", "none"])]
     library: Option<String>,
+    /// Give a row of the result the same bits in calls of every size.
+    #[arg(long, requires = "op")]
+    batch_invariant: bool,
     /// Number of timed calls.
     #[arg(long, default_value_t = 10)]
     iters: usize,
@@ -176,6 +179,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         columns_per_flag: options.columns_per_flag,
         fetchers: options.fetchers,
         library: options.library,
+        batch_invariant: options.batch_invariant,
         seed: options.seed.unwrap_or(1),
         backend: options.backend,
         trace: options.trace.is_some(),

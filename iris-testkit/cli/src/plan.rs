@@ -61,6 +61,9 @@ pub(crate) struct Options {
     /// Normalise the rows of the result (RMSNorm).
     #[arg(long, conflicts_with = "cases")]
     rms_norm: bool,
+    /// Give a row of the result the same bits in calls of every size.
+    #[arg(long, conflicts_with = "cases")]
+    batch_invariant: bool,
     /// Variant of the operator, instead of auto.
     #[arg(long, conflicts_with = "cases")]
     variant: Option<String>,
@@ -116,7 +119,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         "because",
         "run",
     ]);
-    say!("{size} ranks on {device}; times {}", source(ranks)?)?;
+    let invariant = if options.batch_invariant { ", batch invariant" } else { "" };
+    say!("{size} ranks on {device}{invariant}; times {}", source(ranks)?)?;
     if let Some(file) = &options.cases {
         for shape in gpu_bench::read(device.backend, Some(file), None)? {
             table.add_row(cells((shape.op, "auto"), &shape.options, ranks)?);
@@ -160,6 +164,7 @@ impl Options {
         let of =
             OpOptions::new(m, n, k).dtype(self.dtype).backend(device.backend).uniform_shape(true);
         let of = if self.columns { of.shard(Shard::Columns) } else { of };
+        let of = of.batch_invariant(self.batch_invariant);
         if self.rms_norm { of.rms_norm(1e-5) } else { of }
     }
 }

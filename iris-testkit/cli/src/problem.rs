@@ -39,6 +39,8 @@ pub(crate) struct Problem {
     pub(crate) fetchers: Option<usize>,
     /// Name of the implementation of whole-matrix GEMMs; `None` for the default.
     pub(crate) library: Option<String>,
+    /// Whether the bits of a row must not depend on the other rows of its call.
+    pub(crate) batch_invariant: bool,
     pub(crate) seed: u64,
     pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
@@ -96,6 +98,7 @@ impl Problem {
             columns_per_flag: None,
             fetchers: None,
             library: None,
+            batch_invariant: false,
             seed: 1,
             backend,
             trace: false,
@@ -132,6 +135,7 @@ impl Problem {
         options.staged.fetchers = self.fetchers;
         let library = self.library.as_deref().and_then(|name| name.parse().ok());
         options.library = library.unwrap_or_default();
+        options.batch_invariant = self.batch_invariant;
         options.tile = self.tile.map(|[m, n]| TileShape { m, n });
         if self.trace {
             options = options.trace_spans(crate::trace::SPANS);

@@ -39,6 +39,7 @@ mod bench_device;
 mod driver_loop;
 mod matrix_contents;
 mod norm;
+mod plans;
 mod print;
 mod rank;
 mod row_kernel;
@@ -77,6 +78,9 @@ struct Row {
     layers: Option<usize>,
     /// M of another plan, with which calls of fewer rows are timed as well, by the first variant.
     larger_plan: Option<usize>,
+    /// Whether a plan with the option `batch_invariant` is timed as well, by the first variant.
+    #[serde(default)]
+    batch_invariant: bool,
 }
 
 fn auto() -> Vec<String> {
@@ -105,6 +109,8 @@ pub(crate) struct Shape {
     layers: Option<usize>,
     /// M of another plan with which the call is timed, by the first choice; `None` for no such plan.
     larger_plan: Option<usize>,
+    /// Whether the first choice is timed with the option `batch_invariant` as well.
+    batch_invariant: bool,
 }
 
 /// Baseline that each choice of variant and tile is compared with.
@@ -158,7 +164,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             "base",
             "ratio",
             "product",
-            "larger"
+            "larger",
+            "invar."
         ])
     )?;
     let mut about = json!({
@@ -327,7 +334,16 @@ pub(crate) fn read(
             let choices = TimedVariant::each(&variants, row.tile);
             let (beside, layers) = (Beside::Libraries, row.layers);
             let larger_plan = row.larger_plan.filter(|&most| m < most);
-            shapes.push(Shape { op, choices, options, beside, layers, larger_plan });
+            let batch_invariant = row.batch_invariant;
+            shapes.push(Shape {
+                op,
+                choices,
+                options,
+                beside,
+                layers,
+                larger_plan,
+                batch_invariant,
+            });
         }
     }
     if shapes.is_empty() {

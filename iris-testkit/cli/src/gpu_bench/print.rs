@@ -13,11 +13,13 @@ pub(super) fn is_wrong(line: &Value) -> bool {
 }
 
 /// Joins the columns of a line, padded to their widths.
-pub(super) fn line(columns: [&str; 12]) -> String {
-    let [op, shape, variant, tile, us, eager, run, bare, base, ratio, product, larger] = columns;
+pub(super) fn line(columns: [&str; 13]) -> String {
+    let [op, shape, variant, tile, us, eager, run, bare, base, ratio, product, others @ ..] =
+        columns;
+    let [larger, invariant] = others;
     let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
     format!(
-        "{what} {us:>8} {eager:>8} {run:>6} {bare:>6} {base:>8} {ratio:>6} {product:>8} {larger:>6}"
+        "{what} {us:>8} {eager:>8} {run:>6} {bare:>6} {base:>8} {ratio:>6} {product:>8} {larger:>6} {invariant:>6}"
     )
 }
 
@@ -48,6 +50,7 @@ pub(super) fn print_line(value: &Value) -> Result<()> {
         &time("ratio", 2),
         &time("product_us", 1),
         &time("larger_plan_ratio", 2),
+        &time("batch_invariant_ratio", 3),
     ]);
     let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
     let marginal = |name: &str| value[format!("marginal{name}_us")].as_f64();

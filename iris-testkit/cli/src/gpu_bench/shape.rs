@@ -10,15 +10,16 @@ use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_kernels::args::OpArgs;
 use iris_ops::{NormArgs, OpRequest, Plan, Shard, TileShape, Topology};
 use iris_testkit::matrix::matrix;
-use iris_testkit::oracle::{Meaning, Rows, split};
+use iris_testkit::oracle::{Meaning, Rows};
 use iris_testkit::rank_setup::{Rig, Room};
-use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
+use iris_testkit::suite::{self, AnyOp, Case, Op, Operands};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::baseline::{Baseline, Buffers};
 use super::matrix_contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
+use super::plans::Plans;
 use super::row_kernel::{self, RowKernel};
 use super::step::{self, Step, Steps, Sum};
 use super::timed_sides::{Clock, Side, Times, Work};
@@ -40,72 +41,17 @@ impl Shape {
     /// that the call does not have is null here.
     pub(super) fn subject(&self, choice: &TimedVariant) -> Value {
         let OpRequest { m, n, k, dtype, shard, workgroups, rms_norm, .. } = *self.options;
-        // A decoder step and a larger plan are timed with the first choice.
+        // A decoder step and other plans are timed with the first choice.
         let is_first = self.choices.first() == Some(choice);
         let layers = self.layers.filter(|_| is_first);
         let larger_plan = self.larger_plan.filter(|_| is_first);
+        let batch_invariant = (self.batch_invariant && is_first).then_some(true);
         json!({
             "op": self.op.name(), "asked": choice.variant, "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "columns": (shard == Shard::Columns).then_some(true),
             "workgroups": workgroups, "rms_norm": rms_norm, "layers": layers,
-            "larger_plan": larger_plan,
+            "larger_plan": larger_plan, "batch_invariant": batch_invariant,
         })
-    }
-}
-
-/// Plans that a rank makes for one shape.
-struct Plans {
-    variants: Vec<Plan>,
-    /// Plan of the first variant for more rows than the call has.
-    larger: Option<Plan>,
-    /// Whether the op of the first variant is made a second time, for timing decoder steps.
-    steps: bool,
-    /// M, N, K and plan of this rank's own GEMM without communication; `None` if the op has no
-    /// product.
-    alone: Option<([usize; 3], Plan)>,
-    /// Plan of the op without its RMSNorm; `None` if the op has no RMSNorm.
-    apart: Option<Plan>,
-}
-
-impl Plans {
-    fn new(shape: &Shape, ranks: Topology) -> Result<Plans> {
-        let variants = shape.choices.iter().map(|choice| shape.plan(choice, ranks));
-        let variants = variants.collect::<Result<_>>()?;
-        let larger = shape.larger_plan.map(|m| {
-            let options = shape.options.clone().rows(m);
-            Shape { options, ..shape.clone() }.plan(&shape.choices[0], ranks)
-        });
-        let larger = larger.transpose()?;
-        let OpRequest { m, n, k, dtype, rms_norm, .. } = *shape.options;
-        let mut plain = shape.options.clone();
-        plain.rms_norm = None;
-        let apart = || suite::plan(shape.op, "auto", ranks, &plain);
-        let apart = rms_norm.map(|_| apart()).transpose()?;
-        if !shape.op.multiplies() {
-            let steps = shape.layers.is_some();
-            return Ok(Plans { variants, larger, steps, alone: None, apart });
-        }
-        let m = match Meaning::of(shape.op).gives {
-            Rows::Own => split(m, ranks.size, ranks.rank).len(),
-            _ => m,
-        };
-        let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
-        let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
-        Ok(Plans {
-            variants,
-            larger,
-            steps: shape.layers.is_some(),
-            alone: Some(([m, n, k], alone)),
-            apart,
-        })
-    }
-
-    fn room(&self) -> Room {
-        let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart).chain(&self.larger);
-        let again = self.variants.iter().take(usize::from(self.steps));
-        let all = self.variants.iter().chain(again).chain(others);
-        let words = Room { data: 0, signal: 60 << 10 };
-        all.fold(words, |room, plan| room.and(plan.into()))
     }
 }
 
@@ -236,7 +182,7 @@ impl Matrices {
 #[derive(Serialize, Deserialize)]
 struct Seen {
     times: Vec<Times>,
-    /// Relative errors of the variants and of the larger plan, stored as the bits of f64, because JSON has no NaN.
+    /// Relative errors of the variants and of the other plans, stored as the bits of f64, because JSON has no NaN.
     errors: Vec<u64>,
 }
 
@@ -253,14 +199,14 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
 
-    // Sides in this order: the ops, the op of the larger plan, this rank's GEMM by the kernel of iris, then the libraries.
+    // Sides in this order: the ops, the ops of the other plans, this rank's GEMM by the kernel of iris, then the libraries.
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
         sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
     }
     let variants = sides.len();
-    if let Some(plan) = &plans.larger {
+    for (_, plan) in &plans.others {
         sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
     }
     let ops = sides.len();
@@ -424,17 +370,20 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let spread =
             low.zip(high).map(|(low, high)| json!([round(low, 1000.0), round(high, 1000.0)]));
         set("ratio_spread", spread);
-        let larger = (at == 0 && variants < ops).then_some(variants);
-        set("larger_plan_us", larger.map(|side| time(side, calls).into()));
-        let [_, of_larger, _] = larger.map_or([None; 3], |side| paired(side, at));
-        set("larger_plan_ratio", of_larger.map(|it| round(it, 1000.0).into()));
+        let others = if at == 0 { variants..ops } else { 0..0 };
+        for ((name, _), side) in plans.others.iter().zip(others.clone()) {
+            set(&format!("{name}_us"), Some(time(side, calls).into()));
+            let [_, ratio, _] = paired(side, at);
+            set(&format!("{name}_ratio"), ratio.map(|it| round(it, 1000.0).into()));
+        }
         set("transfer_us", transfer.map(Value::from));
         set("limit_us", limit.map(Value::from));
         set("of_limit", limit.map(|limit| round(us / limit, 1000.0).into()));
         set("product_us", library.map(|side| time(side, calls).into()));
         set("own_product_us", own.map(|side| time(side, calls).into()));
-        let both = [Some(at), larger].into_iter().flatten();
-        let errors = all.iter().flat_map(|it| both.clone().map(|at| f64::from_bits(it.errors[at])));
+        let sides = [at].into_iter().chain(others);
+        let errors =
+            all.iter().flat_map(|it| sides.clone().map(|at| f64::from_bits(it.errors[at])));
         // Larger of two errors, where a NaN counts as larger than any number; `f64::max` would drop
         // it.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };

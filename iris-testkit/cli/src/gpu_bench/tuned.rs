@@ -40,7 +40,7 @@ pub(crate) fn tune(
     for shape in &mut shapes {
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
-        shape.larger_plan = None;
+        (shape.larger_plan, shape.batch_invariant) = (None, false);
     }
     // A shape with only one choice is not timed, because there is nothing to choose.
     shapes.retain(|shape| shape.choices.len() > 1);
@@ -83,7 +83,15 @@ pub(crate) fn timed(
 ) -> Result<Vec<Value>> {
     let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
         let (choices, options) = (TimedVariant::each(variants, None), options.clone());
-        Shape { op: *op, choices, options, beside: Beside::First, layers: None, larger_plan: None }
+        Shape {
+            op: *op,
+            choices,
+            options,
+            beside: Beside::First,
+            layers: None,
+            larger_plan: None,
+            batch_invariant: false,
+        }
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
     let lines = Mutex::new(Vec::new());
