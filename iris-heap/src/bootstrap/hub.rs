@@ -475,6 +475,21 @@ mod tests {
         hub.join().unwrap();
     }
 
+    /// Tests a rank 0 that gives up when all ranks have met: it waits for the hub, which ends although
+    /// no connection does.
+    #[test]
+    fn a_rank_0_that_gives_up_and_leaves_ends_the_hub() {
+        let (own, link_of_0) = Relay::new(&[0]);
+        let (mut other, link_of_1) = Relay::new(&[1]);
+        let hub = std::thread::spawn(move || Hub::carry(vec![link_of_0, link_of_1]));
+        let error = Error::PeerAborted { rank: 0, host: None, reason: "no descriptors".into() };
+        own.send(0, Frame::GaveUp { group: 0, error });
+        own.send(0, Frame::Leave { group: 0, clean: true });
+        hub.join().unwrap();
+        let told = other.broken(0);
+        assert!(matches!(told, Error::PeerAborted { rank: 0, .. }), "{told}");
+    }
+
     /// Tests a group that an absence has broken: if a rank leaves it with a reason, the other ranks
     /// get the reason before the loss of the rank.
     #[test]

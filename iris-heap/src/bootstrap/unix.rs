@@ -101,6 +101,8 @@ impl Processes {
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
                 outbox.push(gave_up.pack());
+                // If all ranks have met already, the hub serves the world until rank 0 leaves.
+                outbox.push(Frame::Leave { group: 0, clean: true }.pack());
                 let _ = outbox.flush(&socket);
                 // The hub first tells all ranks the reason, because this process, and with it the
                 // hub's thread, may end when this function returns.
