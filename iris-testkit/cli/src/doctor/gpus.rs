@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use iris_heap::{BackendKind, Bytes, DeviceInfo, Error, ErrorKind};
+use iris_kernels::gemm::Gemm;
 use iris_kernels::rtc::{self, Compiler};
 
 use super::{Finding, Section, State, Verdict, host, links};
@@ -91,7 +92,9 @@ fn device(device: &DeviceInfo) -> Finding {
         Err(error) => (State::Error, error.to_string()),
     };
     let found = format!("{name}, {multiprocessors} multiprocessors, {memory}");
-    Finding::new(state, &format!("device {index}"), found).details([uuid])
+    let gemm = if Gemm::is_there_for(device) { "built-in GEMM" } else { "tile GEMM" };
+    let products = format!("products with batch_invariant: {gemm}");
+    Finding::new(state, &format!("device {index}"), found).details([uuid, &products])
 }
 
 fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
