@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use iris_heap::{Element, Stream, SymSlice, SymmetricHeap, World, random_unit};
+use iris_heap::{DType, Element, Stream, SymSlice, SymmetricHeap, World, random_unit};
 use iris_ops::{
     AnyOp, Epilogue, MatRef, NormArgs, Op, OpRequest, Operands, Shapes, Shard, Variant, split,
 };
@@ -33,6 +33,8 @@ pub struct Case {
     pub epilogue: bool,
     /// Whether calls have a residual and an RMSNorm.
     pub norm: bool,
+    /// Type in which parts travel between ranks; `None` for the type of C.
+    pub wire: Option<DType>,
     /// Whether B is column-major.
     pub across: bool,
     /// Dimension of A that is split over the ranks, in a gather of A.
@@ -43,7 +45,8 @@ impl Case {
     /// Case of a plain call with the variants that the plan chooses.
     pub fn new(op: Op, shape: [usize; 2], most: usize) -> Self {
         let [epilogue, norm, across] = [false; 3];
-        Self { op, variant: None, shape, most, epilogue, norm, across, shard: Shard::Rows }
+        let (variant, wire, shard) = (None, None, Shard::Rows);
+        Self { op, variant, shape, most, epilogue, norm, wire, across, shard }
     }
 
     /// Cases of all variants that planning accepts, `auto` among them.
@@ -61,6 +64,7 @@ impl Case {
         request.output = op.multiplies().then_some(C::DTYPE);
         request.epilogue = if self.epilogue { Epilogue::Gelu } else { Epilogue::None };
         request.rms_norm = self.norm.then_some(1e-5);
+        request.wire = self.wire;
         request.batch_invariant = true;
         request
     }
@@ -74,12 +78,13 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { op, variant, shape: [n, k], most, epilogue, norm, across, shard } = self;
+        let Case { op, variant, shape: [n, k], most, epilogue, norm, wire, across, shard } = self;
         let variant = variant.map_or("auto", Variant::name);
         write!(f, "{op} {variant} of up to {most} x {n} x {k}")?;
         for (is, what) in [
             (*epilogue, ", bias and GELU"),
             (*norm, ", residual and norm"),
+            (wire.is_some(), ", another wire type"),
             (*across, ", B column-major"),
             (*shard == Shard::Columns, ", columns"),
         ] {

@@ -58,7 +58,7 @@ use tempfile::TempDir;
 
 use crate::free_port;
 
-pub use self::mpirun::{mpirun, open_mpi};
+pub use self::mpirun::{keep_files_in, mpirun, open_mpi};
 pub use self::namespaces::Namespaces;
 
 /// Delay between the end of a rank and its announcement to the other ranks. If the rank ended

@@ -41,7 +41,8 @@ fn job(nodes: usize, per_node: usize) -> bool {
     const LIMIT: Duration = Duration::from_secs(600);
     let program = std::env::current_exe().unwrap();
     let arguments: [&str; 0] = [];
-    let command = mpirun(&program, &arguments, (nodes, per_node), LIMIT);
+    let folder = tempfile::tempdir().unwrap();
+    let command = mpirun(&program, &arguments, (nodes, per_node), (folder.path(), LIMIT));
     command.unwrap().status().expect("mpirun, of openmpi-bin, starts").success()
 }
 

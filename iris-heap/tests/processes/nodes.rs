@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use iris_testkit::free_port;
-use iris_testkit::launch::open_mpi;
+use iris_testkit::launch::{keep_files_in, open_mpi};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::job::{
@@ -298,15 +298,19 @@ fn slurm_without_an_address() {
 #[test]
 fn mpirun_of_open_mpi() {
     let version = open_mpi().arg("--version").output();
-    let is_open_mpi =
-        version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
+    // `mpirun` says Open MPI, and Debian's `mpirun.openmpi` OpenRTE, which is Open MPI's launcher.
+    let is_open_mpi = version.is_ok_and(|it| {
+        let text = String::from_utf8_lossy(&it.stdout).into_owned();
+        text.contains("Open MPI") || text.contains("OpenRTE")
+    });
     if !is_open_mpi {
         println!("skipped: mpirun of Open MPI, of openmpi-bin, does not start");
         return;
     }
     let program = std::env::current_exe().unwrap();
     let node = "IRIS_NODE=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$0\" \"$@\"";
-    let output = open_mpi()
+    let folder = tempfile::tempdir().unwrap();
+    let output = keep_files_in(&mut open_mpi(), folder.path())
         .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "4"])
         .args(["-x", "MASTER_ADDR=127.0.0.1", "-x", &format!("IRIS_PORT={}", free_port())])
         .args(["-x", &format!("{CASE}=heap on each node"), "/bin/sh", "-c", node])

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use half::{bf16, f16};
-use iris_heap::{Element, HeapOptions, SymmetricHeap, World, random_unit};
+use iris_heap::{DType, Element, HeapOptions, SymmetricHeap, World, random_unit};
 use iris_ops::comm::Options as CommOptions;
 use iris_ops::{AnyOp, Device, Library, MatRef, Op, OpRequest, Operands, Shard, Topology, Variant};
 use iris_testkit::bits::{Case, Rows};
@@ -84,6 +84,12 @@ fn rows_of_products_have_the_same_bits_in_every_variant() {
             let deep = Case { epilogue: true, ..case(33, 1100) };
             for case in deep.of_variants::<f16, f32>(on.1) {
                 check::<f16, f32>(on, &case, SOME)?;
+            }
+            if op.options().contains(&"wire") {
+                let rounded = Case { wire: Some(DType::BF16), ..case(5, 40) };
+                for case in rounded.of_variants::<f32, f32>(on.1) {
+                    check::<f32, f32>(on, &case, SOME)?;
+                }
             }
         }
         Ok(())

@@ -142,7 +142,8 @@ impl Place {
     fn run_under_mpirun(self, program: &Path, arguments: &[&str], said: &Said) -> Result<()> {
         const LIMIT: Duration = Duration::from_secs(3600);
         let world = (self.nodes, self.ranks / self.nodes);
-        let mut command = launch::mpirun(program, arguments, world, LIMIT)?;
+        let folder = tempfile::tempdir().context("making a folder for the files of mpirun")?;
+        let mut command = launch::mpirun(program, arguments, world, (folder.path(), LIMIT))?;
         command.stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = command.output().context("mpirun, of openmpi-bin, did not start")?;
         said.clone().write_all(&output.stdout)?;

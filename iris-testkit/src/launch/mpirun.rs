@@ -19,9 +19,19 @@ pub fn open_mpi() -> Command {
     Command::new(if is_debian { OPEN_MPI } else { "mpirun" })
 }
 
+/// Makes Open MPI keep the files of a job in `folder`. By default all jobs of a user are in one folder,
+/// which the last job that ends removes. A job that starts at that moment may fail (Open MPI 4.1.4:
+/// `mkdir` of the folder, `File exists`).
+pub fn keep_files_in<'a>(command: &'a mut Command, folder: &Path) -> &'a mut Command {
+    ["OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base"]
+        .into_iter()
+        .fold(command, |command, name| command.env(name, folder))
+}
+
 /// Command of Open MPI's `mpirun` that starts `program` with `arguments` as `per_node` ranks on
 /// each of `nodes` nodes that are simulated on this host. The ranks find each other over loopback,
-/// without a secret. `mpirun` ends the job after `limit`, or if a rank has failed.
+/// without a secret. `mpirun` keeps its files in `folder`, and ends the job after `limit`, or if a rank
+/// has failed.
 ///
 /// # Errors
 /// An error of the system if there is no free port at 127.0.0.1.
@@ -29,11 +39,16 @@ pub fn mpirun(
     program: &Path,
     arguments: &[impl AsRef<OsStr>],
     (nodes, per_node): (usize, usize),
-    limit: Duration,
+    (folder, limit): (&Path, Duration),
 ) -> Result<Command> {
     let port = free_port::on("127.0.0.1").context("opening a port at 127.0.0.1")?;
     let mut command = open_mpi();
-    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
+    keep_files_in(&mut command, folder).args([
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+    ]);
     // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
     command.args(["--timeout", &limit.as_secs().max(1).to_string()]);

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use iris_testkit::launch::keep_files_in;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::slurm::Slurm;
@@ -38,8 +39,10 @@ impl Job {
     ) -> Result<Job> {
         let output = folder.join(format!("output-{name}"));
         let file = File::create(&output)?;
+        let of_launcher = folder.join(format!("launcher-{name}"));
+        fs::create_dir(&of_launcher)?;
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).process_group(0);
+        keep_files_in(&mut command, &of_launcher).args(&words[1..]).process_group(0);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         if let Some(slurm) = slurm {
             command.env("SLURM_CONF", slurm.conf());
