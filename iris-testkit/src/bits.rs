@@ -15,8 +15,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use iris_heap::{DType, Element, Stream, SymSlice, SymmetricHeap, World, random_unit};
 use iris_ops::{
-    AnyOp, Epilogue, MatRef, NormArgs, Op, OpRequest, Operands, Shapes, Shard, Variant, split,
+    AnyOp, Epilogue, MatRef, NormArgs, Op, OpRequest, Operands, Shapes, Shard, Variant,
 };
+
+use crate::oracle::Meaning;
 
 /// Operator, and what its calls do beside the product and the message.
 #[derive(Clone, Debug)]
@@ -67,12 +69,6 @@ impl Case {
         request.wire = self.wire;
         request.batch_invariant = true;
         request
-    }
-
-    /// Whether ranks add their parts up, so that each rank has an A of its own.
-    fn sums(&self) -> bool {
-        use Op::{AllReduce, MatmulAllReduce, MatmulReduceScatter, ReduceScatter};
-        matches!(self.op, AllReduce | ReduceScatter | MatmulAllReduce | MatmulReduceScatter)
     }
 }
 
@@ -128,7 +124,8 @@ impl<'a, T: Element, C: Element> Rows<'a, T, C> {
         let &Case { op, shape: [n, k], most, .. } = case;
         let made = case.request::<T, C>().plan(heap).and_then(|plan| AnyOp::new(heap, &plan));
         let made = made.with_context(|| case.to_string())?;
-        let rank = if case.sums() { world.rank() } else { 0 };
+        // Ranks whose parts are added have matrices of their own.
+        let rank = if Meaning::of(op).sums { world.rank() } else { 0 };
         let cols = if op.multiplies() { k } else { n };
         let (b, vector) = (heap.alloc::<T>((k * n).max(1))?, || heap.alloc::<C>(n));
         heap.write(b, &numbers(2, rank, 0..(k * n).max(1)))?;
@@ -139,6 +136,10 @@ impl<'a, T: Element, C: Element> Rows<'a, T, C> {
         let added = numbers(5, 0, 0..if case.norm { (most + 1) * n } else { 0 });
         let (a, result) = (heap.alloc(most * cols)?, || heap.alloc(most * n));
         let (results, residual) = ([result()?, result()?], result()?);
+        // Rows that a call leaves out are then not those of an earlier operator in the same memory.
+        for slice in results {
+            heap.write(slice, &vec![C::from_f64(f64::NAN); most * n])?;
+        }
         let stream = heap.stream()?;
         Ok(Self {
             case: case.clone(),
@@ -208,15 +209,16 @@ impl<'a, T: Element, C: Element> Rows<'a, T, C> {
     fn call(&self, m: usize, number: &dyn Fn(usize) -> usize) -> Result<BTreeMap<usize, Row>> {
         let (world, heap) = self.on;
         let Case { op, shape: [n, k], norm, epilogue, across, .. } = self.case;
-        let (rank, size) = (world.rank(), world.size());
-        let Shapes { a: of_a, c: of_c, .. } = self.made.plan().shapes(m);
+        let rank = world.rank();
+        let plan = self.made.plan();
+        let Shapes { a: of_a, c: of_c, .. } = plan.shapes(m);
         let rows = |(rows, _): (usize, usize)| {
-            let first = if rows == m { 0 } else { split(m, size, rank).start };
+            let first = if rows == m { 0 } else { plan.rows_of(rank, m).start };
             first..first + rows
         };
         // A rank may have some columns of A only; `len` is the length of a whole row.
         let len = if op.multiplies() { k } else { n };
-        let first = if of_a.1 == len { 0 } else { split(len, size, rank).start };
+        let first = if of_a.1 == len { 0 } else { plan.rows_of(rank, len).start };
         let of_row = |row| &self.inputs[number(row) * len + first..][..of_a.1];
         let input: Vec<T> = rows(of_a).flat_map(of_row).copied().collect();
         heap.write(self.a.slice(..input.len())?, &input)?;

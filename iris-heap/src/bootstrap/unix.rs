@@ -96,14 +96,7 @@ impl Processes {
         let connection = match Connection::start(&socket, 0) {
             Ok(connection) => connection,
             Err(error) => {
-                // Send the reason to the other ranks at once, so that they need not wait for this
-                // rank.
-                let mut outbox = Outbox::default();
-                let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
-                outbox.push(gave_up.pack());
-                // If all ranks have met already, the hub serves the world until rank 0 leaves.
-                outbox.push(Frame::Leave { group: 0, clean: true }.pack());
-                let _ = outbox.flush(&socket);
+                withdraw(&socket, failed(rank, &error));
                 // The hub first tells all ranks the reason, because this process, and with it the
                 // hub's thread, may end when this function returns.
                 hub.map(JoinHandle::join);
@@ -466,6 +459,15 @@ impl Bootstrap for Processes {
             }
         }
     }
+}
+
+/// Tells the hub at once why this rank gives up, so that other ranks need not wait for it. If all ranks
+/// have met already, the hub serves the world until rank 0 leaves; so this rank also leaves.
+pub(super) fn withdraw(socket: &Socket, error: Error) {
+    let mut outbox = Outbox::default();
+    outbox.push(Frame::GaveUp { group: 0, error }.pack());
+    outbox.push(Frame::Leave { group: 0, clean: true }.pack());
+    let _ = outbox.flush(socket);
 }
 
 impl Drop for Processes {

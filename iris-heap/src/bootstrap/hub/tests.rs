@@ -2,6 +2,7 @@
 
 use super::super::mailbox::{Inbox, Outbox};
 use super::super::peer::Peer;
+use super::super::unix::withdraw;
 use super::*;
 
 /// Simulated relay: the test's end of a link of the hub.
@@ -79,14 +80,21 @@ fn only_the_rank_of_a_relay_that_ended_is_named() {
 /// Tests a rank 0 that gives up when all ranks have met: it waits for the hub, which ends although
 /// no connection does.
 #[test]
-fn a_rank_0_that_gives_up_and_leaves_ends_the_hub() {
-    let (own, link_of_0) = Relay::new(&[0]);
+fn a_rank_0_that_withdraws_ends_the_hub() {
+    let (own, at_hub) = UnixStream::pair().unwrap();
+    let mut peer = Peer::new(at_hub).unwrap();
+    peer.inbox.trust();
     let (mut other, link_of_1) = Relay::new(&[1]);
-    let hub = std::thread::spawn(move || Hub::carry(vec![link_of_0, link_of_1]));
+    let links = vec![Link::to_rank(0, peer), link_of_1];
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        Hub::carry(links);
+        ended.send(()).unwrap();
+    });
+    let own = own.into();
     let error = Error::PeerAborted { rank: 0, host: None, reason: "no descriptors".into() };
-    own.send(0, Frame::GaveUp { group: 0, error });
-    own.send(0, Frame::Leave { group: 0, clean: true });
-    hub.join().unwrap();
+    withdraw(&own, error);
+    end.recv_timeout(Duration::from_secs(60)).expect("the hub ends");
     let told = other.broken(0);
     assert!(matches!(told, Error::PeerAborted { rank: 0, .. }), "{told}");
 }
