@@ -608,7 +608,8 @@ setters! { request =>
     /// bits of a row. With `true`, whole-matrix GEMMs are the built-in ones, which can be slower
     /// than the vendor's library for few rows and small N, and on devices without a build of them,
     /// where the tile GEMM multiplies. Planning fails for what has other bits: the variants
-    /// `spinlock`, `atomic` and `staged`, `Library::Vendor`, and sums between nodes.
+    /// `spinlock`, `atomic` and `staged`, and with a split of columns `baseline` and `pull`;
+    /// `Library::Vendor`; and sums between nodes.
     batch_invariant(batch_invariant: bool) { request.batch_invariant = batch_invariant }
 
     /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does
