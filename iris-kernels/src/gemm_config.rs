@@ -208,6 +208,8 @@ pub struct CoreConfig {
     /// Number of cluster rows that the kernel processes before it goes on to the next column of
     /// tiles.
     pub group: u32,
+    /// Number of ranges of K whose products are added in the order of K; 1 for one sum over all of K.
+    pub k_parts: u32,
 }
 
 impl CoreConfig {
@@ -230,6 +232,7 @@ impl CoreConfig {
             a_across: false,
             b_across: true,
             group: 8,
+            k_parts: 1,
         }
     }
 
@@ -246,6 +249,7 @@ impl CoreConfig {
             a_across: true,
             b_across: false,
             group: 8,
+            k_parts: 1,
         }
     }
 
@@ -275,6 +279,11 @@ impl CoreConfig {
         self.rows() * self.cluster
     }
 
+    /// Number of workgroups that multiply a tile together, each a range of K.
+    pub(crate) fn sharers(&self) -> u32 {
+        if self.flipped { self.k_parts } else { 1 }
+    }
+
     /// Number of threads per workgroup.
     pub fn threads(&self) -> u32 {
         128 * (self.groups + 1)
@@ -283,6 +292,7 @@ impl CoreConfig {
     /// Number of columns of a tile that are staged and stored at a time.
     pub(crate) fn chunk_cols(&self) -> u32 {
         match self.width {
+            _ if self.sharers() > 1 => 16,
             width if self.flipped => width,
             width if width % 64 == 0 => 64,
             _ => 32,
@@ -305,6 +315,11 @@ impl CoreConfig {
     pub(crate) fn grid(&self, [rows, cols]: [u32; 2], blocks: u32, multiprocessors: u32) -> Grid {
         let (row_units, col_tiles) = self.tiles(rows, cols);
         let tiles = blocks * row_units * col_tiles;
+        if self.sharers() > 1 {
+            // A cluster multiplies one tile.
+            let groups = tiles * self.sharers();
+            return Grid { row_units, col_tiles, groups, waves: groups.div_ceil(multiprocessors) };
+        }
         let most = multiprocessors / self.cluster;
         // If the tiles fill whole waves of 128 workgroups, a grid of 128 workgroups is faster than
         // a larger grid whose last wave is partial.
@@ -343,6 +358,7 @@ impl CoreConfig {
             .define("IRIS_GEMM_SLAB_BYTES", Self::SLAB_BYTES)
             .define("IRIS_GEMM_HOLD", flag(self.hold))
             .define("IRIS_GEMM_FLIPPED", flag(self.flipped))
+            .define("IRIS_GEMM_PARTS", self.k_parts)
             .define("IRIS_GEMM_A_ACROSS", flag(self.a_across))
             .define("IRIS_GEMM_B_ACROSS", flag(self.b_across))
             .define("IRIS_GEMM_SHARED_BYTES", self.shared_bytes())

@@ -82,6 +82,10 @@ pub struct GemmRequest {
     /// Whether the bits of a row of C must not depend on the other rows of its call. The vendor's
     /// library is then not used, and parts of ranks are added in the order of ranks.
     pub batch_invariant: bool,
+    /// Number of ranges of K whose products are added in the order of K ([`crate::gemm::k_parts`]); 1
+    /// for one sum over all of K. With more, only builds of the built-in GEMM that add in this way
+    /// multiply.
+    pub k_parts: u32,
 }
 
 impl GemmRequest {

@@ -337,7 +337,7 @@ fn large_shapes_are_right_where_sampled() {
 fn what_does_not_fit_is_left_to_others() {
     on_the_gpu(|heap| {
         let shape = [64, 256, 128];
-        let configs = Config::of_plan(shape, heap.gpu()?.multiprocessors());
+        let configs = Config::of_plan(shape, heap.gpu()?.multiprocessors(), 1);
         let gemm = Gemm::of(heap, shape, DType::BF16, &configs)?;
         let matrix = |rows: u32, cols: u32| Matrix {
             address: heap.view().data[0],
@@ -413,6 +413,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 gated: false,
                 exchanges: false,
                 batch_invariant: false,
+                k_parts: 1,
             };
             let product = LibraryGemm::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());

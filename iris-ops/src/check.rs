@@ -3,6 +3,7 @@
 use iris_heap::{DType, IssueGuard, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::dtype::Role;
+use iris_kernels::gemm;
 
 use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
@@ -59,6 +60,11 @@ impl Checked {
         args.weight = resolve("weight", weight, Role::Result)?;
         args.normed = resolve("normed", normed, Role::Result)?;
         (args.m, args.n, args.root) = (self.m as u32, self.n as u32, self.root as u32);
+        if plan.request().k_parts(plan.topology()) > 1 {
+            for (name, matrix) in [(input, &args.a), ("B", &args.b), (output, &args.c)] {
+                is_multiplied_in_parts(op, name, matrix)?;
+            }
+        }
         let read = [
             (input, a, &args.a),
             ("B", b, &args.b),
@@ -86,6 +92,22 @@ impl Checked {
         }
         Ok(())
     }
+}
+
+/// Returns an error if the built-in GEMM, which adds the products of several ranges of K, cannot multiply
+/// the matrix: another product would add in another order.
+fn is_multiplied_in_parts(op: Op, name: &str, matrix: &Matrix) -> Result<()> {
+    let (what, value, expected) = if matrix.transposed != 0 && name != "B" {
+        ("storage order", "column-major".into(), "row-major")
+    } else if gemm::is_aligned(matrix) {
+        return Ok(());
+    } else if matrix.address.is_multiple_of(16) {
+        ("leading dimension", matrix.ld.to_string(), "a multiple of 16 bytes")
+    } else {
+        ("address", format!("{:#x}", matrix.address), "a multiple of 16 bytes")
+    };
+    let expected = format!("{expected}, with batch_invariant and this N and K");
+    Err(Error::invalid(op, format!("{what} of {name}"), value, expected))
 }
 
 /// Returns an error if an earlier call has left a fault in `heap`, which then takes no more calls.

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::build::FaultInjection;
-use iris_kernels::dtype::{Role, has_role};
+use iris_kernels::dtype::{Role, has_mma, has_role};
+use iris_kernels::gemm;
 use iris_kernels::gemm_config::TileSize;
 use iris_kernels::schedule::Collective;
 pub(crate) use iris_kernels::schedule::Shard;
 
 use crate::error::{Error, Result};
 use crate::op_names::{Op, Variant};
-use crate::op_row::{Form, Memory, Norm, Part, Row};
+use crate::op_row::{Form, GemmStage, Memory, Norm, Part, Row};
 use crate::topology::Topology;
 
 /// Maximum number of rows, and maximum number of columns, of a tile.
@@ -183,20 +184,24 @@ impl Form {
     /// Whether the variant supports the request. Some variants cannot apply an RMSNorm. Variants
     /// that send sums as items of the LL protocol need a wire type that equals the type of C. Some
     /// variants are not batch invariant.
-    pub(crate) fn serves(&self, request: &Request) -> bool {
+    pub(crate) fn serves(&self, ranks: Topology, request: &Request) -> bool {
         let normed = self.norm != Norm::None || request.rms_norm.is_none();
         normed
             && (!self.sends_sums_as_items() || request.wire_dtype() == request.output_dtype())
-            && (!request.batch_invariant || self.is_batch_invariant(request.shard))
+            && (!request.batch_invariant || self.is_batch_invariant(ranks, request))
     }
 
     /// Whether a row of the result has the same bits in every call, and those of every other variant
     /// for which this is true. False if ranks add in any order. Also false if a tile is the sum of
-    /// products of parts of K, which other variants multiply as a whole.
-    fn is_batch_invariant(&self, shard: Shard) -> bool {
+    /// products of parts of K that other variants do not have: either the variant splits K, or the
+    /// built-in whole-matrix GEMM does.
+    fn is_batch_invariant(&self, ranks: Topology, request: &Request) -> bool {
         let by_shards = self.pulls || self.memory == Memory::Gathered;
-        let in_parts = self.memory == Memory::Staged || by_shards && shard == Shard::Columns;
-        !self.variant.order_varies() && !in_parts
+        let in_parts =
+            self.memory == Memory::Staged || by_shards && request.shard == Shard::Columns;
+        let by_tiles = request.row.multiplies() && self.gemm == GemmStage::None;
+        let in_others = by_tiles && request.may_split_k(ranks);
+        !self.variant.order_varies() && !in_parts && !in_others
     }
 
     /// Whether finished sums are sent as items of the LL protocol, like the data that is added up.
@@ -401,27 +406,55 @@ impl Request {
     }
 
     /// Checks that a variant supports the requested RMSNorm, wire type and batch invariance.
-    pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
+    pub(crate) fn check_form(&self, ranks: Topology, form: &Form) -> Result<()> {
         let (wire, output) = (self.wire_dtype(), self.output_dtype());
         if form.sends_sums_as_items() && wire != output {
             let what = format!("wire of variant {}", form.variant);
             let expected = format!("{output}, the type of C");
             return Err(Error::invalid(self.op(), what, wire, expected));
         }
-        if self.batch_invariant && !form.is_batch_invariant(self.shard) {
-            let able = self.row.names(|form| form.is_batch_invariant(self.shard));
+        if self.batch_invariant && !form.is_batch_invariant(ranks, self) {
+            let able = self.row.names(|form| form.is_batch_invariant(ranks, self));
             let what = match self.shard {
+                _ if self.may_split_k(ranks) => {
+                    "variant with batch_invariant and a small N with a large K"
+                }
                 Shard::Columns => "variant with batch_invariant and a split of columns",
                 _ => "variant with batch_invariant",
             };
             let expected = format!("auto, {able}");
             return Err(Error::invalid(self.op(), what, form.variant, expected));
         }
-        if form.serves(self) {
+        if form.serves(ranks, self) {
             return Ok(());
         }
         let expected = format!("auto, {}", self.row.names(|form| form.norm != Norm::None));
         Err(Error::invalid(self.op(), "variant with rms_norm", form.variant, expected))
+    }
+
+    /// Number of ranges of K whose products this rank adds in the order of K.
+    pub(crate) fn k_parts(&self, ranks: Topology) -> u32 {
+        let built_in = matches!(self.library, Library::Auto | Library::Ours);
+        let alike = has_mma(self.dtype) && self.output_dtype() == self.dtype;
+        let splits = self.batch_invariant
+            && self.row.multiplies()
+            && ranks.device.has_wgmma()
+            && built_in
+            && alike
+            && !self.fault_injection.is_by_messages();
+        if splits { gemm::k_parts(self.n, self.k) } else { 1 }
+    }
+
+    /// Whether a rank may add the products of several ranges of K. Ranks that do not know each
+    /// other's N and K answer alike.
+    pub(crate) fn may_split_k(&self, ranks: Topology) -> bool {
+        let of = |own: usize, common: bool, least: usize| match common || self.uniform_shape {
+            true => own,
+            false => least,
+        };
+        // Another rank may have the smallest N or a large K.
+        let (n, k) = (of(self.n, self.row.common.n, 8), of(self.k, self.row.common.k, 1 << 20));
+        Self { n, k, ..self.clone() }.k_parts(ranks) > 1
     }
 
     /// Checks the conditions on the requested RMSNorm that hold for every variant.

@@ -150,7 +150,7 @@ impl Plan {
         let form = sized.row.form(variant).ok_or_else(unknown)?;
         // With one rank a call does not use the variant. The variant is checked anyway, so that an
         // application that was tried on one rank also runs on several.
-        sized.check_form(form)?;
+        sized.check_form(self.ranks, form)?;
         if !self.alone() {
             sized.check_arrival(form)?;
             on_device::check_form(self.row(), form, self.ranks.device)?;
@@ -272,6 +272,7 @@ impl Plan {
             gated,
             exchanges,
             batch_invariant: request.batch_invariant,
+            k_parts: request.k_parts(self.ranks),
         })
     }
 

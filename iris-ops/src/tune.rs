@@ -164,7 +164,7 @@ pub(crate) fn variant(ranks: Topology, request: &Request, most: usize) -> (Varia
     // Variants that pull are excluded: peers read A in place, so A must be in the heap. A plan does
     // not know where A will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
-    match known.filter(|form| form.serves(request)) {
+    match known.filter(|form| form.serves(ranks, request)) {
         Some(form) if table::is_own(ranks, request) => (form.variant, ChoiceReason::Tuned),
         Some(form) => (form.variant, ChoiceReason::Measured),
         None => (quickest(ranks, request, most), ChoiceReason::Predicted),
@@ -175,7 +175,7 @@ pub(crate) fn variant(ranks: Topology, request: &Request, most: usize) -> (Varia
 /// uses only values that are equal on all ranks. With one rank, or without any prediction, the
 /// result is the first variant that supports the request.
 fn quickest(ranks: Topology, request: &Request, most: usize) -> Variant {
-    let forms = || request.row.forms.iter().filter(|form| form.serves(request));
+    let forms = || request.row.forms.iter().filter(|form| form.serves(ranks, request));
     let mut request = request.clone();
     let common = request.row.common;
     for (value, common) in [(&mut request.n, common.n), (&mut request.k, common.k)] {
@@ -258,6 +258,7 @@ fn product(ranks: Topology, request: &Request, k: usize) -> GemmCall {
         layout: (false, false),
         ranks: ranks.size,
         multiprocessors: ranks.device.multiprocessors,
+        k_parts: request.k_parts(ranks),
     }
 }
 

@@ -40,6 +40,8 @@ pub struct GemmCall {
     pub ranks: usize,
     /// Number of multiprocessors that the launch may use.
     pub multiprocessors: u32,
+    /// Number of ranges of K whose products are added in the order of K.
+    pub k_parts: u32,
 }
 
 /// Message that a GEMM handles in its own launch.
@@ -100,8 +102,9 @@ impl GemmCall {
             return None;
         }
         let builds = match *fusion {
-            Fusion::None => Config::of_plan(shape, multiprocessors),
-            Fusion::Gated(_) => Gathering::builds(shape, multiprocessors),
+            Fusion::None => Config::of_plan(shape, multiprocessors, self.k_parts),
+            Fusion::Gated(_) => Gathering::builds(shape, multiprocessors, self.k_parts),
+            _ if self.k_parts > 1 => Vec::new(),
             Fusion::Storing { signalled, .. } => Scattering::builds(signalled, shape, self.ranks),
             Fusion::Exchanging { tile, .. } => {
                 Exchanging::build(shape, tile, multiprocessors).into_iter().collect()

@@ -99,8 +99,8 @@ pub struct Gathering {
 impl Gathering {
     /// Builds that an operator loads for products of up to `shape[0]` rows. Builds that compute the
     /// transpose of C are left out.
-    pub(super) fn builds(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
-        let mut configs = Config::of_plan(shape, multiprocessors);
+    pub(super) fn builds(shape: [usize; 3], multiprocessors: u32, k_parts: u32) -> Vec<Config> {
+        let mut configs = Config::of_plan(shape, multiprocessors, k_parts);
         configs.retain(|config| !config.flipped);
         configs
     }
@@ -114,7 +114,7 @@ impl Gathering {
         whole: &GemmRequest,
         fault_injection: FaultInjection,
     ) -> Result<Option<Gathering>> {
-        let configs = Self::builds(whole.shape, heap.workgroups());
+        let configs = Self::builds(whole.shape, heap.workgroups(), whole.k_parts);
         let kernel = (GemmKernel::Gathering, fault_injection);
         let Some(mut gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);

@@ -38,6 +38,7 @@ use crate::library::GemmRequest;
 use crate::rtc::progress::Level;
 
 pub use crate::gemm_config::{CoreConfig as Config, Grid};
+pub use choice::k_parts;
 pub use exchanging::Exchanging;
 pub use fit::{Fusion, GemmCall, GemmLaunch};
 pub use gathering::{Gathering, Parts};
@@ -79,6 +80,7 @@ pub struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     multiprocessors: u32,
+    k_parts: u32,
     /// Whether launches may begin before the previous launch on the stream has ended. The kernels
     /// then wait for that launch themselves.
     early: bool,
@@ -146,7 +148,8 @@ impl Gemm {
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
         let (multiprocessors, early) = (heap.workgroups(), heap.ranks_on_device() == 1);
-        Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
+        let k_parts = configs.first().map_or(1, |config| config.k_parts);
+        Ok(Gemm { dtype, shape, multiprocessors, k_parts, early, kernels })
     }
 
     /// Loads the builds `configs` of a kernel for a product of an operator, each for both layouts
@@ -186,7 +189,7 @@ impl Gemm {
         whole: &GemmRequest,
         preferred: bool,
     ) -> Result<Option<Gemm>> {
-        let mut configs = Config::of_plan(whole.shape, heap.workgroups());
+        let mut configs = Config::of_plan(whole.shape, heap.workgroups(), whole.k_parts);
         configs.retain(|config| !preferred || config.is_preferred());
         Self::for_whole(heap, whole, configs, (GemmKernel::Plain, FaultInjection::default()))
     }
@@ -242,6 +245,7 @@ impl Gemm {
             layout: (a.transposed != 0, b.transposed != 0),
             ranks: args.channel.size as usize,
             multiprocessors: self.multiprocessors,
+            k_parts: self.k_parts,
         };
         let launch = call.launch_of(self.configs().copied(), fusion)?;
         let (_, function) = self.kernels.iter().find(|(config, _)| *config == launch.config)?;
@@ -300,7 +304,7 @@ impl Gemm {
 }
 
 /// Whether a tensor map can describe `matrix`: address and stride are multiples of 16 bytes.
-fn is_aligned(matrix: &Matrix) -> bool {
+pub fn is_aligned(matrix: &Matrix) -> bool {
     let lines = if matrix.transposed == 0 { matrix.rows } else { matrix.cols };
     // The stride is not used if the matrix has only one row (column, if transposed).
     let step = if lines > 1 { matrix.ld * 2 } else { 0 };
@@ -329,7 +333,8 @@ impl Config {
     }
 
     fn c_map(&self, dtype: DType, c: &Matrix) -> Result<TensorMap> {
-        let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
+        let cols = self.chunk_cols();
+        let c_box = if self.flipped { [64, cols] } else { [cols, 64] };
         TensorMap::new(dtype, c, c_box)
     }
 }

@@ -119,7 +119,9 @@ impl Scattering {
         whole: &GemmRequest,
         fault_injection: FaultInjection,
     ) -> Result<Option<Scattering>> {
-        let Some(signalled) = whole.signalled else { return Ok(None) };
+        let Some(signalled) = whole.signalled.filter(|_| whole.k_parts == 1) else {
+            return Ok(None);
+        };
         let size = heap.local_size();
         let configs = Self::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);
@@ -325,6 +327,7 @@ mod tests {
                 layout: (false, false),
                 ranks,
                 multiprocessors: 132,
+                k_parts: 1,
             };
             let fusion = Fusion::Storing { signalled: [64, NARROW], owners: ranks };
             let launch = call.launch(&fusion)?;

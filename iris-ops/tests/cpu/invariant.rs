@@ -234,3 +234,43 @@ fn what_is_not_batch_invariant_is_refused() {
         assert!(request.plan(nodes).is_ok(), "{op}");
     }
 }
+
+/// Tests that a variant that multiplies by tiles is refused where the whole-matrix GEMM, and it alone, adds
+/// the products of several ranges of K; where another rank may do so, too.
+#[test]
+fn variants_by_tiles_are_refused_where_k_is_split() {
+    let h200 = Topology::new(0, 2).on_device(Device::named("h200").expect("a device"));
+    let refused = |op: Op, [n, k]: [usize; 2], change: fn(&mut OpRequest)| {
+        let mut request = op.request(64, n, k);
+        (request.batch_invariant, request.dtype) = (true, DType::BF16);
+        change(&mut request);
+        assert!(request.plan(h200).is_ok(), "{op} of {n} x {k}: auto");
+        let mut is_refused = |variant: &Variant| {
+            request.variant = Some(*variant);
+            let plan = request.plan(h200);
+            let error = plan.err().map(|error| error.to_string()).unwrap_or_default();
+            error.contains("with batch_invariant and a small N with a large K")
+        };
+        op.variants().into_iter().filter(|it| is_refused(it)).collect::<Vec<_>>()
+    };
+    let [sums, gather] = [Op::MatmulAllReduce, Op::AllGatherMatmul];
+    let by_tiles = [Variant::OneShot, Variant::TwoShot];
+    let split = [1024, 8192];
+    assert_eq!(refused(sums, split, |_| ())[..2], by_tiles);
+    assert_eq!(refused(gather, split, |_| ())[..2], [Variant::Baseline, Variant::Pull]);
+    assert!(refused(Op::Matmul, split, |_| ()).is_empty());
+    // K of the sums may differ between ranks, and N of the gather.
+    assert_eq!(refused(sums, [1024, 64], |_| ())[..2], by_tiles);
+    assert_eq!(refused(gather, [8192, 8192], |_| ())[..2], [Variant::Baseline, Variant::Pull]);
+    for (op, shape) in [(sums, [1544, 8192]), (sums, [1020, 8192]), (gather, [1024, 4088])] {
+        assert!(refused(op, shape, |_| ()).is_empty(), "{op} of {shape:?}");
+    }
+    for shape in [[1024, 64], [8192, 8192]] {
+        assert!(refused(sums, shape, |it| it.uniform_shape = true).is_empty());
+        assert!(refused(gather, shape, |it| it.uniform_shape = true).is_empty());
+    }
+    // These products are all by tiles.
+    assert!(refused(sums, split, |it| it.library = Library::None).is_empty());
+    assert!(refused(sums, split, |it| it.dtype = DType::F32).is_empty());
+    assert!(refused(sums, split, |it| it.output = Some(DType::F32)).is_empty());
+}

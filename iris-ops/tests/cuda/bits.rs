@@ -13,6 +13,10 @@ use iris_testkit::harness;
 /// N and K of the products. The vendor's library splits K in some of them.
 const SHAPES: [(usize, usize); 4] = [(8192, 3584), (3584, 8192), (1280, 8192), (512, 7168)];
 
+/// N and K of products that split K in the mode: workgroups share the tiles of few rows. With the last,
+/// ranges of K are unequal, and the last tile is not full.
+const SPLIT: [(usize, usize); 4] = [(1280, 8192), (1024, 8192), (512, 7168), (1000, 4168)];
+
 /// Largest number of rows of a call, and numbers of rows around multiples of tiles.
 const MOST: usize = 2048;
 const ROWS: [usize; 18] =
@@ -38,14 +42,15 @@ fn product<T: Element + PartialEq>(
     heap: &Arc<SymmetricHeap>,
     (n, k): (usize, usize),
     way: Way,
-    library: Library,
+    (library, invariant): (Library, bool),
 ) -> Result<(Vec<T>, Vec<usize>)> {
     let epilogue = if way == Way::Gelu { Epilogue::Gelu } else { Epilogue::None };
     let plan = Options::new(MOST, n, k).dtype(T::DTYPE).epilogue(epilogue).library(library);
+    let plan = plan.batch_invariant(invariant);
     let op = Matmul::new(heap, &plan.plan(heap)?)?;
     let (lda, ldc) = if way == Way::Odd { (k + 1, n + 1) } else { (k, n) };
     let a = heap.rand::<T>(MOST * lda, 1)?;
-    let (b, bias) = (heap.rand::<T>(k * n, 2)?, heap.rand::<f32>(n, 3)?);
+    let (b, bias) = (heap.rand::<T>(k * n, 2)?, heap.rand::<T>(n, 3)?);
     let c = heap.zeros::<T>(MOST * ldc)?;
     let stream = heap.stream()?;
     let of = |m: usize| -> Result<Vec<T>> {
@@ -67,34 +72,55 @@ fn product<T: Element + PartialEq>(
     let differ = |some: Vec<T>| some.iter().zip(&all).filter(|(x, y)| x != y).count();
     let differing = ROWS.iter().map(|&m| Ok(differ(of(m)?))).collect::<Result<_>>()?;
     op.free()?;
-    for slice in [a, b, c] {
+    for slice in [a, b, c, bias] {
         heap.free(slice)?;
     }
-    heap.free(bias)?;
     Ok((all, differing))
 }
 
 fn products<T: Element + PartialEq>(heap: &Arc<SymmetricHeap>) -> Result<()> {
     for shape in SHAPES {
         for way in WAYS {
-            let (ours, differing) = product::<T>(heap, shape, way, Library::Ours)?;
+            let (ours, differing) = product::<T>(heap, shape, way, (Library::Ours, false))?;
             let what = format!("{:?}, (N, K) = {shape:?}, {way:?}", T::DTYPE);
             ensure!(
                 differing.iter().all(|&count| count == 0),
                 "{what}: elements that differ with {ROWS:?} rows: {differing:?}"
             );
-            let (tiles, differing) = product::<T>(heap, shape, way, Library::None)?;
+            let (tiles, differing) = product::<T>(heap, shape, way, (Library::None, false))?;
             let other = tiles.iter().zip(&ours).filter(|(x, y)| x != y).count();
             println!(
                 "TILES {what}: {other} elements of tiles differ from ours; by rows {differing:?}"
             );
-            let (theirs, differing) = product::<T>(heap, shape, way, Library::Vendor)?;
+            let (theirs, differing) = product::<T>(heap, shape, way, (Library::Vendor, false))?;
             let other = theirs.iter().zip(&ours).filter(|(x, y)| x != y).count();
             println!(
                 "{what}: {other} elements of the vendor's product of {MOST} rows differ from ours,"
             );
             println!("  and with fewer rows from its own with {MOST}: {differing:?}");
         }
+    }
+    for (shape, way) in SPLIT.into_iter().flat_map(|shape| WAYS.map(|way| (shape, way))) {
+        let what = format!("{:?}, (N, K) = {shape:?}, {way:?}, batch invariant", T::DTYPE);
+        if way == Way::Odd {
+            let done = product::<T>(heap, shape, way, (Library::Auto, true));
+            let text = done.err().map(|error| error.to_string()).unwrap_or_default();
+            ensure!(text.contains("expected a multiple of 16 bytes"), "{what}: {text}");
+            continue;
+        }
+        let (split, differing) = product::<T>(heap, shape, way, (Library::Auto, true))?;
+        ensure!(
+            differing.iter().all(|&count| count == 0),
+            "{what}: elements that differ with {ROWS:?} rows: {differing:?}"
+        );
+        let (whole, _) = product::<T>(heap, shape, way, (Library::None, false))?;
+        let pairs = || split.iter().zip(&whole).map(|(x, y)| (x.to_f64(), y.to_f64()));
+        let far = pairs().filter(|(x, y)| (x - y).abs() > 0.01 * y.abs() + 0.02).count();
+        let other = pairs().filter(|(x, y)| x != y).count();
+        println!("{what}: {other} elements differ from a product that does not split K");
+        ensure!(far == 0, "{what}: {far} elements are far from the product that does not split K");
+        // GELU is applied by the tile GEMM, which does not split K.
+        ensure!((other > 0) == (way != Way::Gelu), "{what}: {other} elements differ");
     }
     Ok(())
 }
@@ -119,6 +145,8 @@ const FEW: [usize; 9] = [1, 2, 3, 16, 65, 128, 129, 300, 777];
 /// vectors, and tile kernels multiply.
 const WHOLE: [usize; 2] = [8192, 512];
 const RAGGED: [usize; 2] = [777, 1030];
+/// N and K for which a product splits K.
+const IN_PARTS: [usize; 2] = [520, 4160];
 
 /// Checks every operator that adds, with `auto` and with each variant that may be batch invariant, against
 /// `auto` in a call of one row.
@@ -169,7 +197,7 @@ fn rows_have_one_set_of_bits(ranks: usize) {
     let outcome = World::run_threads(ranks, |world| -> Result<()> {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
         let heap = SymmetricHeap::open(&world, options)?;
-        invariant::<bf16>((&world, &heap), &[WHOLE, RAGGED])?;
+        invariant::<bf16>((&world, &heap), &[WHOLE, RAGGED, IN_PARTS])?;
         invariant::<f16>((&world, &heap), &[WHOLE])?;
         Ok(heap.close()?)
     });

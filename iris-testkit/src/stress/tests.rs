@@ -60,7 +60,7 @@ fn subjects_of_whole_products_are_planned_for_every_world() {
             if !16usize.is_multiple_of(ranks) {
                 continue;
             }
-            let wide = Config::of_plan([m, n, k], 132).pop().expect("a build");
+            let wide = Config::of_plan([m, n, k], 132, 1).pop().expect("a build");
             assert_eq!((wide.width, wide.cluster, wide.hold), (256, 2, true), "{subject}");
         }
     }

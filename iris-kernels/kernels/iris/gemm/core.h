@@ -57,7 +57,9 @@
 // GROUPS: consumer warpgroups. CLUSTER: workgroups per cluster. STAGES: stages of the ring. SLAB_BYTES: bytes
 // of a line of a slab. A_ACROSS, B_ACROSS: whether K is the strided dimension of the left and of the right
 // factor. HOLD: whether stores are deferred. FLIPPED: whether the kernel computes C^T = B^T A^T, for few rows
-// of C, which become columns of a tile; the left factor is then B^T.
+// of C, which become columns of a tile; the left factor is then B^T. PARTS: number of ranges of K whose products
+// are added in the order of K. If FLIPPED, each workgroup of a cluster multiplies one range, for few tiles on many
+// multiprocessors; otherwise a workgroup multiplies all ranges and adds each as it ends. The bits are the same.
 #ifndef IRIS_GEMM_WIDTH
 #define IRIS_GEMM_WIDTH 256
 #endif
@@ -85,6 +87,9 @@
 #ifndef IRIS_GEMM_FLIPPED
 #define IRIS_GEMM_FLIPPED 0
 #endif
+#ifndef IRIS_GEMM_PARTS
+#define IRIS_GEMM_PARTS 1
+#endif
 
 namespace iris::gemm {
 
@@ -92,6 +97,10 @@ constexpr u32 WIDTH = IRIS_GEMM_WIDTH, GROUPS = IRIS_GEMM_GROUPS, CLUSTER = IRIS
 constexpr u32 STAGES = IRIS_GEMM_STAGES;
 constexpr bool A_ACROSS = IRIS_GEMM_A_ACROSS, B_ACROSS = IRIS_GEMM_B_ACROSS;
 constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
+constexpr u32 PARTS = IRIS_GEMM_PARTS;
+/// Number of workgroups that multiply a tile together, each a range of K, and number of all workgroups of a
+/// cluster.
+constexpr u32 SHARERS = FLIPPED ? PARTS : 1, ALL_OF_CLUSTER = CLUSTER * SHARERS;
 /// Number of rows per consumer and per tile.
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
 /// Bytes of a line of a slab, and depth of a slab along K in elements.
@@ -109,7 +118,9 @@ constexpr u32 B_BYTES = (B_LOADED + 1023) / 1024 * 1024, STAGE_BYTES = A_BYTES +
 
 /// A chunk is the unit of stores: GROUP_ROWS rows x CHUNK_COLS columns of a consumer's part of a tile. In
 /// shared memory its lines have CHUNK_LINE bytes. A consumer has BUFFERS buffers for staged chunks.
-constexpr u32 CHUNK_COLS = FLIPPED ? WIDTH : WIDTH % 64 == 0 ? 64 : 32, CHUNKS = WIDTH / CHUNK_COLS;
+/// The workgroups that share a tile finish its chunks in turns.
+constexpr u32 CHUNK_COLS = SHARERS > 1 ? 16 : FLIPPED ? WIDTH : WIDTH % 64 == 0 ? 64 : 32;
+constexpr u32 CHUNKS = WIDTH / CHUNK_COLS;
 constexpr u32 CHUNK_LINE = FLIPPED ? LINE : CHUNK_COLS * 2;
 constexpr u32 CHUNK_BYTES = GROUP_ROWS * CHUNK_COLS * 2, BUFFERS = 2;
 
@@ -135,6 +146,8 @@ static_assert(!B_ACROSS || DEPTH % CLUSTER == 0, "workgroups of a cluster must l
 static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0,
               "parts of B must begin at a period of the swizzle, 1024 bytes");
 static_assert(!(FLIPPED && HOLD), "a flipped tile is one chunk, so its store is not deferred");
+static_assert(PARTS == 1 || !HOLD, "stores are deferred over whole tiles only");
+static_assert(SHARERS == 1 || (CLUSTER == 1 && GROUPS == 1), "a cluster shares either slabs of B or tiles");
 
 /// An addend (a matrix that is added to the tiles) is loaded in chunks of columns, through the ring: bytes of
 /// a chunk for all rows of a tile, and number of chunks per stage.
@@ -180,15 +193,16 @@ template <class Op> class Core {
         : op(op), map_b(b), stages(memory), staging(memory + STAGING),
           full(memory + BARRIERS), empty(full + 8 * STAGES), chunk_full(empty + 8 * STAGES),
           chunk_empty(chunk_full + 8 * GROUPS * BUFFERS), deadline_ns(deadline_ns),
-          rank(CLUSTER > 1 ? rank_in_cluster() : 0), first(blockIdx.x / CLUSTER),
-          step(gridDim.x / CLUSTER) {}
+          rank(CLUSTER > 1 ? rank_in_cluster() : 0), share(SHARERS > 1 ? rank_in_cluster() : 0),
+          first(blockIdx.x / ALL_OF_CLUSTER), step(gridDim.x / ALL_OF_CLUSTER) {}
 
     IRIS_DEVICE void run() {
         prepare();
         if constexpr (!Op::AFTER_OPEN) port::take_turn();
         take_roles();
-        // A workgroup must not exit while others of the cluster may still arrive at its mbarriers.
-        if constexpr (CLUSTER > 1) {
+        // A workgroup must not exit while others of the cluster may still arrive at its mbarriers or read its
+        // sums.
+        if constexpr (ALL_OF_CLUSTER > 1) {
             __syncwarp();
             meet_cluster();
         }
@@ -198,7 +212,7 @@ template <class Op> class Core {
     /// starts to load the first slabs, which are in flight while the threads do other work. end() is the
     /// second half.
     IRIS_DEVICE void begin() {
-        static_assert(Op::STAYS && CLUSTER == 1,
+        static_assert(Op::STAYS && ALL_OF_CLUSTER == 1,
                       "an operator that stays has one tile per workgroup, without clusters");
         prepare();
         port::take_turn();
@@ -230,10 +244,13 @@ template <class Op> class Core {
         if (role == GROUPS) {
             if constexpr (MANY_SUMS) leave_registers<40>();
             const u32 warp = threadIdx.x / 32 - LOADER / 32;
-            if (threadIdx.x % 32 == 0) {
-                if (warp == 0) load();
-                else if (!Op::STAYS && warp <= GROUPS) store(warp - 1);
+            const bool one = threadIdx.x % 32 == 0;
+            if (warp == 0 && one) load();
+            if constexpr (SHARERS > 1) {
+                __syncwarp();
+                meet_cluster();
             }
+            if (!Op::STAYS && warp > 0 && warp <= GROUPS && one) store(warp - 1);
         } else {
             if constexpr (MANY_SUMS) take_registers<232>();
             consume(role);
@@ -264,20 +281,29 @@ template <class Op> class Core {
         else meet<CORE_THREADS>();
     }
 
+    /// Number of slabs in a range of K; the last range may have fewer, and no range is empty.
+    IRIS_DEVICE u32 range() const { return (op.slabs() + PARTS - 1) / PARTS; }
+    /// First slab of this workgroup, and the slab after its last.
+    IRIS_DEVICE u32 begins() const { return SHARERS > 1 ? share * range() : 0; }
+    IRIS_DEVICE u32 ends() const {
+        const u32 slabs = op.slabs(), end = begins() + range();
+        return SHARERS > 1 && end < slabs ? end : slabs;
+    }
+
     // Loader.
 
     IRIS_DEVICE void load() {
         typename Op::Loader loader(op);
-        const u32 tiles = op.tiles(), slabs = op.slabs();
+        const u32 tiles = op.tiles(), slabs = ends();
         Ring<STAGES> ring{0, 1};
         if constexpr (Op::STAYS) {
             for (u32 i = 0; i < loaded; ++i) ring.next();
         }
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            for (u32 slab = Op::STAYS ? loaded : 0; slab < slabs;) {
+            for (u32 slab = begins() + loaded; slab < slabs;) {
                 const Run run = loader.run(place, slab);
-                for (; slab < run.end; ++slab) {
+                for (const u32 end = run.end < slabs ? run.end : slabs; slab < end; ++slab) {
                     await_within(empty + 8 * ring.at, ring.parity);
                     load_slab(run, slab * DEPTH, place.col, ring.at);
                     ring.next();
@@ -357,14 +383,14 @@ template <class Op> class Core {
     }
 
     IRIS_DEVICE void consume(u32 group) {
-        const u32 tiles = op.tiles(), slabs = op.slabs();
+        const u32 tiles = op.tiles(), slabs = ends();
         float sums[WIDTH / 2];
         u32 held[WIDTH / 4];
         bool holds = false;
         Ring<STAGES> ring{0, 0};
         Ring<BUFFERS> buffer{0, 1};
         for (u32 tile = first; tile < tiles; tile += step) {
-            u32 slab = 0;
+            u32 slab = begins();
             if constexpr (HOLD) {
                 IRIS_UNROLL
                 for (u32 chunk = 0; chunk < CHUNKS; ++chunk, ++slab) {
@@ -380,15 +406,24 @@ template <class Op> class Core {
                     }
                 }
             }
-            IRIS_NO_UNROLL
-            for (; slab < slabs; ++slab) {
-                multiply(group, ring, sums, slab > 0);
-                advance(ring, slab > 0);
-            }
-            await_products<0>();
-            if constexpr (UNDER_WAY > 0) release(ring.at == 0 ? STAGES - 1 : ring.at - 1);
-            hold_back(sums);
             const Place place = op.place(tile, rank);
+            if constexpr (PARTS > 1 && SHARERS == 1) {
+                float part[WIDTH / 2];
+                IRIS_NO_UNROLL
+                for (u32 end = 0; slab < slabs;) {
+                    const u32 begin = slab;
+                    end = begin + range() < slabs ? begin + range() : slabs;
+                    multiply_slabs(group, ring, part, slab, begin, end);
+                    IRIS_UNROLL
+                    for (u32 i = 0; i < WIDTH / 2; ++i) sums[i] = begin == 0 ? part[i] : sums[i] + part[i];
+                }
+            } else {
+                multiply_slabs(group, ring, sums, slab, begins(), slabs);
+            }
+            if constexpr (SHARERS > 1) {
+                // A cluster has one tile.
+                return finish_together(place, group, buffer, sums);
+            }
             if constexpr (Op::IN_ORDER) {
                 add_in_order(place, group, ring, sums, held);
             } else {
@@ -411,6 +446,51 @@ template <class Op> class Core {
         if (HOLD && holds) {
             IRIS_UNROLL
             for (u32 chunk = 0; chunk < CHUNKS; ++chunk) stage(group, buffer, chunk, held);
+        }
+    }
+
+    /// Multiplies slabs from `slab` to `end`, which it adds to the sums; the sums start from 0 at slab `begin`.
+    IRIS_DEVICE void multiply_slabs(u32 group, Ring<STAGES>& ring, float (&sums)[WIDTH / 2], u32& slab, u32 begin,
+                                    u32 end) {
+        IRIS_NO_UNROLL
+        for (; slab < end; ++slab) {
+            multiply(group, ring, sums, slab > begin);
+            advance(ring, slab > begin);
+        }
+        await_products<0>();
+        if constexpr (UNDER_WAY > 0) release(ring.at == 0 ? STAGES - 1 : ring.at - 1);
+        hold_back(sums);
+    }
+
+    /// Adds the sums of all workgroups of the cluster in the order of K, each workgroup some chunks of the tile.
+    /// The sums lie in the ring, which has nothing left to multiply: 16 bytes of each thread side by side.
+    IRIS_DEVICE void finish_together(const Place& place, u32 group, Ring<BUFFERS>& buffer,
+                                     const float (&sums)[WIDTH / 2]) {
+        static_assert(128 * WIDTH / 2 * 4 <= STAGING, "the ring must hold the sums of a tile");
+        const u32 at = stages + threadIdx.x * 16;
+        // Another warp's wgmma may still read the ring.
+        meet_group(group);
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH / 8; ++i) store_four(at + i * 2048, sums + 4 * i);
+        publish_to_cluster();
+        IRIS_NO_UNROLL
+        for (u32 chunk = share; chunk < CHUNKS; chunk += SHARERS) {
+            float parts[SHARERS][8], (&all)[8] = parts[0];
+            IRIS_UNROLL
+            for (u32 of = 0; of < SHARERS; ++of) {
+                load_four_of(of, at + 2 * chunk * 2048, parts[of]);
+                load_four_of(of, at + (2 * chunk + 1) * 2048, parts[of] + 4);
+            }
+            IRIS_UNROLL
+            for (u32 of = 1; of < SHARERS; ++of) {
+                IRIS_UNROLL
+                for (u32 i = 0; i < 8; ++i) all[i] += parts[of][i];
+            }
+            op.finish(place, group, all);
+            u32 held[4];
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) held[i] = pack(all[2 * i], all[2 * i + 1]);
+            stage(group, buffer, 0, held);
         }
     }
 
@@ -534,8 +614,7 @@ template <class Op> class Core {
 
     /// Waits until a staging buffer is free, writes a chunk of the packed sums there, and passes it to the
     /// store warp.
-    IRIS_DEVICE void stage(u32 group, Ring<BUFFERS>& buffer, u32 chunk,
-                           const u32 (&held)[WIDTH / 4]) {
+    IRIS_DEVICE void stage(u32 group, Ring<BUFFERS>& buffer, u32 chunk, const u32* held) {
         const u32 number = group * BUFFERS + buffer.at;
         await(chunk_empty + 8 * number, buffer.parity);
         lay(staging + number * CHUNK_BYTES, chunk, held);
@@ -546,7 +625,7 @@ template <class Op> class Core {
     }
 
     /// Writes a chunk of the packed sums to `to` in shared memory, in the layout of TMA stores.
-    IRIS_DEVICE void lay(u32 to, u32 chunk, const u32 (&held)[WIDTH / 4]) {
+    IRIS_DEVICE void lay(u32 to, u32 chunk, const u32* held) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         IRIS_UNROLL
         for (u32 unit = 0; unit < CHUNK_COLS / 16; ++unit) {
@@ -579,7 +658,7 @@ template <class Op> class Core {
         bool any = false;
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
+            for (u32 chunk = share; chunk < CHUNKS; chunk += SHARERS) {
                 const u32 number = group * BUFFERS + buffer.at;
                 await(chunk_full + 8 * number, buffer.parity);
                 storer.store(staging + number * CHUNK_BYTES, place, group, chunk);
@@ -600,7 +679,7 @@ template <class Op> class Core {
     const TensorMap& map_b;
     const u32 stages, staging, full, empty, chunk_full, chunk_empty;
     const u64 deadline_ns;
-    const u32 rank, first, step;
+    const u32 rank, share, first, step;
     /// Number of slabs that begin() has started to load.
     u32 loaded = 0;
 };

@@ -57,6 +57,11 @@ IRIS_DEVICE void meet_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
+/// Barrier like meet_cluster(), which also publishes what each thread has written to shared memory.
+IRIS_DEVICE void publish_to_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 /// Barrier of the `COUNT` threads of a workgroup, some of which may call come() instead.
 template <u32 COUNT> IRIS_DEVICE void meet() {
     asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory");
@@ -170,6 +175,19 @@ IRIS_DEVICE u64 load_shared(u32 from) {
     u64 value;
     asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(from) : "memory");
     return value;
+}
+IRIS_DEVICE void store_four(u32 to, const float* v) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                 "f"(v[3])
+                 : "memory");
+}
+/// Loads 16 bytes from the same address in shared memory of workgroup `workgroup` of the cluster.
+IRIS_DEVICE void load_four_of(u32 workgroup, u32 from, float* v) {
+    asm volatile("{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %4, %5;\n"
+                 " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(from), "r"(workgroup)
+                 : "memory");
 }
 /// Low element of a word of pack(), as f32.
 IRIS_DEVICE float low_of(u32 both) {

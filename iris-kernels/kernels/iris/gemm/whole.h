@@ -68,7 +68,7 @@ class Whole {
     };
 
     /// Adds the bias of each column of C; columns of C are rows of the tile if FLIPPED.
-    IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
+    template <u32 COUNT> IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[COUNT]) const {
         if (args.bias == 0) return;
         // The bias is read by loads, which must come after the previous launch. This thread may not have
         // waited for that launch yet.
@@ -78,10 +78,10 @@ class Whole {
             const u32 row = place.row + group * GROUP_ROWS + warp * 16 + lane / 4;
             const float low = bias_at(row, args.rows), high = bias_at(row + 8, args.rows);
             IRIS_UNROLL
-            for (u32 i = 0; i < WIDTH / 2; ++i) sums[i] += i & 2 ? high : low;
+            for (u32 i = 0; i < COUNT; ++i) sums[i] += i & 2 ? high : low;
         } else {
             IRIS_UNROLL
-            for (u32 j = 0; j < WIDTH / 8; ++j) {
+            for (u32 j = 0; j < COUNT / 4; ++j) {
                 const u32 col = place.col + j * 8 + lane % 4 * 2;
                 const float left = bias_at(col, args.cols), right = bias_at(col + 1, args.cols);
                 sums[4 * j] += left;
@@ -132,6 +132,6 @@ IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, u64 deadline_n
 
 #define IRIS_GEMM_KERNEL                                                                           \
     extern "C" __global__ void __launch_bounds__(iris::gemm::CORE_THREADS, 1)                          \
-        __cluster_dims__(iris::gemm::CLUSTER, 1, 1)
+        __cluster_dims__(iris::gemm::ALL_OF_CLUSTER, 1, 1)
 
 #endif
