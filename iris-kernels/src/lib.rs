@@ -44,7 +44,7 @@ pub mod vendor;
 
 pub use execute::{Executor, Failure, Recovery, Workgroups};
 pub use kernel::Kernel;
-pub use library::{GemmRequest, Library};
+pub use library::{GemmRequest, Library, VendorBits};
 pub use library_gemm::LibraryGemm;
 pub use target::Target;
 pub use user_kernel::UserKernel;

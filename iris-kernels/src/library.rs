@@ -1,6 +1,7 @@
 //! Request for a whole-matrix GEMM: its shape, types, and the preferred library.
 
 use iris_heap::{BackendKind, DType};
+use serde::{Deserialize, Serialize};
 
 use crate::target::library_workspace;
 
@@ -51,6 +52,26 @@ impl std::str::FromStr for Library {
     }
 }
 
+/// Products for which the vendor's library was seen to have the bits of the built-in products in every row,
+/// for every number of rows, both storage orders of B, with and without a bias, if it has no workspace and
+/// so does not split K.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VendorBits {
+    /// Name and version of the library.
+    pub library: String,
+    /// Architecture of the device, such as `sm_90`.
+    pub arch: String,
+    /// Element type of A, B and C.
+    pub dtype: DType,
+    /// Largest number of rows that was compared.
+    pub rows: usize,
+    /// N and K of each product.
+    pub shapes: Vec<[usize; 2]>,
+    /// Origin of the row: device, commit, date.
+    pub provenance: String,
+}
+
 /// Request for a whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmRequest {
@@ -80,8 +101,11 @@ pub struct GemmRequest {
     /// launch. It does so only if there is a build for it.
     pub exchanges: bool,
     /// Whether the bits of a row of C must not depend on the other rows of its call. The vendor's
-    /// library is then not used, and parts of ranks are added in the order of ranks.
+    /// library is then used only for products in `vendor_bits`, and parts of ranks are added in the order
+    /// of ranks.
     pub batch_invariant: bool,
+    /// Products for which the library may be used where bits must not depend on the other rows.
+    pub vendor_bits: &'static [VendorBits],
     /// Number of ranges of K whose products are added in the order of K ([`crate::gemm::k_parts`]); 1
     /// for one sum over all of K. With more, only builds of the built-in GEMM that add in this way
     /// multiply.

@@ -1,11 +1,11 @@
 //! Whole-matrix GEMM without fused communication: one interface for the vendor's library and the
 //! built-in GEMM.
 
-use iris_heap::{DType, Error, Gpu, Result, Stream, SymmetricHeap};
+use iris_heap::{Error, Gpu, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs};
 use crate::gemm::Gemm;
-use crate::library::{GemmRequest, Library};
+use crate::library::{GemmRequest, Library, VendorBits};
 use crate::target::library_workspace;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
@@ -14,9 +14,9 @@ use crate::vendor::{Blas, Multiplier, Prepared};
 pub struct LibraryGemm {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
-    /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
-    /// for which it was measured to be faster.
-    chooses_by_shape: bool,
+    /// Implementation that is preferred where both can do a call. By [`Library::Auto`] it is the
+    /// vendor's, and the built-in GEMM for the shapes for which that was measured to be faster.
+    preferred: Library,
 }
 
 impl LibraryGemm {
@@ -28,7 +28,7 @@ impl LibraryGemm {
     /// # Errors
     /// Errors of the device, of the compiler, and of an installed library that fails.
     pub fn new(heap: &SymmetricHeap, whole: &GemmRequest) -> Result<Option<LibraryGemm>> {
-        let GemmRequest { library, shape, dtype, output, .. } = *whole;
+        let GemmRequest { library, shape, batch_invariant, .. } = *whole;
         let device = heap.device();
         let disabled = library == Library::None || shape.contains(&0);
         if disabled || device.kind.traits().host_threads {
@@ -37,23 +37,22 @@ impl LibraryGemm {
         let gpu = heap.gpu()?;
         let vendor = match library {
             Library::Ours => None,
-            _ if whole.batch_invariant => None,
             _ if library_workspace(device.kind).is_none() => None,
             // The vendor's library loads a kernel when it is first enqueued, and loading waits
             // until the whole device is idle. If ranks share the device, loading would wait for a
             // kernel of another rank, which may wait for this rank: a deadlock.
             _ if heap.ranks_on_device() > 1 => None,
-            _ => vendor(gpu, shape, (dtype, output))?,
+            _ => vendor(gpu, &device.arch, whole)?,
         };
-        // If the vendor's library is available, only builds of the built-in GEMM that are faster
+        // If the vendor's library can do all calls, only builds of the built-in GEMM that are faster
         // than the library for some shape are loaded.
         let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
-            Library::Vendor if vendor.is_some() => None,
-            _ => Gemm::of_whole(heap, whole, chooses_by_shape)?,
+            Library::Vendor if vendor.is_some() && !batch_invariant => None,
+            _ => Gemm::of_whole(heap, whole, chooses_by_shape && !batch_invariant)?,
         };
         let found = vendor.is_some() || ours.is_some();
-        Ok(found.then_some(LibraryGemm { vendor, ours, chooses_by_shape }))
+        Ok(found.then_some(LibraryGemm { vendor, ours, preferred: library }))
     }
 
     /// Names and versions of the GEMM implementations. Together with the device, they determine the
@@ -103,7 +102,10 @@ impl LibraryGemm {
             Some(gemm) => unsafe { gemm.launch(gpu, stream, args) },
             None => Ok(false),
         };
-        let prefers = |gemm: &Gemm| !self.chooses_by_shape || gemm.is_preferred(args);
+        let prefers = |gemm: &Gemm| match (self.preferred, &self.vendor) {
+            (Library::Auto, Some(_)) => gemm.is_preferred(args),
+            (preferred, _) => preferred != Library::Vendor,
+        };
         let ours_first = self.ours.as_ref().is_some_and(prefers);
         if ours_first && ours()? {
             return Ok(true);
@@ -166,18 +168,30 @@ impl LibraryGemm {
     }
 }
 
-/// Prepares the vendor's library on this device for products of `shape` and `types`. `None` if the
-/// library is missing or does not support such products.
-fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
+/// Prepares the vendor's library on this device, of architecture `arch`, for a product. `None` if the
+/// library is missing or may not do such products.
+fn vendor(gpu: &Gpu, arch: &str, whole: &GemmRequest) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
+    let GemmRequest { shape: shape @ [_, n, k], dtype, output, .. } = *whole;
+    let prepare = |of: Multiplier| {
+        if !whole.batch_invariant {
+            return Prepared::new(of, shape, (dtype, output), Prepared::WORKSPACE).map(Some);
+        }
+        let title = of.title();
+        let known = |it: &&VendorBits| {
+            let here = it.library == title && it.arch == arch && [dtype, output] == [it.dtype; 2];
+            here && it.shapes.contains(&[n, k]) && whole.k_parts == 1
+        };
+        match whole.vendor_bits.iter().find(known) {
+            None => Ok(None),
+            Some(known) => Prepared::with_one_set_of_bits(of, shape, dtype, known.rows).map(Some),
+        }
+    };
     let made = gpu.with_relaxed_capture(|| {
-        let made = Blas::get(gpu.kind())
-            .and_then(|blas| Multiplier::new(&blas))
-            .and_then(|of| Prepared::new(of, shape, types, Prepared::WORKSPACE));
-        Ok(made)
+        Ok(Blas::get(gpu.kind()).and_then(|blas| Multiplier::new(&blas)).and_then(prepare))
     })?;
     match made {
-        Ok(prepared) => Ok(Some(prepared)),
+        Ok(prepared) => Ok(prepared),
         Err(
             why @ (Missing::NotFound { .. } | Missing::TooOld { .. } | Missing::NoAlgorithm { .. }),
         ) => {

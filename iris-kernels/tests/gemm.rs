@@ -413,6 +413,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 gated: false,
                 exchanges: false,
                 batch_invariant: false,
+                vendor_bits: &[],
                 k_parts: 1,
             };
             let product = LibraryGemm::new(heap, &whole)?.expect("ours is there");

@@ -239,6 +239,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             gated: false,
             exchanges: false,
             batch_invariant: false,
+            vendor_bits: &[],
             k_parts: 1,
         };
         let product = LibraryGemm::new(heap, &whole)?.expect("the library is there");

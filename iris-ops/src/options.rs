@@ -8,13 +8,13 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{BackendKind, DType};
-use iris_kernels::Library;
 use iris_kernels::build::FaultInjection;
 use iris_kernels::dtype::{Role, has_mma, has_role};
 use iris_kernels::gemm;
 use iris_kernels::gemm_config::TileSize;
 use iris_kernels::schedule::Collective;
 pub(crate) use iris_kernels::schedule::Shard;
+use iris_kernels::{Library, VendorBits};
 
 use crate::error::{Error, Result};
 use crate::op_names::{Op, Variant};
@@ -347,9 +347,13 @@ impl Request {
         }
         self.check_norm()?;
         if self.batch_invariant && self.row.multiplies() && self.library == Library::Vendor {
-            let expected =
-                "auto, ours or none: bits of the vendor's product depend on the number of rows";
-            return invalid("library with batch_invariant", &self.library, expected);
+            let shape = [self.n, self.k];
+            let known = |it: &VendorBits| it.dtype == self.dtype && it.shapes.contains(&shape);
+            if !ranks.tuning().vendor_bits.iter().any(known) {
+                let expected = "auto, ours or none: the bits of the vendor's product have not been \
+                                compared with ours for this N and K (`iris tune --bits`)";
+                return invalid("library with batch_invariant", &self.library, expected);
+            }
         }
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > MOST_ELEMENTS)

@@ -272,6 +272,7 @@ impl Plan {
             gated,
             exchanges,
             batch_invariant: request.batch_invariant,
+            vendor_bits: &self.ranks.tuning().vendor_bits,
             k_parts: request.k_parts(self.ranks),
         })
     }

@@ -212,11 +212,14 @@ impl Gemm {
         self.fitting(args, &Fusion::None).is_some()
     }
 
-    /// Whether the build for this call is preferred to the vendor's library.
+    /// Whether the build for this call is preferred to the vendor's library. Builds for few rows are
+    /// loaded beside the library only where the library may not split K, without which it is slower.
     pub fn is_preferred(&self, args: &OpArgs) -> bool {
         let OpArgs { m, n, .. } = *args;
         let fitting = self.fitting(args, &Fusion::None);
-        fitting.is_some_and(|(it, _)| it.config.is_preferred_for(m, n, self.multiprocessors))
+        fitting.is_some_and(|(GemmLaunch { config, .. }, _)| {
+            config.flipped || config.is_preferred_for(m, n, self.multiprocessors)
+        })
     }
 
     /// Build, grid and loaded kernel for a call whose launch also handles the message `fusion`;

@@ -75,6 +75,19 @@ impl Prepared {
     /// capability 9.0.
     pub const WORKSPACE: u64 = 32 << 20;
 
+    /// Numbers of rows, up to `most`, that stand for all: the smallest and the largest number of rows
+    /// for each algorithm.
+    pub fn rows_to_compare(most: usize) -> Vec<usize> {
+        let ends = |bucket: usize| {
+            let before = bucket.checked_sub(1).map_or(0, |it| rows_of(it, usize::MAX));
+            [before + 1, rows_of(bucket, usize::MAX)]
+        };
+        let mut rows: Vec<_> = (0..=bucket_of(most, most)).flat_map(ends).collect();
+        rows.dedup();
+        rows.retain(|&it| it <= most);
+        rows
+    }
+
     /// Number of problems whose descriptions and algorithms are kept. The least recently called
     /// problem is evicted.
     pub const PRODUCTS: usize = 64;
@@ -90,6 +103,37 @@ impl Prepared {
         shape: [usize; 3],
         (dtype, output): (DType, DType),
         workspace: u64,
+    ) -> Result<Prepared> {
+        Self::of_calls(of, shape, (dtype, output), workspace, (shape[0], &|_, _| true))
+    }
+
+    /// Prepares C = A B, of one type, without a workspace and without addends, for calls whose algorithm
+    /// was chosen for at most `rows` rows. The algorithm does not depend on `shape[0]`. If the library
+    /// does not reject unsuitable algorithms, it can do no call.
+    ///
+    /// # Errors
+    /// Errors of [`Prepared::new`].
+    pub fn with_one_set_of_bits(
+        of: Multiplier,
+        shape: [usize; 3],
+        dtype: DType,
+        rows: usize,
+    ) -> Result<Prepared> {
+        let refuses = of.dialect().refuses;
+        let is_wanted = |form: CallForm, asked: usize| {
+            refuses && form.aligned && !form.a && !form.addend && asked <= rows
+        };
+        Self::of_calls(of, shape, (dtype, dtype), 0, (usize::MAX, &is_wanted))
+    }
+
+    /// Prepares the calls for whose form and number of rows `is_wanted` is true. The heuristic is
+    /// queried for at most `most_asked` rows.
+    fn of_calls(
+        of: Multiplier,
+        shape: [usize; 3],
+        (dtype, output): (DType, DType),
+        workspace: u64,
+        (most_asked, is_wanted): (usize, &dyn Fn(CallForm, usize) -> bool),
     ) -> Result<Prepared> {
         let [most, n, k] = shape;
         let mut new = Prepared {
@@ -111,12 +155,15 @@ impl Prepared {
                 // product before they add the bias. This was seen with unaligned rows, and with 45
                 // columns of bf16. For an addend the same is assumed.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
-                if (form.bias || form.addend) && !(form.aligned && (whole || output == DType::F32))
+                let adds = form.bias || form.addend;
+                let rows = rows_of(bucket, most_asked);
+                if adds && !(form.aligned && (whole || output == DType::F32))
+                    || !is_wanted(form, rows)
                 {
                     new.algorithms.push(None);
                     continue;
                 }
-                let problem = new.problem(rows_of(bucket, most), form);
+                let problem = new.problem(rows, form);
                 let algorithm = match new.of.algorithms(&problem, 1) {
                     Ok(found) => found.first().copied(),
                     Err(error @ Error::NoAlgorithm { .. }) => {
@@ -319,6 +366,12 @@ mod tests {
                 assert!(bucket == 0 || rows > rows_of(bucket - 1, most), "{rows} of {most}");
             }
         }
+    }
+
+    #[test]
+    fn the_ends_of_each_bucket_are_compared() {
+        assert_eq!(Prepared::rows_to_compare(64), [1, 2, 16, 17, 32, 33, 64]);
+        assert_eq!(Prepared::rows_to_compare(60), [1, 2, 16, 17, 32, 33]);
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn ranks_that_read_other_tuning_files_are_told_both() {
         let file = format!("/cache/tuning-{}.toml (00ff)", world.rank());
         let ranks = Topology::from(&world);
         let tuning: &'static _ =
-            Box::leak(Box::new(ranks.tuning().with_file(file, None, Vec::new())));
+            Box::leak(Box::new(ranks.tuning().with_file(file, None, Vec::new(), Vec::new())));
         let plan = Options::rows(8, 6).plan(ranks.with(tuning)).expect("a plan");
         assert!(plan.tuned_by().is_some());
         Ok::<_, iris_heap::Error>(

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use iris_heap::BackendKind;
+use iris_kernels::VendorBits;
 use serde::{Deserialize, Serialize};
 
 use crate::cost::machine::CostParameters;
@@ -28,6 +29,9 @@ pub(crate) struct Tuning {
     ran: Vec<Ran>,
     #[serde(default)]
     pub(super) row: Vec<Row>,
+    /// Products for which the vendor's library has the bits of the built-in products.
+    #[serde(default)]
+    pub(crate) vendor_bits: Vec<VendorBits>,
     /// Path and digest of this machine's own tuning file; `None` if no such file was merged in.
     #[serde(skip)]
     pub(crate) file: Option<String>,
@@ -200,11 +204,13 @@ impl Tuning {
         file: String,
         machine: Option<CostParameters>,
         rows: Vec<Row>,
+        vendor_bits: Vec<VendorBits>,
     ) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
+        let vendor_bits = [vendor_bits, self.vendor_bits.clone()].concat();
         let machine = machine.unwrap_or(self.machine);
-        Self { machine, row, file: Some(file), own_rows, ..self.clone() }
+        Self { machine, row, vendor_bits, file: Some(file), own_rows, ..self.clone() }
     }
 
     /// Whether the data was measured on another GPU and is used because this device has no data.

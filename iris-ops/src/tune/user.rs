@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use iris_heap::{fnv, read_file};
+use iris_kernels::VendorBits;
 use iris_kernels::cache::Cache;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +46,8 @@ pub struct TuningFile {
     pub machine: Option<CostParameters>,
     #[serde(default)]
     row: Vec<Row>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    vendor_bits: Vec<VendorBits>,
 }
 
 /// Advice about a tuning file that cannot be used.
@@ -98,6 +101,7 @@ impl TuningFile {
             world: ranks.size,
             machine: None,
             row: Vec::new(),
+            vendor_bits: Vec::new(),
         }
     }
 
@@ -126,6 +130,17 @@ impl TuningFile {
         self.row.retain(|old| row.iter().all(|new| !new.is_for_calls_of(old)));
         self.row.extend(row);
         Ok(count)
+    }
+
+    /// Adds products for which the vendor's library has the bits of the built-in ones. They replace what
+    /// the file says of the products `compared`, of the same library, architecture and type.
+    pub fn add_vendor_bits(&mut self, compared: &[[usize; 2]], alike: VendorBits) {
+        let of = |it: &VendorBits| (it.library.clone(), it.arch.clone(), it.dtype);
+        for old in self.vendor_bits.iter_mut().filter(|old| of(old) == of(&alike)) {
+            old.shapes.retain(|shape| !compared.contains(shape));
+        }
+        self.vendor_bits.push(alike);
+        self.vendor_bits.retain(|row| !row.shapes.is_empty());
     }
 
     /// Writes the file to the path from which plans for these ranks read it, readable by this user
@@ -326,7 +341,7 @@ pub(crate) fn tuned(ranks: Topology) -> Result<Topology> {
             let found = found.map(|(file, digest)| {
                 let file = file.checked(ranks, Some(path))?;
                 let of = format!("{} ({digest:016x})", path.display());
-                let tuning = built_in.with_file(of, file.machine, file.row);
+                let tuning = built_in.with_file(of, file.machine, file.row, file.vendor_bits);
                 Ok::<_, Error>(&*Box::leak(Box::new(tuning)))
             });
             let found = found.transpose()?;
@@ -365,6 +380,30 @@ mod tests {
         }
         read_with("overlap_us", "0.0").unwrap();
         fs::remove_file(&path).unwrap();
+    }
+
+    /// Tests that products that are compared again replace what the file said of them, and no others.
+    #[test]
+    fn products_that_are_compared_again_are_replaced() {
+        let of = |dtype, shapes: &[[usize; 2]]| VendorBits {
+            library: "cuBLASLt 1.2.3".into(),
+            arch: "sm_90".into(),
+            dtype,
+            rows: 8192,
+            shapes: shapes.into(),
+            provenance: "a test".into(),
+        };
+        let [bf16, f16] = [iris_heap::DType::BF16, iris_heap::DType::F16];
+        let mut file = TuningFile::empty(Topology::new(0, 2));
+        file.add_vendor_bits(&[[8, 8], [8, 16]], of(bf16, &[[8, 8], [8, 16]]));
+        file.add_vendor_bits(&[[8, 8]], of(f16, &[[8, 8]]));
+        file.add_vendor_bits(&[[8, 8], [16, 8]], of(bf16, &[[16, 8]]));
+        let expected = [of(bf16, &[[8, 16]]), of(f16, &[[8, 8]]), of(bf16, &[[16, 8]])];
+        assert_eq!(file.vendor_bits, expected);
+        file.add_vendor_bits(&[[8, 8]], of(f16, &[]));
+        assert_eq!(file.vendor_bits.len(), 2);
+        let text = toml::to_string(&file).unwrap();
+        assert_eq!(toml::from_str::<TuningFile>(&text).unwrap().vendor_bits, file.vendor_bits);
     }
 
     /// Tests that a tuning file that an earlier commit wrote can be read, and that written files

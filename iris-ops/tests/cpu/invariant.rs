@@ -204,7 +204,8 @@ fn what_is_not_batch_invariant_is_refused() {
         assert_eq!(
             refused(Op::Matmul, ranks, |it| it.library = Library::Vendor),
             "matmul of 16 x 64 x 32 f32: library with batch_invariant is vendor, expected auto, ours or \
-             none: bits of the vendor's product depend on the number of rows"
+             none: the bits of the vendor's product have not been compared with ours for this N and K \
+             (`iris tune --bits`)"
         );
     }
     // No other variant is refused.

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
-use iris_heap::{BackendKind, Element, HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, Element, HeapOptions, SymmetricHeap, World};
 use iris_ops::matmul::Options;
-use iris_ops::{Epilogue, Library, MatRef, Matmul, MatmulArgs, Op, Shard};
+use iris_ops::{
+    Epilogue, Library, MatRef, Matmul, MatmulAllReduce, MatmulArgs, Op, Shard, matmul_all_reduce,
+};
 use iris_testkit::bits::{Case, Rows};
 use iris_testkit::harness;
+
+use crate::graphs::{callers, captured, drop_graph};
 
 /// N and K of the products. The vendor's library splits K in some of them.
 const SHAPES: [(usize, usize); 4] = [(8192, 3584), (3584, 8192), (1280, 8192), (512, 7168)];
@@ -199,6 +203,57 @@ fn rows_have_one_set_of_bits(ranks: usize) {
         let heap = SymmetricHeap::open(&world, options)?;
         invariant::<bf16>((&world, &heap), &[WHOLE, RAGGED, IN_PARTS])?;
         invariant::<f16>((&world, &heap), &[WHOLE])?;
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
+
+/// Tests that a graph of a padded batch gives its rows the bits that they have in eager calls of the batch
+/// alone and of one row. The product splits K.
+pub(crate) fn rows_of_a_padded_graph_have_the_bits_of_eager_calls() {
+    let [batch, padded] = [40, 64];
+    let [n, k] = IN_PARTS;
+    let outcome = World::run_threads(2, |world| -> Result<()> {
+        let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(64 << 20);
+        let heap = SymmetricHeap::open(&world, options)?;
+        let (theirs, stream) = callers(&heap)?;
+        let plan = matmul_all_reduce::Options::new(padded, n, k).dtype(DType::BF16);
+        let op = MatmulAllReduce::new(&heap, &plan.batch_invariant(true).plan(&heap)?)?;
+        let seed = world.rank() as u64;
+        let (a, b) = (heap.rand::<bf16>(padded * k, seed)?, heap.rand::<bf16>(k * n, 2 + seed)?);
+        let c = heap.zeros::<bf16>(padded * n)?;
+        let run = |row: usize, rows: usize| {
+            let left = MatRef::sym(a.slice(row * k..)?, rows, k);
+            let result = MatRef::sym(c.slice(row * n..)?, rows, n);
+            op.run(&MatmulArgs::new(left, MatRef::sym(b, k, n), result), &stream)?;
+            Ok::<_, anyhow::Error>(())
+        };
+        let read = |rows: usize| {
+            stream.sync()?;
+            let found = heap.read(c.slice(..rows * n)?)?;
+            heap.write(c, &vec![bf16::NAN; padded * n])?;
+            world.barrier()?;
+            Ok::<_, anyhow::Error>(found)
+        };
+        run(0, batch)?;
+        let expected = read(batch)?;
+        for row in [0, 1, batch - 1] {
+            run(row, 1)?;
+            let found = read(batch)?;
+            let at = row * n..(row + 1) * n;
+            ensure!(found[at.clone()] == expected[at], "row {row} in a call of its own");
+        }
+        let graph = captured(&theirs, || run(0, padded))?;
+        world.barrier()?;
+        // Each replay has other rows beside the batch.
+        for replay in 0..3 {
+            let padding = vec![bf16::from_f32(replay as f32); (padded - batch) * k];
+            heap.write(a.slice(batch * k..)?, &padding)?;
+            graph.launch()?;
+            ensure!(read(batch)? == expected, "replay {replay}");
+        }
+        drop_graph(graph);
+        drop(op);
         Ok(heap.close()?)
     });
     outcome.unwrap();

@@ -85,6 +85,7 @@ fn tests() -> ExitCode {
                 sums_of_products_are_exact,
                 rows_of_a_product_have_one_set_of_bits,
                 rows_have_one_set_of_bits_on_one_gpu,
+                rows_of_a_padded_graph_have_the_bits_of_eager_calls,
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 only_ops_that_are_observed_count_and_trace,

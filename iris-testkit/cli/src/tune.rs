@@ -27,6 +27,7 @@ use crate::timing::{balanced, in_turns, median};
 use machine::Case;
 use options::Options;
 
+mod bits;
 mod fit;
 mod machine;
 mod measured;
@@ -60,9 +61,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let host = backend.traits().host_threads;
     if host {
         let limit = options.limit.map(|seconds| seconds.to_string());
-        unread("tuning of the CPU", &[("--limit", limit)])?;
+        let bits = options.bits.as_ref().map(|file| file.display().to_string());
+        unread("tuning of the CPU", &[("--limit", limit), ("--bits", bits)])?;
     } else {
         unread("tuning of GPUs", &[("--iters", iters.map(|iters| iters.to_string()))])?;
+    }
+    if options.cases.is_none() && options.bits.is_none() {
+        unread("tuning of the machine", &[("--only", options.only.clone())])?;
     }
     let most = iris_heap::MAX_RANKS;
     if let Some(ranks) = ranks.iter().find(|&&ranks| !(2..=most).contains(&ranks)) {
@@ -82,6 +87,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         },
         ranks => ranks.to_vec(),
     };
+    if let Some(cases) = &options.bits {
+        return bits::compare(options, cases, &worlds);
+    }
     let mut all = true;
     for ranks in worlds {
         if let Some(reason) =

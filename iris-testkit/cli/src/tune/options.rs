@@ -20,8 +20,12 @@ pub(crate) struct Options {
     /// machine's parameters are measured.
     #[arg(long, value_name = "FILE")]
     pub(crate) cases: Option<PathBuf>,
-    /// Time only ops whose names contain this text.
-    #[arg(long, value_name = "TEXT", requires = "cases")]
+    /// File of shapes, in the same format, whose products by the vendor's library are compared with the
+    /// built-in ones bit by bit; those with the same bits may be used with batch_invariant.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cases", "limit"])]
+    pub(crate) bits: Option<PathBuf>,
+    /// Take only ops whose names contain this text, with --cases or --bits.
+    #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,
     /// Commit of the measured program, if git is not available.
     #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]

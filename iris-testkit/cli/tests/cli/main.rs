@@ -199,6 +199,8 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["bench"], &["--torch", "times.json"]),
         (&["bench"], &["--limit", "60"]),
         (&["tune"], &["--limit", "60"]),
+        (&["tune"], &["--bits", "bench/cuda.toml"]),
+        (&["tune"], &["--only", "matmul"]),
         (&["tune", "--backend", "hip"], &["--iters", "3"]),
         (&gather, &["--fetchers", "1"]),
         (&baseline, &["--fetchers", "1"]),
