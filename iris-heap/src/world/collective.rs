@@ -38,6 +38,31 @@ impl World {
         self.collective("allgather", bytes)
     }
 
+    /// Passes the bytes of rank `root` to every rank: collective. `bytes` of the other ranks are ignored.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, World};
+    /// World::run_threads(3, |world| -> Result<(), Error> {
+    ///     let id = if world.rank() == 0 { b"an id".to_vec() } else { Vec::new() };
+    ///     assert_eq!(world.broadcast(0, &id)?, b"an id");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no rank `root`; [`Error::Mismatch`] if ranks name different
+    /// roots; errors of [`World::barrier`].
+    #[track_caller]
+    pub fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+        if root >= self.size() {
+            return Err(Error::invalid("root", root, format!("below {}", self.size())));
+        }
+        let own = if self.rank() == root { bytes } else { &[] };
+        let mut all = self.collective(&format!("broadcast from rank {root}"), own)?;
+        Ok(all.swap_remove(root))
+    }
+
     /// Exchanges bytes as [`World::allgather`]; `kind` names the exchange in errors and notices,
     /// and must be the same on all ranks. After some seconds, calls `on_missing` from time to time
     /// with the ranks that have not arrived; `on_missing` must not block.

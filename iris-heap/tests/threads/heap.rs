@@ -47,9 +47,29 @@ fn bytes_are_gathered_by_rank() {
 }
 
 #[test]
+fn bytes_of_the_root_reach_every_rank() {
+    let of = |root: usize| vec![root as u8; 1000 * root];
+    World::run_threads(4, |w| {
+        for root in 0..4 {
+            assert_eq!(w.broadcast(root, &of(w.rank()))?, of(root));
+        }
+        let error = w.broadcast(4, b"").unwrap_err().to_string();
+        assert_eq!(error, "root is 4: expected below 4");
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    // Each rank takes itself for the root.
+    let error = World::run_threads(2, |w| w.broadcast(w.rank(), b"x")).unwrap_err().to_string();
+    for rank in 0..2 {
+        assert!(error.contains(&format!("broadcast from rank {rank} at")), "{error}");
+    }
+}
+
+#[test]
 fn a_world_of_one_needs_nobody() {
     let w = World::threads(1).unwrap().remove(0);
     assert_eq!(w.allgather(b"x").unwrap(), [b"x"]);
+    assert_eq!(w.broadcast(0, b"x").unwrap(), b"x");
     let heap = SymmetricHeap::open(&w, options()).unwrap();
     assert_eq!(heap.read(heap.arange::<f32>(3).unwrap()).unwrap(), [0.0, 1.0, 2.0]);
     heap.close().unwrap();

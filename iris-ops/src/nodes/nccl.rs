@@ -169,13 +169,13 @@ impl Link {
         // All ranks learn of a failure before any rank waits for the others in the library.
         let (nccl, id, kernels) = world.all_ok(op.name(), start()).in_op(op)?;
         let [announce, compare, sum] = kernels;
-        let ids = across.allgather(&id).in_op(op)?;
+        let id = across.broadcast(0, &id).in_op(op)?;
         let (most_blocks, deadline) = (Some(STEP_BLOCKS), Some(world.settings().host_deadline()));
         let options = CommunicatorOptions { most_blocks, deadline };
         let ranks = counterparts(heap);
         let join = || {
-            let id = ids[0].first_chunk().ok_or_else(|| {
-                let value = format!("{} bytes", ids[0].len());
+            let id = id.first_chunk().ok_or_else(|| {
+                let value = format!("{} bytes", id.len());
                 iris_heap::Error::other(StepError::Id { value })
             })?;
             // An error of the heap, such as the loss of a rank, ends the wait for peers.

@@ -42,7 +42,7 @@ pub(super) fn all_shapes(
                 .map_err(|error| error.to_string()),
             _ => Ok(Vec::new()),
         };
-        Ok(serde_json::from_slice(&world.allgather(&serde_json::to_vec(&own)?)?[0])?)
+        Ok(serde_json::from_slice(&world.broadcast(0, &serde_json::to_vec(&own)?)?)?)
     };
     let nccl = if shapes[0].beside != Beside::Libraries {
         Err("left out".into())
