@@ -244,13 +244,16 @@ template <class Op> class Core {
         if (role == GROUPS) {
             if constexpr (MANY_SUMS) leave_registers<40>();
             const u32 warp = threadIdx.x / 32 - LOADER / 32;
-            const bool one = threadIdx.x % 32 == 0;
-            if (warp == 0 && one) load();
+            const bool leads = threadIdx.x % 32 == 0;
             if constexpr (SHARERS > 1) {
+                if (leads && warp == 0) load();
                 __syncwarp();
                 meet_cluster();
+                if (leads && warp == 1) store(0);
+            } else if (leads) {
+                if (warp == 0) load();
+                else if (!Op::STAYS && warp <= GROUPS) store(warp - 1);
             }
-            if (!Op::STAYS && warp > 0 && warp <= GROUPS && one) store(warp - 1);
         } else {
             if constexpr (MANY_SUMS) take_registers<232>();
             consume(role);
@@ -303,7 +306,9 @@ template <class Op> class Core {
             const Place place = op.place(tile, rank);
             for (u32 slab = begins() + loaded; slab < slabs;) {
                 const Run run = loader.run(place, slab);
-                for (const u32 end = run.end < slabs ? run.end : slabs; slab < end; ++slab) {
+                // Only the range of a workgroup that shares a tile may end before the run.
+                const u32 end = SHARERS > 1 && slabs < run.end ? slabs : run.end;
+                for (; slab < end; ++slab) {
                     await_within(empty + 8 * ring.at, ring.parity);
                     load_slab(run, slab * DEPTH, place.col, ring.at);
                     ring.next();
@@ -406,7 +411,6 @@ template <class Op> class Core {
                     }
                 }
             }
-            const Place place = op.place(tile, rank);
             if constexpr (PARTS > 1 && SHARERS == 1) {
                 float part[WIDTH / 2];
                 IRIS_NO_UNROLL
@@ -420,6 +424,7 @@ template <class Op> class Core {
             } else {
                 multiply_slabs(group, ring, sums, slab, begins(), slabs);
             }
+            const Place place = op.place(tile, rank);
             if constexpr (SHARERS > 1) {
                 // A cluster has one tile.
                 return finish_together(place, group, buffer, sums);
