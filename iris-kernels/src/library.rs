@@ -60,16 +60,38 @@ impl std::str::FromStr for Library {
 pub struct VendorBits {
     /// Name and version of the library.
     pub library: String,
-    /// Architecture of the device, such as `sm_90`.
-    pub arch: String,
+    /// Name and architecture of the device, such as `NVIDIA H200 sm_90`: the library chooses its
+    /// algorithms by the device.
+    pub device: String,
     /// Element type of A, B and C.
     pub dtype: DType,
     /// Largest number of rows that was compared.
     pub rows: usize,
     /// N and K of each product.
     pub shapes: Vec<[usize; 2]>,
+    /// N and K of products that were compared and have other bits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other: Vec<[usize; 2]>,
     /// Origin of the row: device, commit, date.
     pub provenance: String,
+}
+
+impl VendorBits {
+    /// Whether both rows are of the same library, device and type.
+    pub fn is_of(&self, other: &VendorBits) -> bool {
+        let of = |it: &VendorBits| (it.library.clone(), it.device.clone(), it.dtype);
+        of(self) == of(other)
+    }
+
+    /// Removes the products that `newer`, a row of the same library, device and type, has.
+    pub fn without(mut self, newer: &VendorBits) -> VendorBits {
+        if self.is_of(newer) {
+            let is_newer = |it: &[usize; 2]| newer.shapes.contains(it) || newer.other.contains(it);
+            self.shapes.retain(|it| !is_newer(it));
+            self.other.retain(|it| !is_newer(it));
+        }
+        self
+    }
 }
 
 /// Request for a whole-matrix GEMM.
@@ -106,9 +128,8 @@ pub struct GemmRequest {
     pub batch_invariant: bool,
     /// Products for which the library may be used where bits must not depend on the other rows.
     pub vendor_bits: &'static [VendorBits],
-    /// Number of ranges of K whose products are added in the order of K ([`crate::gemm::k_parts`]); 1
-    /// for one sum over all of K. With more, only builds of the built-in GEMM that add in this way
-    /// multiply.
+    /// Number of ranges of K whose products a whole-matrix GEMM adds in the order of K
+    /// ([`crate::gemm::k_parts`]); 1 for one sum over all of K.
     pub k_parts: u32,
 }
 

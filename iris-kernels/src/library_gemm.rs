@@ -42,7 +42,7 @@ impl LibraryGemm {
             // until the whole device is idle. If ranks share the device, loading would wait for a
             // kernel of another rank, which may wait for this rank: a deadlock.
             _ if heap.ranks_on_device() > 1 => None,
-            _ => vendor(gpu, &device.arch, whole)?,
+            _ => vendor(gpu, &device.name, whole)?,
         };
         // If the vendor's library can do all calls, only builds of the built-in GEMM that are faster
         // than the library for some shape are loaded.
@@ -168,9 +168,9 @@ impl LibraryGemm {
     }
 }
 
-/// Prepares the vendor's library on this device, of architecture `arch`, for a product. `None` if the
+/// Prepares the vendor's library on this device, whose name is `device`, for a product. `None` if the
 /// library is missing or may not do such products.
-fn vendor(gpu: &Gpu, arch: &str, whole: &GemmRequest) -> Result<Option<Prepared>> {
+fn vendor(gpu: &Gpu, device: &str, whole: &GemmRequest) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
     let GemmRequest { shape: shape @ [_, n, k], dtype, output, .. } = *whole;
     let prepare = |of: Multiplier| {
@@ -179,8 +179,10 @@ fn vendor(gpu: &Gpu, arch: &str, whole: &GemmRequest) -> Result<Option<Prepared>
         }
         let title = of.title();
         let known = |it: &&VendorBits| {
-            let here = it.library == title && it.arch == arch && [dtype, output] == [it.dtype; 2];
-            here && it.shapes.contains(&[n, k]) && whole.k_parts == 1
+            let here = it.library == title && it.device == device;
+            here && [dtype, output] == [it.dtype; 2]
+                && it.shapes.contains(&[n, k])
+                && whole.k_parts == 1
         };
         match whole.vendor_bits.iter().find(known) {
             None => Ok(None),

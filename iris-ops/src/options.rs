@@ -346,15 +346,6 @@ impl Request {
             }
         }
         self.check_norm()?;
-        if self.batch_invariant && self.row.multiplies() && self.library == Library::Vendor {
-            let shape = [self.n, self.k];
-            let known = |it: &VendorBits| it.dtype == self.dtype && it.shapes.contains(&shape);
-            if !ranks.tuning().vendor_bits.iter().any(known) {
-                let expected = "auto, ours or none: the bits of the vendor's product have not been \
-                                compared with ours for this N and K (`iris tune --bits`)";
-                return invalid("library with batch_invariant", &self.library, expected);
-            }
-        }
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > MOST_ELEMENTS)
         {
@@ -417,10 +408,21 @@ impl Request {
             let expected = format!("{output}, the type of C");
             return Err(Error::invalid(self.op(), what, wire, expected));
         }
+        if self.batch_invariant && self.row.multiplies() && self.library == Library::Vendor {
+            let (shape, dtype) = ([self.n, self.k], self.dtype);
+            let known = |it: &VendorBits| it.dtype == dtype && it.shapes.contains(&shape);
+            let one_type = [self.output_dtype(), self.wire_dtype()] == [dtype; 2];
+            if !one_type || !ranks.tuning().vendor_bits.iter().any(known) {
+                let expected = "auto, ours or none: the bits of the vendor's product have not been \
+                                compared with ours for this N, K and types (`iris tune --bits`)";
+                let what = "library with batch_invariant";
+                return Err(Error::invalid(self.op(), what, self.library, expected));
+            }
+        }
         if self.batch_invariant && !form.is_batch_invariant(ranks, self) {
             let able = self.row.names(|form| form.is_batch_invariant(ranks, self));
             let what = match self.shard {
-                _ if self.may_split_k(ranks) => {
+                _ if self.may_split_k(ranks) && !form.variant.order_varies() => {
                     "variant with batch_invariant and a small N with a large K"
                 }
                 Shard::Columns => "variant with batch_invariant and a split of columns",
@@ -439,12 +441,19 @@ impl Request {
     /// Number of ranges of K whose products this rank adds in the order of K.
     pub(crate) fn k_parts(&self, ranks: Topology) -> u32 {
         let built_in = matches!(self.library, Library::Auto | Library::Ours);
-        let alike = has_mma(self.dtype) && self.output_dtype() == self.dtype;
+        let alike = [self.output_dtype(), self.wire_dtype()] == [self.dtype; 2];
+        // Where the product itself applies GELU, the tile GEMM multiplies. Sums apply it afterwards.
+        let sums = self.row.forms.iter().any(|form| form.gemm == GemmStage::Partial);
+        // Over several nodes a gather of columns multiplies a column-major A, by the tile GEMM.
+        let by_columns = self.shard == Shard::Columns && ranks.nodes() > 1;
         let splits = self.batch_invariant
             && self.row.multiplies()
             && ranks.device.has_wgmma()
+            && has_mma(self.dtype)
             && built_in
             && alike
+            && (sums || self.epilogue == Epilogue::None)
+            && !by_columns
             && !self.fault_injection.is_by_messages();
         if splits { gemm::k_parts(self.n, self.k) } else { 1 }
     }
@@ -642,11 +651,12 @@ setters! { request =>
     /// they are the same whatever M and the plan's largest M are, whichever rows stand beside the
     /// row, at whichever place, by whichever variant that planning accepts. Default: false. Then
     /// the variant, the tile and the GEMM library of a call depend on its M, and with them the last
-    /// bits of a row. With `true`, whole-matrix GEMMs are the built-in ones, which can be slower
-    /// than the vendor's library for few rows and small N, and on devices without a build of them,
-    /// where the tile GEMM multiplies. Planning fails for what has other bits: the variants
-    /// `spinlock`, `atomic` and `staged`, and with a split of columns `baseline` and `pull`;
-    /// `Library::Vendor`; and sums between nodes.
+    /// bits of a row. With `true`, products are the built-in ones, and those of the vendor's library
+    /// whose bits were compared with them. Planning fails for what has other bits: the variants
+    /// `spinlock`, `atomic` and `staged`, and with a split of columns `baseline` and `pull`; variants
+    /// that multiply by tiles where N is small and K large; `Library::Vendor` where nothing was
+    /// compared; and sums between nodes. A call fails if N is small and K large and a matrix has a
+    /// layout that the whole-matrix GEMM does not support.
     batch_invariant(batch_invariant: bool) { request.batch_invariant = batch_invariant }
 
     /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing does

@@ -55,12 +55,13 @@ impl World {
     /// roots; errors of [`World::barrier`].
     #[track_caller]
     pub fn broadcast(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-        if root >= self.size() {
-            return Err(Error::invalid("root", root, format!("below {}", self.size())));
-        }
         let own = if self.rank() == root { bytes } else { &[] };
         let mut all = self.collective(&format!("broadcast from rank {root}"), own)?;
-        Ok(all.swap_remove(root))
+        // All ranks take part first, so that none waits for one that named a wrong root.
+        match all.get_mut(root) {
+            Some(bytes) => Ok(std::mem::take(bytes)),
+            None => Err(Error::invalid("root", root, format!("below {}", self.size()))),
+        }
     }
 
     /// Exchanges bytes as [`World::allgather`]; `kind` names the exchange in errors and notices,

@@ -1,6 +1,8 @@
 //! GEMMs of an operator's program: the implementations that are available on a device, and their
 //! launches.
 
+use std::sync::Arc;
+
 use iris_heap::{Error, Result, SymmetricHeap};
 
 use super::call::Call;
@@ -20,7 +22,7 @@ pub(super) struct Gemms {
     pub(super) whole: GemmRequest,
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
-    library: Option<LibraryGemm>,
+    library: Option<Arc<LibraryGemm>>,
     /// Kernels of the tile GEMM (the product of the fused kernels), for products that no
     /// whole-matrix GEMM can do. `None` if the program has replacement steps for such products.
     tiles: Option<KernelSet>,
@@ -54,7 +56,7 @@ impl Gemms {
         let matmul = OpBuild { op: "matmul", product: true, norm: false, tile_m, tile_n, ..*op };
         let tiles = needs_tiles(program).then(|| KernelSet::new(heap, &matmul, &[Kernel::Local]));
         let tiles = tiles.transpose()?;
-        let library = LibraryGemm::new(heap, whole)?;
+        let library = LibraryGemm::new(heap, whole)?.map(Arc::new);
         Ok(Gemms {
             whole: *whole,
             library,
@@ -64,9 +66,12 @@ impl Gemms {
     }
 
     /// Returns a copy that has neither the library's nor the built-in whole-matrix GEMMs, only the
-    /// tile GEMM. It is needed if not all ranks of the world have the other GEMMs.
+    /// tile GEMM. It is needed if not all ranks of the world have the other GEMMs. Where the bits of
+    /// a product must not depend on its call, the copy lacks only the fused GEMM, because the tile
+    /// GEMM may have other bits than the whole-matrix GEMM.
     pub(super) fn without_library(&self) -> Self {
-        Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
+        let library = self.library.clone().filter(|_| self.whole.batch_invariant);
+        Gemms { whole: self.whole, library, tiles: self.tiles.clone(), fused: Fused::None }
     }
 
     /// Returns name and version of the GEMM libraries, which ranks compare; `None` if there are
@@ -78,7 +83,10 @@ impl Gemms {
             Fused::Storing(_) => " or gemm_sm90_scatter",
             Fused::None | Fused::Exchanging(_) => "",
         };
-        Some(self.library.as_ref()?.title() + fused)
+        let library = self.library.as_ref()?;
+        // With one set of bits, it does not matter which implementation a rank has.
+        let title = if self.whole.batch_invariant { String::new() } else { library.title() };
+        Some(title + fused)
     }
 
     /// Whether any call can meet the condition `when`.
@@ -290,6 +298,10 @@ fn fused(
     if program.asks(When::Gated) && whole.gated {
         let gated = Gathering::new(heap, whole, op.fault_injection)?;
         return Ok(gated.map_or(Fused::None, Fused::Gated));
+    }
+    // Other fused GEMMs have no builds that add the products of several ranges of K.
+    if whole.k_parts > 1 {
+        return Ok(Fused::None);
     }
     if program.asks(When::Stores) && whole.signalled.is_some() && whole.library.may_fuse() {
         let storing = Scattering::new(heap, whole, op.fault_injection)?;

@@ -63,21 +63,19 @@ impl Config {
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         // This default is never used, because the build with the widest tiles can multiply every
         // shape.
-        Self::best(Self::all(shape[2]), shape, multiprocessors).unwrap_or(Self::wide(256, 2, 4))
+        Self::best(&Self::all(shape[2]), shape, multiprocessors).unwrap_or(Self::wide(256, 2, 4))
     }
 
-    fn best(all: Vec<Config>, shape: [usize; 3], multiprocessors: u32) -> Option<Config> {
-        let takes = all.into_iter().filter(|config| config.takes(shape));
-        takes.min_by_key(|config| config.cost(shape, multiprocessors))
+    fn best(all: &[Config], shape: [usize; 3], multiprocessors: u32) -> Option<Config> {
+        let takes = all.iter().filter(|config| config.takes(shape));
+        takes.min_by_key(|config| config.cost(shape, multiprocessors)).copied()
     }
 
     /// Builds that an operator loads for products of up to `shape[0]` rows, which add the products of
     /// `k_parts` ranges of K.
     pub fn of_plan([most, n, k]: [usize; 3], multiprocessors: u32, k_parts: u32) -> Vec<Config> {
-        Self::of_rows(most, |rows| match ([rows, n, k], k_parts) {
-            (shape, 1) => Some(Self::choose(shape, multiprocessors)),
-            (shape, _) => Self::best(Self::in_parts(k_parts), shape, multiprocessors),
-        })
+        let all = if k_parts == 1 { Self::all(k) } else { Self::in_parts(k_parts) };
+        Self::of_rows(most, |rows| Self::best(&all, [rows, n, k], multiprocessors))
     }
 
     /// All builds that add the products of `k_parts` ranges of K.
@@ -305,7 +303,7 @@ mod tests {
         let configs = Config::of_plan(shape, H200, k_parts(1024, 8192));
         assert!(configs.iter().all(|config| config.k_parts == 8), "{configs:?}");
         let best = |rows| {
-            let launch = Config::best(configs.clone(), [rows, 1024, 8192], H200).unwrap();
+            let launch = Config::best(&configs, [rows, 1024, 8192], H200).unwrap();
             (launch.width, launch.sharers())
         };
         let taken = [1, 64, 128, 512, 513].map(best);

@@ -80,7 +80,6 @@ pub struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     multiprocessors: u32,
-    k_parts: u32,
     /// Whether launches may begin before the previous launch on the stream has ended. The kernels
     /// then wait for that launch themselves.
     early: bool,
@@ -148,8 +147,7 @@ impl Gemm {
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
         let (multiprocessors, early) = (heap.workgroups(), heap.ranks_on_device() == 1);
-        let k_parts = configs.first().map_or(1, |config| config.k_parts);
-        Ok(Gemm { dtype, shape, multiprocessors, k_parts, early, kernels })
+        Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
     /// Loads the builds `configs` of a kernel for a product of an operator, each for both layouts
@@ -248,7 +246,7 @@ impl Gemm {
             layout: (a.transposed != 0, b.transposed != 0),
             ranks: args.channel.size as usize,
             multiprocessors: self.multiprocessors,
-            k_parts: self.k_parts,
+            k_parts: self.configs().next().map_or(1, |config| config.k_parts),
         };
         let launch = call.launch_of(self.configs().copied(), fusion)?;
         let (_, function) = self.kernels.iter().find(|(config, _)| *config == launch.config)?;

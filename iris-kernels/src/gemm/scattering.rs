@@ -119,9 +119,7 @@ impl Scattering {
         whole: &GemmRequest,
         fault_injection: FaultInjection,
     ) -> Result<Option<Scattering>> {
-        let Some(signalled) = whole.signalled.filter(|_| whole.k_parts == 1) else {
-            return Ok(None);
-        };
+        let Some(signalled) = whole.signalled else { return Ok(None) };
         let size = heap.local_size();
         let configs = Self::builds(signalled, whole.shape, size);
         let peers = (size - 1).clamp(1, PEERS);

@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Once};
 
 use iris_heap::{ALIGNMENT, DType, RawSlice, Request as Block, Segment, SymmetricHeap};
+use iris_kernels::Library;
 
 use super::Plan;
 use crate::error::{Error, InOp, Result};
@@ -417,6 +418,11 @@ impl Maker<'_> {
                 let product = |maker: &mut Self, rows: usize| {
                     maker.part(Role::Product, crate::ops::row(Op::Matmul), (rows, n, k), |r| {
                         (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
+                        // A is column-major here, for which the tile GEMM multiplies, but for the
+                        // vendor's library.
+                        if r.batch_invariant {
+                            r.library = Library::None;
+                        }
                     })
                 };
                 let gather = |maker: &mut Self, rows: usize| {

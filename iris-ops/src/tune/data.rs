@@ -208,7 +208,9 @@ impl Tuning {
     ) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
-        let vendor_bits = [vendor_bits, self.vendor_bits.clone()].concat();
+        let newest = |built_in: VendorBits| vendor_bits.iter().fold(built_in, VendorBits::without);
+        let built_in: Vec<_> = self.vendor_bits.iter().cloned().map(newest).collect();
+        let vendor_bits = [vendor_bits, built_in].concat();
         let machine = machine.unwrap_or(self.machine);
         Self { machine, row, vendor_bits, file: Some(file), own_rows, ..self.clone() }
     }

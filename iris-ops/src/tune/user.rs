@@ -132,15 +132,13 @@ impl TuningFile {
         Ok(count)
     }
 
-    /// Adds products for which the vendor's library has the bits of the built-in ones. They replace what
-    /// the file says of the products `compared`, of the same library, architecture and type.
-    pub fn add_vendor_bits(&mut self, compared: &[[usize; 2]], alike: VendorBits) {
-        let of = |it: &VendorBits| (it.library.clone(), it.arch.clone(), it.dtype);
-        for old in self.vendor_bits.iter_mut().filter(|old| of(old) == of(&alike)) {
-            old.shapes.retain(|shape| !compared.contains(shape));
-        }
-        self.vendor_bits.push(alike);
-        self.vendor_bits.retain(|row| !row.shapes.is_empty());
+    /// Adds what was found of the bits of the vendor's products; it replaces what the file says of
+    /// the same products.
+    pub fn add_vendor_bits(&mut self, found: VendorBits) {
+        let older = std::mem::take(&mut self.vendor_bits).into_iter();
+        self.vendor_bits = older.map(|row| row.without(&found)).collect();
+        self.vendor_bits.push(found);
+        self.vendor_bits.retain(|row| !(row.shapes.is_empty() && row.other.is_empty()));
     }
 
     /// Writes the file to the path from which plans for these ranks read it, readable by this user
@@ -382,28 +380,39 @@ mod tests {
         fs::remove_file(&path).unwrap();
     }
 
-    /// Tests that products that are compared again replace what the file said of them, and no others.
+    /// Tests that products that are compared again replace what the file and the built-in data said of
+    /// them, and of no others.
     #[test]
     fn products_that_are_compared_again_are_replaced() {
-        let of = |dtype, shapes: &[[usize; 2]]| VendorBits {
-            library: "cuBLASLt 1.2.3".into(),
-            arch: "sm_90".into(),
+        let of = |dtype, shapes: &[[usize; 2]], other: &[[usize; 2]]| VendorBits {
+            library: "cuBLASLt 13.1.0".into(),
+            device: "NVIDIA H200 sm_90".into(),
             dtype,
             rows: 8192,
             shapes: shapes.into(),
+            other: other.into(),
             provenance: "a test".into(),
         };
         let [bf16, f16] = [iris_heap::DType::BF16, iris_heap::DType::F16];
         let mut file = TuningFile::empty(Topology::new(0, 2));
-        file.add_vendor_bits(&[[8, 8], [8, 16]], of(bf16, &[[8, 8], [8, 16]]));
-        file.add_vendor_bits(&[[8, 8]], of(f16, &[[8, 8]]));
-        file.add_vendor_bits(&[[8, 8], [16, 8]], of(bf16, &[[16, 8]]));
-        let expected = [of(bf16, &[[8, 16]]), of(f16, &[[8, 8]]), of(bf16, &[[16, 8]])];
+        file.add_vendor_bits(of(bf16, &[[8, 8], [8, 16]], &[]));
+        file.add_vendor_bits(of(f16, &[[8, 8]], &[]));
+        file.add_vendor_bits(of(bf16, &[[16, 8]], &[[8, 8]]));
+        let expected =
+            [of(bf16, &[[8, 16]], &[]), of(f16, &[[8, 8]], &[]), of(bf16, &[[16, 8]], &[[8, 8]])];
         assert_eq!(file.vendor_bits, expected);
-        file.add_vendor_bits(&[[8, 8]], of(f16, &[]));
-        assert_eq!(file.vendor_bits.len(), 2);
         let text = toml::to_string(&file).unwrap();
         assert_eq!(toml::from_str::<TuningFile>(&text).unwrap().vendor_bits, file.vendor_bits);
+        // A built-in product that has other bits on this machine.
+        let built_in = Tuning::of(Device::named("h200").unwrap());
+        let known = |tuning: &Tuning, shape: [usize; 2]| {
+            tuning.vendor_bits.iter().any(|row| row.dtype == f16 && row.shapes.contains(&shape))
+        };
+        let shapes = [[8192, 3584], [7168, 8192]];
+        let own = vec![of(f16, &[], &shapes[..1])];
+        let merged = built_in.with_file("a file".into(), None, Vec::new(), own);
+        assert_eq!(shapes.map(|shape| known(built_in, shape)), [true; 2]);
+        assert_eq!(shapes.map(|shape| known(&merged, shape)), [false, true]);
     }
 
     /// Tests that a tuning file that an earlier commit wrote can be read, and that written files

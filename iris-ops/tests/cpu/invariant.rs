@@ -7,7 +7,9 @@ use anyhow::{Context, Result, ensure};
 use half::{bf16, f16};
 use iris_heap::{DType, Element, HeapOptions, SymmetricHeap, World, random_unit};
 use iris_ops::comm::Options as CommOptions;
-use iris_ops::{AnyOp, Device, Library, MatRef, Op, OpRequest, Operands, Shard, Topology, Variant};
+use iris_ops::{
+    AnyOp, Device, Epilogue, Library, MatRef, Op, OpRequest, Operands, Shard, Topology, Variant,
+};
 use iris_testkit::bits::{Case, Rows};
 
 /// Sizes of the worlds; with 2 ranks a sum has the same bits in both orders.
@@ -204,10 +206,18 @@ fn what_is_not_batch_invariant_is_refused() {
         assert_eq!(
             refused(Op::Matmul, ranks, |it| it.library = Library::Vendor),
             "matmul of 16 x 64 x 32 f32: library with batch_invariant is vendor, expected auto, ours or \
-             none: the bits of the vendor's product have not been compared with ours for this N and K \
-             (`iris tune --bits`)"
+             none: the bits of the vendor's product have not been compared with ours for this N, K and \
+             types (`iris tune --bits`)"
         );
     }
+    // cuBLASLt's bits were compared for this N and K on an H200, for products of one type.
+    let mut request = Op::MatmulAllReduce.request(16, 8192, 3584);
+    (request.batch_invariant, request.library, request.dtype) =
+        (true, Library::Vendor, DType::BF16);
+    assert!(request.plan(h200).is_ok());
+    request.wire = Some(DType::F32);
+    let error = request.plan(h200).expect_err("refused").to_string();
+    assert!(error.contains("library with batch_invariant is vendor"), "{error}");
     // No other variant is refused.
     for op in Op::ALL {
         let mut request = op.request(16, 64, 32);
@@ -256,13 +266,14 @@ fn variants_by_tiles_are_refused_where_k_is_split() {
     };
     let [sums, gather] = [Op::MatmulAllReduce, Op::AllGatherMatmul];
     let by_tiles = [Variant::OneShot, Variant::TwoShot];
+    let pulled = [Variant::Baseline, Variant::Pull, Variant::Staged];
     let split = [1024, 8192];
-    assert_eq!(refused(sums, split, |_| ())[..2], by_tiles);
-    assert_eq!(refused(gather, split, |_| ())[..2], [Variant::Baseline, Variant::Pull]);
+    assert_eq!(refused(sums, split, |_| ()), by_tiles);
+    assert_eq!(refused(gather, split, |_| ()), pulled);
     assert!(refused(Op::Matmul, split, |_| ()).is_empty());
     // K of the sums may differ between ranks, and N of the gather.
-    assert_eq!(refused(sums, [1024, 64], |_| ())[..2], by_tiles);
-    assert_eq!(refused(gather, [8192, 8192], |_| ())[..2], [Variant::Baseline, Variant::Pull]);
+    assert_eq!(refused(sums, [1024, 64], |_| ()), by_tiles);
+    assert_eq!(refused(gather, [8192, 8192], |_| ()), pulled);
     for (op, shape) in [(sums, [1544, 8192]), (sums, [1020, 8192]), (gather, [1024, 4088])] {
         assert!(refused(op, shape, |_| ()).is_empty(), "{op} of {shape:?}");
     }
@@ -274,4 +285,7 @@ fn variants_by_tiles_are_refused_where_k_is_split() {
     assert!(refused(sums, split, |it| it.library = Library::None).is_empty());
     assert!(refused(sums, split, |it| it.dtype = DType::F32).is_empty());
     assert!(refused(sums, split, |it| it.output = Some(DType::F32)).is_empty());
+    assert!(refused(sums, split, |it| it.wire = Some(DType::F32)).is_empty());
+    assert!(refused(gather, split, |it| it.epilogue = Epilogue::Gelu).is_empty());
+    assert_eq!(refused(sums, split, |it| it.epilogue = Epilogue::Gelu), by_tiles);
 }

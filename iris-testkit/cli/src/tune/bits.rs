@@ -8,7 +8,8 @@
 //! **Solution.** The products of all numbers of rows at which the algorithm may change are compared, element
 //! by element, with the built-in product: for both storage orders of B, with and without a bias.
 //!
-//! **Limits.** The matrices are random. What was seen holds for a version of the library and an architecture.
+//! **Limits.** The matrices are random. What was seen holds for a version of the library and a device. hipBLASLt
+//! is never asked without a workspace, because it chooses algorithms without naming them.
 
 #![allow(unsafe_code, reason = "products are given the addresses of matrices in the heap")]
 
@@ -58,21 +59,22 @@ pub(super) fn compare(options: &Options, cases: &Path, worlds: &[usize]) -> Resu
         let heap = HeapOptions::new().backend(kind).data_bytes(bytes_of(&products));
         let heap = SymmetricHeap::open(&world, heap)?;
         let of_type = |(&dtype, shapes): (&DType, &Vec<[usize; 2]>)| {
-            let mut alike = Vec::new();
+            let (mut alike, mut other) = (Vec::new(), Vec::new());
             for &shape in shapes {
                 let is_alike = match dtype {
                     DType::BF16 => has_our_bits::<bf16>(&heap, shape)?,
                     DType::F16 => has_our_bits::<f16>(&heap, shape)?,
                     _ => has_our_bits::<f32>(&heap, shape)?,
                 };
-                alike.extend(is_alike.then_some(shape));
+                if is_alike { &mut alike } else { &mut other }.push(shape);
             }
             Ok(VendorBits {
                 library: Multiplier::new(&Blas::get(kind)?)?.title(),
-                arch: heap.device().arch.clone(),
+                device: heap.device().name.clone(),
                 dtype,
                 rows: MOST,
                 shapes: alike,
+                other,
                 provenance: provenance(kind, options.commit.clone()),
             })
         };
@@ -81,14 +83,10 @@ pub(super) fn compare(options: &Options, cases: &Path, worlds: &[usize]) -> Resu
         Ok::<_, anyhow::Error>(found)
     })?;
     let found = found.concat();
+    let some: usize = found.iter().map(|it| it.shapes.len()).sum();
+    let all: usize = products.values().map(Vec::len).sum();
     for (ranks, file) in &mut files {
-        for alike in &found {
-            file.add_vendor_bits(&products[&alike.dtype], alike.clone());
-        }
-        let [some, all] = [
-            found.iter().map(|it| it.shapes.len()).sum::<usize>(),
-            products.values().map(Vec::len).sum(),
-        ];
+        found.iter().for_each(|found| file.add_vendor_bits(found.clone()));
         let path = file.save(*ranks)?;
         say!("# {some} of {all} products have our bits; saved in {}", path.display())?;
     }
@@ -119,10 +117,7 @@ struct Product<T: Element> {
 /// Whether the vendor's products have the bits of the built-in product for all numbers of rows, both storage
 /// orders of B, with and without a bias. Prints for which they differ, without a workspace and with the
 /// default one.
-fn has_our_bits<T: Element + PartialEq>(
-    heap: &Arc<SymmetricHeap>,
-    shape @ [n, k]: [usize; 2],
-) -> Result<bool> {
+fn has_our_bits<T: Element>(heap: &Arc<SymmetricHeap>, shape @ [n, k]: [usize; 2]) -> Result<bool> {
     let (a, b) = (heap.rand::<T>(MOST * k, 1)?, heap.rand::<T>(k * n, 2)?);
     let (c, bias) = (heap.zeros::<T>(MOST * n)?, heap.rand::<T>(n, 3)?);
     let stream = heap.stream()?;
@@ -135,7 +130,7 @@ fn has_our_bits<T: Element + PartialEq>(
         let alone = alone?;
         let text = |differing: &[usize]| match differing {
             [] => "our bits".into(),
-            rows => format!("other bits for {rows:?} rows"),
+            rows => format!("other bits, or no product, for {rows:?} rows"),
         };
         let layout = if columns { "N x K" } else { "K x N" };
         let bias = if adds_bias { ", bias" } else { "" };
@@ -153,7 +148,7 @@ fn has_our_bits<T: Element + PartialEq>(
     Ok(all)
 }
 
-impl<T: Element + PartialEq> Product<T> {
+impl<T: Element> Product<T> {
     /// Product of the largest number of rows by the built-in tile GEMM.
     fn built_in(&self, heap: &Arc<SymmetricHeap>, stream: &Stream) -> Result<Vec<T>> {
         let [n, k] = self.shape;
@@ -197,7 +192,12 @@ impl<T: Element + PartialEq> Product<T> {
         let workspace = heap.alloc::<u8>(workspace.max(1) as usize)?;
         let place = heap.view().data[0] + workspace.offset();
         let mut found = Vec::new();
+        // The built-in product must not stand in for elements that the library leaves out.
+        let nan: T = bytemuck::pod_read_unaligned(&[0xff; 4][..size_of::<T>()]);
+        let nothing = vec![nan; MOST * n];
         for m in Prepared::rows_to_compare(MOST) {
+            let rows = self.c.slice(..m * n)?;
+            heap.write(rows, &nothing[..m * n])?;
             let args = self.args(heap, m);
             let mut done = false;
             gpu.enqueue(stream, |raw| {
@@ -208,8 +208,9 @@ impl<T: Element + PartialEq> Product<T> {
                 Ok(())
             })?;
             stream.sync()?;
-            let theirs = heap.read(self.c.slice(..m * n)?)?;
-            found.extend((!done || theirs != ours[..m * n]).then_some(m));
+            let theirs = heap.read(rows)?;
+            let [theirs, ours] = [&theirs, &ours[..m * n]].map(bytemuck::cast_slice::<T, u8>);
+            found.extend((!done || theirs != ours).then_some(m));
         }
         heap.free(workspace)?;
         Ok(found)
