@@ -132,7 +132,12 @@ inline Error allocate(u64* address, u64 bytes, int device) {
     if (file < 0 || (*address = reserve(bytes)) == 0) return OUT_OF_MEMORY;
     const Error code = map_at(*address, bytes, file, device);
     // New memory has undefined content, so it is filled with a pattern that tests would notice.
-    if (COMPUTES && code == SUCCESS) std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
+    if (COMPUTES && code == SUCCESS) {
+        void* at = reinterpret_cast<void*>(*address);
+        // One call for all pages takes less time than a page fault for each.
+        madvise(at, bytes, MADV_POPULATE_WRITE);
+        std::memset(at, 0xa5, bytes);
+    }
     return code;
 }
 
