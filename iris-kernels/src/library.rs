@@ -54,7 +54,7 @@ impl std::str::FromStr for Library {
 
 /// Products for which the vendor's library was seen to have the bits of the built-in products in every row,
 /// for every number of rows, both storage orders of B, with and without a bias, if it has no workspace and
-/// so does not split K.
+/// so does not split K; and products that were compared in vain.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VendorBits {

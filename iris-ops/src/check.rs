@@ -61,8 +61,14 @@ impl Checked {
         args.normed = resolve("normed", normed, Role::Result)?;
         (args.m, args.n, args.root) = (self.m as u32, self.n as u32, self.root as u32);
         if plan.request().k_parts(plan.topology()) > 1 {
-            for (name, matrix) in [(input, &args.a), ("B", &args.b), (output, &args.c)] {
-                is_multiplied_in_parts(op, name, matrix)?;
+            is_multiplied_in_parts(op, "B", &args.b)?;
+            // Between ranks, the product reads a gathered A in the workspace, and writes parts of sums
+            // there.
+            if plan.alone() || !row.gathers_a() {
+                is_multiplied_in_parts(op, input, &args.a)?;
+            }
+            if plan.alone() || !row.adds_products() {
+                is_multiplied_in_parts(op, output, &args.c)?;
             }
         }
         let read = [

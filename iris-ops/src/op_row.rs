@@ -358,6 +358,11 @@ impl Row {
         self.a == Part::Shard
     }
 
+    /// Whether the result is the sum of the products of all ranks.
+    pub(crate) fn adds_products(&self) -> bool {
+        self.forms.iter().any(|form| form.gemm == GemmStage::Partial)
+    }
+
     /// Whether the operator has no communication: its calls involve this rank only.
     pub(crate) fn is_local(&self) -> bool {
         self.forms.iter().all(|form| form.variant == Variant::Local)

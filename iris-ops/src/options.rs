@@ -410,7 +410,10 @@ impl Request {
         }
         if self.batch_invariant && self.row.multiplies() && self.library == Library::Vendor {
             let (shape, dtype) = ([self.n, self.k], self.dtype);
-            let known = |it: &VendorBits| it.dtype == dtype && it.shapes.contains(&shape);
+            let device = format!("{} {}", ranks.device.name, ranks.device.arch);
+            let known = |it: &VendorBits| {
+                it.device == device && it.dtype == dtype && it.shapes.contains(&shape)
+            };
             let one_type = [self.output_dtype(), self.wire_dtype()] == [dtype; 2];
             if !one_type || !ranks.tuning().vendor_bits.iter().any(known) {
                 let expected = "auto, ours or none: the bits of the vendor's product have not been \
@@ -443,7 +446,6 @@ impl Request {
         let built_in = matches!(self.library, Library::Auto | Library::Ours);
         let alike = [self.output_dtype(), self.wire_dtype()] == [self.dtype; 2];
         // Where the product itself applies GELU, the tile GEMM multiplies. Sums apply it afterwards.
-        let sums = self.row.forms.iter().any(|form| form.gemm == GemmStage::Partial);
         // Over several nodes a gather of columns multiplies a column-major A, by the tile GEMM.
         let by_columns = self.shard == Shard::Columns && ranks.nodes() > 1;
         let splits = self.batch_invariant
@@ -452,7 +454,7 @@ impl Request {
             && has_mma(self.dtype)
             && built_in
             && alike
-            && (sums || self.epilogue == Epilogue::None)
+            && (self.row.adds_products() || self.epilogue == Epilogue::None)
             && !by_columns
             && !self.fault_injection.is_by_messages();
         if splits { gemm::k_parts(self.n, self.k) } else { 1 }

@@ -111,7 +111,7 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
 }
 
 /// Makes all ranks use the same GEMM libraries: if the libraries differ between ranks, no rank uses
-/// one. Collective if the plan has a whole-matrix GEMM, otherwise local.
+/// one; with `batch_invariant`, no rank fuses its product with the message. Collective if the plan has a whole-matrix GEMM, otherwise local.
 #[track_caller]
 fn agree_on_libraries(
     heap: &SymmetricHeap,
@@ -127,7 +127,11 @@ fn agree_on_libraries(
     let all = heap.local_world().allgather(&mine).in_op(plan.op())?;
     if all.iter().any(|theirs| *theirs != mine) {
         let rank = heap.rank();
-        tracing::warn!(op = %plan.op(), rank, ?libraries, "GEMM libraries differ between ranks: none is used");
+        let lost = match plan.request().batch_invariant {
+            true => "no product is fused with the message",
+            false => "none is used",
+        };
+        tracing::warn!(op = %plan.op(), rank, ?libraries, "GEMM libraries differ between ranks: {lost}");
         for (executor, _) in executors {
             *executor = Arc::new(executor.without_library());
         }

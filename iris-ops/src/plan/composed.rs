@@ -420,7 +420,7 @@ impl Maker<'_> {
                         (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
                         // A is column-major here, for which the tile GEMM multiplies, but for the
                         // vendor's library.
-                        if r.batch_invariant {
+                        if r.batch_invariant && r.library != Library::Vendor {
                             r.library = Library::None;
                         }
                     })

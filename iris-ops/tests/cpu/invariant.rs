@@ -215,9 +215,18 @@ fn what_is_not_batch_invariant_is_refused() {
     (request.batch_invariant, request.library, request.dtype) =
         (true, Library::Vendor, DType::BF16);
     assert!(request.plan(h200).is_ok());
+    let refused_here = |request: &OpRequest, ranks: Topology| {
+        let error = request.plan(ranks).expect_err("refused").to_string();
+        assert!(error.contains("library with batch_invariant is vendor"), "{error}");
+    };
+    refused_here(&request, Topology::new(0, 2).on_device(Device::named("a100").expect("a device")));
     request.wire = Some(DType::F32);
-    let error = request.plan(h200).expect_err("refused").to_string();
-    assert!(error.contains("library with batch_invariant is vendor"), "{error}");
+    refused_here(&request, h200);
+    let mut columns = Op::AllGatherMatmul.request(16, 64, 32);
+    (columns.batch_invariant, columns.shard) = (true, Shard::Columns);
+    assert!(columns.plan(h200.on_nodes(2)).is_ok());
+    columns.library = Library::Vendor;
+    refused_here(&columns, h200.on_nodes(2));
     // No other variant is refused.
     for op in Op::ALL {
         let mut request = op.request(16, 64, 32);

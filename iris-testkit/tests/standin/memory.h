@@ -134,8 +134,10 @@ inline Error allocate(u64* address, u64 bytes, int device) {
     // New memory has undefined content, so it is filled with a pattern that tests would notice.
     if (COMPUTES && code == SUCCESS) {
         void* at = reinterpret_cast<void*>(*address);
+#ifdef MADV_POPULATE_WRITE
         // One call for all pages takes less time than a page fault for each.
         madvise(at, bytes, MADV_POPULATE_WRITE);
+#endif
         std::memset(at, 0xa5, bytes);
     }
     return code;
