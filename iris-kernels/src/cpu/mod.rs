@@ -1,5 +1,5 @@
 //! CPU kernels: the protocols of [`iris_sync::flow`], run on the synchronisation words of a mapped
-//! heap, with the `gemm` crate for matrix products. Sums are f32 for every element type.
+//! heap, with the `gemm-f32` crate for matrix products. Sums are f32 for every element type.
 
 #![allow(unsafe_code, reason = "kernels over memory that other ranks write")]
 

@@ -20,7 +20,7 @@ const DEPTH: usize = 512;
 /// Buffers for elements converted to f32; a workgroup reuses them from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// Whether products are padded, so that the crate `gemm` multiplies all of them by the same
+    /// Whether products are padded, so that the crate `gemm-f32` multiplies all of them by the same
     /// instructions. By default it has others for few rows, for few elements and for a deep K.
     padded: bool,
     left: Vec<f32>,
@@ -333,26 +333,27 @@ pub(crate) fn multiply(
         // above; `sum` was checked to be large enough, and the padded product is as large as it
         // was made; the protocols order the writers of A and B.
         unsafe {
-            gemm::gemm(
-                all_rows,
+            // The function computes the transpose, because it prefers a column-major result.
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 all_cols,
+                all_rows,
                 part,
                 to.as_mut_ptr(),
-                1,
                 to_ld as isize,
+                1,
                 begin > 0 || !first && !padded,
-                lhs,
-                lhs_cs as isize,
-                lhs_rs as isize,
                 rhs,
-                rhs_cs as isize,
                 rhs_rs as isize,
+                rhs_cs as isize,
+                lhs,
+                lhs_rs as isize,
+                lhs_cs as isize,
                 1.0,
                 1.0,
                 false,
                 false,
                 false,
-                gemm::Parallelism::None,
+                gemm_common::Parallelism::None,
             );
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use gemm_common::Parallelism;
 use iris_heap::{HeapOptions, World, random_unit};
 use iris_ops::{Plan, TileShape, Topology};
 use iris_testkit::matrix::Matrix;
@@ -22,7 +23,7 @@ use iris_heap::DType::F32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// One rank's op, compared with a direct call of the crate `gemm`.
+    /// One rank's op, compared with a direct call of the crate `gemm-f32`.
     Gemm,
     /// Fused op, compared with its parts one after the other: GEMM, barrier, reduction.
     Fusion,
@@ -231,10 +232,10 @@ impl Job for RatioJob {
     }
 }
 
-/// Direct calls of the crate `gemm` with the same number of threads, as the base of [`Kind::Gemm`].
+/// Direct calls of the crate `gemm-f32` with the same number of threads, as the base of [`Kind::Gemm`].
 struct DirectGemm {
     shape: [usize; 3],
-    parallelism: gemm::Parallelism,
+    parallelism: Parallelism,
     a: Vec<f32>,
     b: Vec<f32>,
     c: Vec<f32>,
@@ -246,8 +247,8 @@ impl DirectGemm {
             Ok(matrix.read(&bed.rig.heap)?.into_iter().map(|value| value as f32).collect())
         };
         let parallelism = match ratio.threads {
-            1 => gemm::Parallelism::None,
-            threads => gemm::Parallelism::Rayon(threads),
+            1 => Parallelism::None,
+            threads => Parallelism::Rayon(threads),
         };
         let Ratio { m, n, k, .. } = *ratio;
         let (a, b, c) = (single(&bed.matrices[0])?, single(&bed.matrices[1])?, vec![0.0; m * n]);
@@ -260,20 +261,21 @@ impl DirectGemm {
         // SAFETY: the vectors hold m x k, k x n and m x n elements, row-major, as the strides say.
         #[allow(unsafe_code, reason = "the crate's only interface takes pointers")]
         unsafe {
-            gemm::gemm(
-                m,
+            // The function computes the transpose, because it prefers a column-major result.
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 n,
+                m,
                 k,
                 self.c.as_mut_ptr(),
-                1,
                 n as isize,
+                1,
                 false,
-                self.a.as_ptr(),
-                1,
-                k as isize,
                 self.b.as_ptr(),
-                1,
                 n as isize,
+                1,
+                self.a.as_ptr(),
+                k as isize,
+                1,
                 0.0,
                 1.0,
                 false,
