@@ -136,7 +136,8 @@ impl Executor {
     }
 
     /// Returns a copy of this executor that uses no whole-matrix GEMM, neither the vendor's nor a
-    /// built-in one; where bits must not depend on the call, it lacks only the fused GEMM. It is needed if not all ranks of the world have these GEMMs.
+    /// built-in one; where bits must not depend on the call, it lacks only the fused GEMM. It is
+    /// needed if not all ranks of the world have these GEMMs.
     #[must_use]
     pub fn without_library(&self) -> Self {
         let gemms = self.gemms.as_ref().map(Gemms::without_library);

@@ -111,7 +111,8 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
 }
 
 /// Makes all ranks use the same GEMM libraries: if the libraries differ between ranks, no rank uses
-/// one; with `batch_invariant`, no rank fuses its product with the message. Collective if the plan has a whole-matrix GEMM, otherwise local.
+/// one; with `batch_invariant`, no rank fuses its product with the message. Collective if the plan has
+/// a whole-matrix GEMM, otherwise local.
 #[track_caller]
 fn agree_on_libraries(
     heap: &SymmetricHeap,
