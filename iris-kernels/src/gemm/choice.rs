@@ -74,15 +74,33 @@ impl Config {
     /// Builds that an operator loads for products of up to `shape[0]` rows, which add the products of
     /// `k_parts` ranges of K.
     pub fn of_plan([most, n, k]: [usize; 3], multiprocessors: u32, k_parts: u32) -> Vec<Config> {
-        let all = if k_parts == 1 { Self::all(k) } else { Self::in_parts(k_parts) };
+        let all = if k_parts == 1 {
+            Self::all(k)
+        } else {
+            Self::in_parts(k_parts, Self::sharing_consumers(n))
+        };
         Self::of_rows(most, |rows| Self::best(&all, [rows, n, k], multiprocessors))
     }
 
-    /// All builds that add the products of `k_parts` ranges of K.
-    fn in_parts(k_parts: u32) -> Vec<Config> {
-        let shared = SHARED_WIDTHS.into_iter().filter_map(|width| Self::of_tile(width, 1, k_parts));
-        let whole = Config { hold: false, k_parts, ..Self::of_width(NARROW) };
-        shared.chain([whole]).collect()
+    /// Number of consumers of tiles of 64 and more rows of C that multiprocessors share. With two, half as
+    /// many tiles read each row of A from the L2 cache (64 x 1024 x 8192 on an H200: 9.3 us with one, 8.8
+    /// with two). With few columns, one occupies more multiprocessors (64 x 512 x 8192: 7.0 and 8.7 us;
+    /// 2026-11-30).
+    fn sharing_consumers(n: usize) -> u32 {
+        if n >= 1024 { 2 } else { 1 }
+    }
+
+    /// All builds that add the products of `k_parts` ranges of K, with `consumers` for large tiles.
+    fn in_parts(k_parts: u32, consumers: u32) -> Vec<Config> {
+        let groups = |width: u32| if width >= 64 { consumers } else { 1 };
+        let tiles = SHARED_WIDTHS.into_iter();
+        let shared = tiles.filter_map(|width| Self::of_tile(width, groups(width), k_parts));
+        shared.chain([Self::whole_tiles(k_parts)]).collect()
+    }
+
+    /// Build whose workgroups multiply all ranges of K of a tile, for any number of rows.
+    pub(super) fn whole_tiles(k_parts: u32) -> Config {
+        Config { hold: false, k_parts, ..Self::of_width(NARROW) }
     }
 
     /// Builds for calls of up to `most` rows: those that `choose` returns for 16, 64, 128 and `most`
@@ -126,9 +144,9 @@ impl Config {
         // Bytes of shared memory that a workgroup can have. Several workgroups that share tiles fit on a
         // multiprocessor, so that a launch begins while the previous one ends (16 x 1280 x 8192 on an
         // H200: 7.1 us, 11.8 if each fills a multiprocessor; 2026-11-30).
-        let shared = match (k_parts, width) {
-            (1, _) | (_, 256) => 227 << 10,
-            (_, 128) => 113 << 10,
+        let shared = match (k_parts, groups, width) {
+            (1, ..) | (_, 2, _) | (.., 256) => 227 << 10,
+            (.., 128) => 113 << 10,
             _ => 75 << 10,
         };
         let fits = |config: &Config| {
@@ -170,7 +188,11 @@ impl Config {
         let mut configs = Self::all(usize::MAX);
         let more = Self::all(0).into_iter().filter(|it| !configs.contains(it));
         configs.extend(more.collect::<Vec<_>>());
-        configs.extend(Self::in_parts(K_PARTS));
+        for config in CONSUMERS.into_iter().flat_map(|it| Self::in_parts(K_PARTS, it)) {
+            if !configs.contains(&config) {
+                configs.push(config);
+            }
+        }
         configs
     }
 
@@ -304,10 +326,15 @@ mod tests {
         assert!(configs.iter().all(|config| config.k_parts == 8), "{configs:?}");
         let best = |rows| {
             let launch = Config::best(&configs, [rows, 1024, 8192], H200).unwrap();
-            (launch.width, launch.sharers())
+            (launch.width, launch.groups, launch.sharers())
         };
-        let taken = [1, 64, 128, 512, 513].map(best);
-        assert_eq!(taken, [(16, 8), (64, 8), (128, 8), (256, 8), (128, 1)]);
+        let taken = [1, 64, 128, 384, 512, 513].map(best);
+        assert_eq!(
+            taken,
+            [(16, 1, 8), (64, 2, 8), (128, 2, 8), (128, 2, 8), (256, 2, 8), (128, 2, 1)]
+        );
+        let few = Config::of_plan([512, 512, 8192], H200, k_parts(512, 8192));
+        assert!(few.iter().all(|config| config.groups == 1 || !config.flipped), "{few:?}");
     }
 
     #[test]
@@ -334,7 +361,7 @@ mod tests {
 
     #[test]
     fn every_build_fits_a_multiprocessor() {
-        for config in Config::all(8192).into_iter().chain(Config::in_parts(K_PARTS)) {
+        for config in Config::of_any_depth() {
             for layout in [(false, false), (false, true), (true, false), (true, true)] {
                 let config = config.with_layout(layout);
                 assert!(config.shared_bytes() <= 227 << 10, "{config:?}");

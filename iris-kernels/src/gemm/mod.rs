@@ -188,6 +188,11 @@ impl Gemm {
         preferred: bool,
     ) -> Result<Option<Gemm>> {
         let mut configs = Config::of_plan(whole.shape, heap.workgroups(), whole.k_parts);
+        if heap.ranks_on_device() > 1 && whole.k_parts > 1 {
+            // Kernels of other ranks that wait may leave no eight multiprocessors together to a cluster that
+            // shares tiles.
+            configs = vec![Config::whole_tiles(whole.k_parts)];
+        }
         configs.retain(|config| !preferred || config.is_preferred());
         Self::for_whole(heap, whole, configs, (GemmKernel::Plain, FaultInjection::default()))
     }

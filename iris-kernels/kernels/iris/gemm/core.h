@@ -147,7 +147,7 @@ static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0,
               "parts of B must begin at a period of the swizzle, 1024 bytes");
 static_assert(!(FLIPPED && HOLD), "a flipped tile is one chunk, so its store is not deferred");
 static_assert(PARTS == 1 || !HOLD, "stores are deferred over whole tiles only");
-static_assert(SHARERS == 1 || (CLUSTER == 1 && GROUPS == 1), "a cluster shares either slabs of B or tiles");
+static_assert(SHARERS == 1 || CLUSTER == 1, "a cluster shares either slabs of B or tiles");
 
 /// An addend (a matrix that is added to the tiles) is loaded in chunks of columns, through the ring: bytes of
 /// a chunk for all rows of a tile, and number of chunks per stage.
@@ -249,7 +249,7 @@ template <class Op> class Core {
                 if (leads && warp == 0) load();
                 __syncwarp();
                 meet_cluster();
-                if (leads && warp == 1) store(0);
+                if (leads && warp > 0 && warp <= GROUPS) store(warp - 1);
             } else if (leads) {
                 if (warp == 0) load();
                 else if (!Op::STAYS && warp <= GROUPS) store(warp - 1);
@@ -292,6 +292,10 @@ template <class Op> class Core {
         const u32 slabs = op.slabs(), end = begins() + range();
         return SHARERS > 1 && end < slabs ? end : slabs;
     }
+
+    /// First chunk of a consumer's part of a tile that this workgroup finishes. Consumers begin at different
+    /// workgroups, so that all have work if there are fewer chunks than workgroups.
+    IRIS_DEVICE u32 first_chunk(u32 group) const { return (share + group * CHUNKS) % SHARERS; }
 
     // Loader.
 
@@ -471,20 +475,22 @@ template <class Op> class Core {
     /// The sums lie in the ring, which has nothing left to multiply: 16 bytes of each thread side by side.
     IRIS_DEVICE void finish_together(const Place& place, u32 group, Ring<BUFFERS>& buffer,
                                      const float (&sums)[WIDTH / 2]) {
-        static_assert(128 * WIDTH / 2 * 4 <= STAGING, "the ring must hold the sums of a tile");
+        // 16 bytes of each consumer thread.
+        constexpr u32 STEP = GROUPS * 128 * 16;
+        static_assert(STEP * WIDTH / 8 <= STAGING, "the ring must hold the sums of a tile");
         const u32 at = stages + threadIdx.x * 16;
         // Another warp's wgmma may still read the ring.
-        meet_group(group);
+        meet<128 * GROUPS>();
         IRIS_UNROLL
-        for (u32 i = 0; i < WIDTH / 8; ++i) store_four(at + i * 2048, sums + 4 * i);
+        for (u32 i = 0; i < WIDTH / 8; ++i) store_four(at + i * STEP, sums + 4 * i);
         publish_to_cluster();
         IRIS_NO_UNROLL
-        for (u32 chunk = share; chunk < CHUNKS; chunk += SHARERS) {
+        for (u32 chunk = first_chunk(group); chunk < CHUNKS; chunk += SHARERS) {
             float parts[SHARERS][8], (&all)[8] = parts[0];
             IRIS_UNROLL
             for (u32 of = 0; of < SHARERS; ++of) {
-                load_four_of(of, at + 2 * chunk * 2048, parts[of]);
-                load_four_of(of, at + (2 * chunk + 1) * 2048, parts[of] + 4);
+                load_four_of(of, at + 2 * chunk * STEP, parts[of]);
+                load_four_of(of, at + (2 * chunk + 1) * STEP, parts[of] + 4);
             }
             IRIS_UNROLL
             for (u32 of = 1; of < SHARERS; ++of) {
@@ -663,7 +669,7 @@ template <class Op> class Core {
         bool any = false;
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            for (u32 chunk = share; chunk < CHUNKS; chunk += SHARERS) {
+            for (u32 chunk = first_chunk(group); chunk < CHUNKS; chunk += SHARERS) {
                 const u32 number = group * BUFFERS + buffer.at;
                 await(chunk_full + 8 * number, buffer.parity);
                 storer.store(staging + number * CHUNK_BYTES, place, group, chunk);
