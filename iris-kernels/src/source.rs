@@ -45,6 +45,25 @@ pub struct Text {
     pub kind: SourceKind,
 }
 
+impl Text {
+    /// Text of this source with `kernel` as its only kernel. The other kernels become empty lines, so that
+    /// the compiler's messages show the line numbers of the file.
+    pub(crate) fn only(&self, kernel: &str) -> String {
+        const BEGIN: &str = "\nIRIS_KERNEL ";
+        const END: &str = "\n}\n";
+        let mut pieces = self.text.split(BEGIN);
+        let mut text = pieces.next().unwrap_or_default().to_string();
+        for piece in pieces {
+            let kept = piece.split('(').next() == Some(kernel);
+            let end = if kept { 0 } else { piece.find(END).map_or(0, |at| at + END.len() - 1) };
+            text.push_str(if kept { BEGIN } else { "\n" });
+            text.extend(piece[..end].chars().filter(|&c| c == '\n'));
+            text.push_str(&piece[end..]);
+        }
+        text
+    }
+}
+
 /// Headers that kernels include, such as `#include "iris/sync.h"`, in the order of their layers:
 /// each header includes only earlier ones.
 pub const HEADERS: &[Text] = embed![Header:
@@ -190,5 +209,29 @@ mod tests {
             kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot"))
         );
         assert_eq!(kernel("matmul_all_reduce.cu"), None);
+    }
+
+    #[test]
+    fn a_kernel_is_alone_with_what_stands_between_kernels() {
+        let is_code = |line: &&str| !line.is_empty() && *line != "}" && !line.starts_with("    ");
+        for source in KERNELS {
+            let kernels: Vec<_> =
+                source.text.lines().filter(|line| line.starts_with("IRIS_KERNEL ")).collect();
+            assert!(!kernels.is_empty(), "{}", source.name);
+            for kernel in &kernels {
+                let name = kernel["IRIS_KERNEL ".len()..].split('(').next().expect("a name");
+                let alone = source.only(name);
+                assert_eq!(alone.lines().count(), source.text.lines().count(), "{name}");
+                let all = source.text.lines().filter(is_code);
+                let expected: Vec<_> =
+                    all.filter(|it| it == kernel || !kernels.contains(it)).collect();
+                assert_eq!(alone.lines().filter(is_code).collect::<Vec<_>>(), expected, "{name}");
+                let body = &source.text[source.text.find(kernel).expect("the kernel")..];
+                let body = &body[..body.find("\n}\n").expect("its end")];
+                assert!(alone.contains(body), "{name}");
+            }
+        }
+        let gemm = GEMMS[0];
+        assert_eq!(gemm.only("iris_gemm"), gemm.text);
     }
 }

@@ -100,14 +100,24 @@ impl KernelSet {
                 all.push((kernel, name));
             }
         }
+        let build = |&(kernel, name): &(Kernel, &str)| match op.of(kernel, &target.arch) {
+            Ok(build) => Ok((build, format!("iris_{name}"))),
+            Err(what) => Err(unsupported(
+                format!("{} on a GPU: {what}", op.op),
+                "no device source implements it",
+            )),
+        };
+        let builds = all.iter().map(build).collect::<Result<Vec<_>>>()?;
         let progress = Level::new("kernel", all.len(), heap.rank() == 0);
-        for (kernel, name) in all {
-            progress.step();
-            let (new, fits) = load(heap, &target, op, (kernel, name))?;
+        let images = build::compile(&builds, &target, || progress.step()).map_err(Error::other)?;
+        for (((kernel, name), (build, function)), image) in all.into_iter().zip(&builds).zip(images)
+        {
+            let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
+            let function = heap.load(&image)?.function(function, shared_bytes)?;
             if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm | Kernel::Stamp { .. }) {
-                resident = resident.min(fits()?);
+                resident = resident.min(share(heap, &function, threads, shared_bytes)?);
             }
-            loaded.push(new);
+            loaded.push(Loaded { name, function, threads, shared_bytes });
         }
         Ok(Self { resident, code: Code::Loaded(loaded) })
     }
@@ -283,24 +293,6 @@ impl Drop for EndGuard<'_> {
             self.0.access.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
     }
-}
-
-/// Compiles and loads the kernel called `name`. Also returns a function that computes the kernel's
-/// number of co-resident workgroups.
-fn load<'a>(
-    heap: &'a SymmetricHeap,
-    target: &Target,
-    op: &OpBuild,
-    (kernel, name): (Kernel, &'static str),
-) -> Result<(Loaded, impl FnOnce() -> Result<u32> + use<'a>)> {
-    let build = op.of(kernel, &target.arch).map_err(|what| {
-        unsupported(format!("{} on a GPU: {what}", op.op), "no device source implements it")
-    })?;
-    let image = build::compile(&build, target).map_err(Error::other)?;
-    let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
-    let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
-    let new = Loaded { name, function: function.clone(), threads, shared_bytes };
-    Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
 /// Number of workgroups of a kernel that this rank can have co-resident on the device. If ranks

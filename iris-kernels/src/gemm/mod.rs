@@ -137,15 +137,15 @@ impl Gemm {
                 ),
             });
         };
+        let builds = configs.iter().map(|config| kernel.build(code, config, fault_injection));
+        let builds: Vec<_> = builds.map(|build| (build, kernel.name().into())).collect();
         let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);
-        let load = |config: &Config| -> Result<_> {
-            progress.step();
-            let build = kernel.build(code, config, fault_injection);
-            let image = build::compile(&build, &target).map_err(Error::other)?;
+        let images = build::compile(&builds, &target, || progress.step()).map_err(Error::other)?;
+        let load = |(config, image): (&Config, Vec<u8>)| -> Result<_> {
             let function = heap.load(&image)?.function(kernel.name(), config.shared_bytes())?;
             Ok((*config, function))
         };
-        let kernels = configs.iter().map(load).collect::<Result<_>>()?;
+        let kernels = configs.iter().zip(images).map(load).collect::<Result<_>>()?;
         let (multiprocessors, early) = (heap.workgroups(), heap.ranks_on_device() == 1);
         Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }

@@ -326,9 +326,7 @@ pub fn compile(
     options: &Options,
     arch: &str,
 ) -> Result<Vec<u8>> {
-    if let Some(carried) = cache::carried()
-        && let Some(code) = carried.get(&key(source, options, arch, None))
-    {
+    if let Some(code) = carried(source, options, arch) {
         return Ok(code);
     }
     let compiler = Compiler::of(vendor, arch)?;
@@ -347,6 +345,11 @@ pub fn compile(
     let code = progress::compiling(&what, || compiler.compile(source, options, arch))?;
     cache.keep(&key, &code);
     Ok(code)
+}
+
+/// Code from the folder that is shipped with the program; `None` if the folder does not have it.
+pub(crate) fn carried(source: KernelSource<'_>, options: &Options, arch: &str) -> Option<Vec<u8>> {
+    cache::carried()?.get(&key(source, options, arch, None))
 }
 
 /// Returns the lock that allows only one compilation with this key at a time.
