@@ -1,6 +1,7 @@
 // All-gather of messages: every rank gets all ranks' rows.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
+#include "iris/body/ll_list.h"
 
 using namespace iris;
 
@@ -12,6 +13,10 @@ IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
 
 IRIS_KERNEL iris_all_gather_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::AllGather>(args);
+}
+
+IRIS_KERNEL iris_all_gather_list_ll(IRIS_ARGS OpArgs args) {
+    run_gather_list(args);
 }
 
 #if IRIS_HAS_QUADS

@@ -9,6 +9,7 @@ use iris_sync::{Channel, Record};
 
 pub use crate::dtype::dtype_code;
 pub(crate) use crate::dtype::element_bytes;
+use crate::schedule::split;
 
 /// Matrix in memory that this rank's kernels can address.
 ///
@@ -50,6 +51,33 @@ impl Matrix {
             _ => u64::from(lines - 1) * self.ld + u64::from(len),
         };
         self.address..self.address + elements * self.element_bytes()
+    }
+}
+
+/// Largest number of tensors that a gather of a list moves in one message.
+pub const MOST_TENSORS: usize = 4;
+
+/// Tensor of a gather of a list: the rows of this rank, and their destination among the rows of all
+/// ranks. Kernels copy its bytes, so they need no element type. If `row` is 0, there is no tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListTensor {
+    /// Address of this rank's first row.
+    pub from: u64,
+    /// Distance between the starts of two of this rank's rows, in bytes.
+    pub from_pitch: u64,
+    /// Address of the first row of all ranks' rows.
+    pub to: u64,
+    /// Distance between the starts of two rows of all ranks' rows, in bytes.
+    pub to_pitch: u64,
+    /// Number of bytes of a row.
+    pub row: u64,
+}
+
+impl ListTensor {
+    /// Number of items of 8 bytes in a row; the last one may have fewer bytes of data.
+    pub(crate) fn items(&self) -> u64 {
+        self.row.div_ceil(8)
     }
 }
 
@@ -174,17 +202,43 @@ pub struct OpArgs {
     pub m_contiguous: u32,
     /// Maximum number of spans per workgroup in the trace buffer.
     pub trace_spans: u32,
+    /// Tensors of a gather of a list, which uses neither `a` nor any other matrix. A row of its
+    /// message is a row of each tensor, one after the other, each padded to a multiple of 8 bytes.
+    pub list: [ListTensor; MOST_TENSORS],
 }
 
 impl OpArgs {
     /// Address ranges of the call's matrices in this rank's memory. Peers access these ranges only
     /// while this rank is in the call.
-    pub(crate) fn operands(&self) -> [Span; 7] {
-        let OpArgs { a, b, c, bias, residual, weight, normed, .. } = self;
-        let read = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: false };
-        let written = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: true };
-        [read(a), read(b), read(bias), read(residual), read(weight), written(c), written(normed)]
+    pub(crate) fn operands(&self) -> [Span; 7 + 2 * MOST_TENSORS] {
+        let OpArgs { a, b, c, bias, residual, weight, normed, list, m, channel, .. } = self;
+        let own = split(*m, channel.size.max(1), channel.rank).len() as u64;
+        std::array::from_fn(|at| {
+            let (bytes, written) = match at.checked_sub(7) {
+                None => ([a, b, bias, residual, weight, c, normed][at].bytes(), at >= 5),
+                Some(at) => {
+                    let ListTensor { from, from_pitch, to, to_pitch, row } = list[at / 2];
+                    match at % 2 {
+                        0 => (rows_at(from, (own, from_pitch), row), false),
+                        _ => (rows_at(to, ((*m).into(), to_pitch), row), true),
+                    }
+                }
+            };
+            Span { bytes, written }
+        })
     }
+
+    /// Number of items of 8 bytes in a row of the message of a gather of a list.
+    pub(crate) fn list_items(&self) -> u32 {
+        let items: u64 = self.list.iter().map(ListTensor::items).sum();
+        u32::try_from(items).unwrap_or(u32::MAX)
+    }
+}
+
+/// Address range of `rows` rows of `row` bytes each, whose starts are `pitch` bytes apart.
+fn rows_at(address: u64, (rows, pitch): (u64, u64), row: u64) -> Range<u64> {
+    let bytes = if rows == 0 || row == 0 { 0 } else { (rows - 1) * pitch + row };
+    address..address + bytes
 }
 
 /// Values of [`TileView::arrival`]: kinds of words that signal the arrival of a tile of C.
@@ -249,6 +303,7 @@ pub mod counter {
 
 const _: () = {
     assert!(size_of::<Matrix>() == 32);
+    assert!(size_of::<ListTensor>() == 40);
     assert!(std::mem::offset_of!(OpArgs, a) % 8 == 0);
     assert!(size_of::<OpArgs>() <= 4096 - 256, "kernel parameters are at most 4 KiB");
     assert!(std::mem::offset_of!(TileView, record) == 1132);

@@ -80,6 +80,9 @@ pub enum Kernel {
     ReduceScatterLl,
     /// [`Kernel::AllGather`] for small messages, by the LL protocol.
     AllGatherLl,
+    /// All-gather of a list of tensors as one small message, by the LL protocol. With one rank it
+    /// copies the tensors.
+    AllGatherListLl,
     /// [`Kernel::AllToAll`] for small messages, by the LL protocol.
     AllToAllLl,
     /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
@@ -140,8 +143,9 @@ struct Row {
     multiplies: bool,
     effects: Effects,
     /// For a kernel with the LL protocol: the name of its version for messages that consist of
-    /// packs (units of 48 bytes), and the collective of the message. Otherwise `None`.
-    ll: Option<(&'static str, Collective)>,
+    /// packs (units of 48 bytes), if there is one, and the collective of the message. Otherwise
+    /// `None`.
+    ll: Option<(Option<&'static str>, Collective)>,
 }
 
 impl Kernel {
@@ -158,7 +162,7 @@ impl Kernel {
         const LEAVES: Effects = Effects { ends: true, ..PEERS };
         let row = |name, multiplies, effects| Row { name, multiplies, effects, ll: None };
         let ll = |name, packs, collective| Row {
-            ll: Some((packs, collective)),
+            ll: Some((Some(packs), collective)),
             ..row(name, false, ALL)
         };
         match self {
@@ -194,6 +198,10 @@ impl Kernel {
                 ll("reduce_scatter_ll", "reduce_scatter_ll_packs", Collective::ReduceScatter)
             }
             AllGatherLl => ll("all_gather_ll", "all_gather_ll_packs", Collective::AllGather),
+            AllGatherListLl => {
+                let ll = Some((None, Collective::AllGather));
+                Row { ll, ..row("all_gather_list_ll", false, ALL) }
+            }
             AllToAllLl => ll("all_to_all_ll", "all_to_all_ll_packs", Collective::AllToAll),
             BroadcastLl => {
                 ll("broadcast_ll", "broadcast_ll_packs", Collective::Broadcast { root: 0 })
@@ -217,7 +225,7 @@ impl Kernel {
     /// Name of the kernel for messages that consist of packs (48 bytes in four words of 128 bits);
     /// `None` if the kernel has no such form.
     pub fn name_of_packs(self) -> Option<&'static str> {
-        self.row().ll.map(|(packs, _)| packs)
+        self.row().ll?.0
     }
 
     /// Division of the kernel's message into items (eight bytes each) of the LL protocol; `None`
@@ -228,9 +236,13 @@ impl Kernel {
             Collective::TwoShot { root: Some(_) } => Collective::TwoShot { root: Some(args.root) },
             collective => collective,
         };
+        let (size, rows) = (args.channel.size, args.m);
+        if self == Kernel::AllGatherListLl {
+            return Some(Items { collective, size, rows, cols: args.list_items(), per_item: 1 });
+        }
         let dtype = if collective.reduces() { args.wire } else { args.c.dtype };
         let per_item = 8 / element_bytes(dtype) as u32;
-        Some(Items { collective, size: args.channel.size, rows: args.m, cols: args.n, per_item })
+        Some(Items { collective, size, rows, cols: args.n, per_item })
     }
 
     /// Name of the kernel in traces and errors.

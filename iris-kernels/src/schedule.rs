@@ -377,7 +377,8 @@ pub struct Items {
     pub rows: u32,
     /// Number of columns of the whole message.
     pub cols: u32,
-    /// Number of elements in an item: 8 bytes divided by the element size.
+    /// Number of elements in an item: 8 bytes divided by the element size. In a gather of a list it
+    /// is 1, and `cols` is the number of items in a row of the message.
     pub per_item: u32,
 }
 

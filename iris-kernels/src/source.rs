@@ -122,6 +122,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/body/deliver.h",
     "iris/body/gather.h",
     "iris/body/ll.h",
+    "iris/body/ll_list.h",
     "iris/body/reduce.h",
 ];
 

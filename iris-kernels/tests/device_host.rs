@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
+use iris_kernels::args::{ListTensor, Matrix, OpArgs, TileView, epilogue};
 use iris_kernels::dtype::ROWS;
 use iris_kernels::source::{KERNELS, SourceKind};
 use iris_sync::{Access, Order, Scope};
@@ -17,8 +17,11 @@ use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::{Library, RTLD_NOW};
 use tempfile::TempDir;
 
+#[path = "host/lists.rs"]
+mod lists;
 #[path = "host/messages.rs"]
 mod messages;
+use lists::lists_are_right_in_rust_and_as_device_source;
 use messages::messages_are_right_in_rust_and_as_device_source;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
             a_product_is_right_with_four_threads,
             a_product_is_right_with_emulated_matrix_instructions,
             messages_are_right_in_rust_and_as_device_source,
+            lists_are_right_in_rust_and_as_device_source,
         ],
     )])
 }
@@ -203,6 +207,11 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, m_contiguous),
         offset_of!(OpArgs, trace_spans),
         offset_of!(OpArgs, sources),
+        offset_of!(OpArgs, list) + offset_of!(ListTensor, from_pitch),
+        offset_of!(OpArgs, list) + offset_of!(ListTensor, to),
+        offset_of!(OpArgs, list) + offset_of!(ListTensor, to_pitch),
+        offset_of!(OpArgs, list) + offset_of!(ListTensor, row),
+        size_of::<ListTensor>(),
         size_of::<OpArgs>(),
         offset_of!(TileView, channel),
         offset_of!(TileView, record),

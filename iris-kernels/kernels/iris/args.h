@@ -26,6 +26,14 @@ struct Matrix {
 };
 static_assert(sizeof(Matrix) == 32, "the layout of iris_kernels::args::Matrix has another size");
 
+/// Tensor of a gather of a list: this rank's rows at `from`, and all ranks' rows at `to`, with the distances
+/// between the starts of rows and the length of a row in bytes. There is no tensor if `row` is 0.
+struct ListTensor {
+    u64 from, from_pitch, to, to_pitch, row;
+};
+/// Largest number of tensors of a list.
+constexpr u32 MOST_TENSORS = 4;
+
 /// Arguments of an operator kernel; the host's OpArgs documents each field. Offsets are bytes from
 /// the start of a rank's data segment. The inbox is [parity][sources][max_tiles][slot], the result
 /// inbox [parity][max_results][result_slot], the workspace [max_tiles][tile_m * tile_n] of f32.
@@ -46,6 +54,7 @@ struct OpArgs {
     u32 wire, epilogue, producer, root;
     u32 dedicated_workgroups, shard, m_contiguous;
     u32 trace_spans;
+    ListTensor list[MOST_TENSORS];
 };
 static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
 static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1132, "record");
@@ -54,7 +63,8 @@ static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1408, "inbox");
 static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1472, "counters");
 static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1480, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1540, "trace_spans");
-static_assert(sizeof(OpArgs) == 1544, "the layout of iris_kernels::args::OpArgs has another size");
+static_assert(IRIS_OFFSET_OF(OpArgs, list) == 1544, "list");
+static_assert(sizeof(OpArgs) == 1704, "the layout of iris_kernels::args::OpArgs has another size");
 
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
 /// The description refers to the arguments in parameter memory, so that functions that are not

@@ -152,6 +152,11 @@ struct alignas(16) Vec16 {
     u32 word[4];
 };
 
+/// Whether one plain access can have this number of bytes.
+IRIS_DEVICE constexpr bool is_access(u64 bytes) {
+    return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
+}
+
 /// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 

@@ -256,11 +256,10 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_STORE
 #undef IRIS_LOAD
 
-/// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
+/// Plain load of 1, 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
 /// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         Vec16 v;
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -276,6 +275,10 @@ template <class T> IRIS_DEVICE T read(u64 address) {
         u32 v;
         asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
         return __builtin_bit_cast(T, v);
+    } else if constexpr (sizeof(T) == 1) {
+        u16 v;
+        asm volatile("ld.global.u8 %0, [%1];" : "=h"(v) : "l"(address) : "memory");
+        return __builtin_bit_cast(T, static_cast<u8>(v));
     } else {
         u16 v;
         asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(address) : "memory");
@@ -284,8 +287,7 @@ template <class T> IRIS_DEVICE T read(u64 address) {
 }
 
 template <class T> IRIS_DEVICE void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         Vec16 v = __builtin_bit_cast(Vec16, value);
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.word[0]),
@@ -297,6 +299,9 @@ template <class T> IRIS_DEVICE void write(u64 address, T value) {
     } else if constexpr (sizeof(T) == 4) {
         u32 v = __builtin_bit_cast(u32, value);
         asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+    } else if constexpr (sizeof(T) == 1) {
+        const u16 v = __builtin_bit_cast(u8, value);
+        asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "h"(v) : "memory");
     } else {
         u16 v = __builtin_bit_cast(u16, value);
         asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(v) : "memory");

@@ -209,11 +209,10 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_ACQUIRES
 #undef IRIS_WITH_SCOPE
 
-/// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
+/// Plain load of 1, 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
 /// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         using Vector = u32 __attribute__((ext_vector_type(4)));
         return __builtin_bit_cast(T, *at<Vector>(address));
@@ -223,8 +222,7 @@ template <class T> IRIS_DEVICE T read(u64 address) {
 }
 
 template <class T> IRIS_DEVICE void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     if constexpr (sizeof(T) == 16) {
         using Vector = u32 __attribute__((ext_vector_type(4)));
         *at<Vector>(address) = __builtin_bit_cast(Vector, value);

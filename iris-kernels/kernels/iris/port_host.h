@@ -160,15 +160,13 @@ template <Order O, Scope S> inline void fence() {
 }
 
 template <class T> inline T read(u64 address) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     T value;
     iris_hook_read(address, &value, sizeof(T));
     return value;
 }
 template <class T> inline void write(u64 address, T value) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
-                  "an access must have 2, 4, 8 or 16 bytes");
+    static_assert(is_access(sizeof(T)), "an access must have 1, 2, 4, 8 or 16 bytes");
     iris_hook_write(address, &value, sizeof(T));
 }
 

@@ -264,7 +264,7 @@ struct Items {
 
     IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)
         : collective(collective), size(size), rows(rows), cols(cols), root(root),
-          shift(per_item == 4 ? 2 : 1), each(parted(collective) ? rows / size : rows),
+          shift(per_item / 2), each(parted(collective) ? rows / size : rows),
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 

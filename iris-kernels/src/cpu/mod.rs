@@ -16,7 +16,7 @@ use crate::args::{OpArgs, producer};
 use crate::kernel::Kernel;
 use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
 use body::partial::Partial;
-use body::{accumulate, deliver, gather, ll, norm, reduce, sums};
+use body::{accumulate, deliver, gather, ll, ll_list, norm, reduce, sums};
 use words::Words;
 
 /// Current time in nanoseconds, on the clock of trace spans, which all processes of a host share.
@@ -141,6 +141,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
             norm::run(args, index, count);
             Ok(())
         }
+        Kernel::AllGatherListLl => ll_list::run(&launch, args),
         Kernel::OneShotLl
         | Kernel::ReduceScatterLl
         | Kernel::AllGatherLl

@@ -196,6 +196,21 @@ pub(crate) fn set_bits(matrix: &Matrix, row: u32, col: u32, bits: u32) {
     (values(matrix.dtype).store)(bits, element);
 }
 
+/// Loads up to 8 bytes as the low bytes of a word; the other bytes are 0.
+pub(crate) fn load_bytes(address: u64, len: usize) -> u64 {
+    let mut word = [0; 8];
+    // SAFETY: the bytes are part of a row of a checked tensor; the protocols order its writers
+    // before this reader.
+    word[..len].copy_from_slice(unsafe { run::<u8>(address as *mut u8, len) });
+    u64::from_le_bytes(word)
+}
+
+/// Stores the low `len` bytes of `word`, at most 8.
+pub(crate) fn store_bytes(address: u64, len: usize, word: u64) {
+    // SAFETY: the bytes are part of a row of a checked tensor that only this workgroup writes now.
+    unsafe { run_mut::<u8>(address as *mut u8, len) }.copy_from_slice(&word.to_le_bytes()[..len]);
+}
+
 /// Copies rectangle `from` of `source` to rectangle `to` of `target`; both matrices have the same
 /// element type. Returns the number of bytes copied.
 pub(crate) fn copy(

@@ -11,11 +11,47 @@ use iris_sync::{Channel, REFRESH_PERIOD, RESERVED_WORDS, Shape};
 use super::{Numbers, library, symbol};
 
 /// Memory of one rank: data segment, signal segment, device words and control block.
-struct Rank {
+pub(super) struct Rank {
     data: Vec<u128>,
     signal: Vec<u128>,
-    device: Vec<i32>,
-    control: Box<ControlBlock>,
+    pub(super) device: Vec<i32>,
+    pub(super) control: Box<ControlBlock>,
+}
+
+/// Number of the first of several calls: words are refreshed in the second one.
+pub(super) const FIRST_CALL: i32 = REFRESH_PERIOD - 1;
+
+/// Ranks whose words have the shape `shape`, with `data_bytes` bytes of data each.
+pub(super) fn ranks(shape: Shape, data_bytes: u64) -> Vec<Rank> {
+    let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
+    let unset = FIRST_CALL as u32 - 1;
+    let word = (0..4).fold(0u128, |all, _| all << 32 | u128::from(unset));
+    let rank = |_| {
+        let mut signal = vec![word; (RESERVED_WORDS + words.signal) as usize / 4];
+        signal[0] = 0;
+        let mut device = vec![0; words.device as usize];
+        device[0] = FIRST_CALL;
+        let data = vec![u128::MAX; (data_bytes / 16) as usize];
+        Rank { data, signal, device, control: Box::default() }
+    };
+    (0..shape.size).map(rank).collect()
+}
+
+/// Arguments of a call on `rank`, without operands.
+pub(super) fn arguments(ranks: &mut [Rank], rank: u32, shape: Shape) -> OpArgs {
+    let mut args: OpArgs = bytemuck::Zeroable::zeroed();
+    (args.heap.rank, args.heap.size) = (rank, shape.size);
+    for (at, of) in ranks.iter().enumerate() {
+        args.heap.signal[at] = of.signal.as_ptr() as u64;
+        args.heap.data[at] = of.data.as_ptr() as u64;
+    }
+    let own = &mut ranks[rank as usize];
+    args.heap.control = std::ptr::from_mut(&mut *own.control) as u64;
+    args.heap.device_words = own.device.as_mut_ptr() as u64;
+    args.heap.entry_deadline_ns = 60_000_000_000;
+    args.heap.progress_deadline_ns = 60_000_000_000;
+    args.channel = Channel::lay_out(shape, rank, RESERVED_WORDS, 0).0;
+    args
 }
 
 /// Absolute tolerance for results near zero: half of the smallest step (subnormal) of f16.
@@ -290,22 +326,9 @@ fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Ru
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
-    let first_call = REFRESH_PERIOD - 1;
     let (pairs, packs) = (items.most(), items.most_packs());
     let shape = Shape { op: 3, size, tiles, pairs, packs, sequence: 2, ..Shape::default() };
-    let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
-    let unset = first_call as u32 - 1;
-    let word = (0..4).fold(0u128, |all, _| all << 32 | u128::from(unset));
-    let mut ranks: Vec<Rank> = (0..size)
-        .map(|_| {
-            let mut signal = vec![word; (RESERVED_WORDS + words.signal) as usize / 4];
-            signal[0] = 0;
-            let mut device = vec![0; words.device as usize];
-            device[0] = first_call;
-            let data = vec![u128::MAX; ((inbox + results) / 16) as usize];
-            Rank { data, signal, device, control: Box::default() }
-        })
-        .collect();
+    let mut ranks = ranks(shape, inbox + results);
     // Number of rows that a rank passes to the call (`given`), and number of rows that it receives.
     // In an all-gather, M is the number of rows of all ranks.
     let given = |rank: u32| match collective {
@@ -317,8 +340,6 @@ fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Ru
         Collective::AllToAll => size * items.rows_sent(rank, rank),
         _ => rows,
     };
-    let signals: Vec<u64> = ranks.iter().map(|rank| rank.signal.as_ptr() as u64).collect();
-    let data: Vec<u64> = ranks.iter().map(|rank| rank.data.as_ptr() as u64).collect();
     let mut numbers = Numbers(u64::from(size) + 7);
     for call in 0..4 {
         let inputs: Vec<Vec<u32>> = (0..size)
@@ -351,16 +372,7 @@ fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Ru
         let norms: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
         let args: Vec<OpArgs> = (0..size)
             .map(|rank| {
-                let own = &mut ranks[rank as usize];
-                let mut args: OpArgs = bytemuck::Zeroable::zeroed();
-                (args.heap.rank, args.heap.size) = (rank, size);
-                args.heap.signal[..size as usize].copy_from_slice(&signals);
-                args.heap.data[..size as usize].copy_from_slice(&data);
-                args.heap.control = std::ptr::from_mut(&mut *own.control) as u64;
-                args.heap.device_words = own.device.as_mut_ptr() as u64;
-                args.heap.entry_deadline_ns = 60_000_000_000;
-                args.heap.progress_deadline_ns = 60_000_000_000;
-                args.channel = Channel::lay_out(shape, rank, RESERVED_WORDS, 0).0;
+                let mut args = arguments(&mut ranks, rank, shape);
                 args.record.fields[2] = rows as i32;
                 args.record.fields[3] = call % 2;
                 args.a = message.matrix(&inputs[rank as usize], given(rank));
@@ -458,6 +470,6 @@ fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Ru
         }
     }
     for rank in &ranks {
-        assert_eq!((rank.control.fault_claim, rank.device[0]), (0, first_call + 4));
+        assert_eq!((rank.control.fault_claim, rank.device[0]), (0, FIRST_CALL + 4));
     }
 }

@@ -15,7 +15,7 @@ use crate::kernel::Kernel;
 use crate::schedule::{Items, Tile};
 
 /// Number of bytes that a pair of LL words occupies, for the counter of bytes pushed.
-const PAIR_BYTES: u64 = 16;
+pub(super) const PAIR_BYTES: u64 = 16;
 
 /// Largest number of elements in an item: four of a 16-bit type.
 const MOST: usize = 4;

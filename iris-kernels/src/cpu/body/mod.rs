@@ -7,6 +7,7 @@ pub(crate) mod deliver;
 mod epilogue;
 pub(crate) mod gather;
 pub(crate) mod ll;
+pub(crate) mod ll_list;
 pub(crate) mod norm;
 pub(crate) mod partial;
 pub(crate) mod reduce;
