@@ -85,7 +85,7 @@ impl AnyOp {
         let Operands { a, b, c, bias, norm } = *operands;
         let product = self.plan().row().multiplies();
         let (b, bias) = if product { (Some(b), bias) } else { (None, None) };
-        Matrices { a: Some(a), b, c: Some(c), bias, norm, root: None }
+        Matrices { a: Some(a), b, c: Some(c), bias, norm, ..Matrices::default() }
     }
 }
 

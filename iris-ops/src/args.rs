@@ -1,3 +1,5 @@
+use iris_kernels::args::MOST_TENSORS;
+
 use crate::matrix::MatRef;
 use crate::operand::sealed::MatrixArg;
 
@@ -137,18 +139,58 @@ pub struct CollectiveArgs<M = MatRef> {
     /// Matrices of the RMSNorm of an all-reduce. They are required if the plan has `rms_norm`,
     /// otherwise an error.
     pub norm: Option<NormArgs<M>>,
+    pub(crate) more: More<M>,
+}
+
+/// Tensors of a gather of a list after the first one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct More<M = MatRef> {
+    /// Number of tensors that the program passed. If they are too many, the last ones are not kept.
+    pub(crate) count: usize,
+    /// Input and output of each tensor.
+    pub(crate) tensors: [Option<[M; 2]>; MOST_TENSORS - 1],
+}
+
+impl<M> Default for More<M> {
+    fn default() -> Self {
+        Self { count: 0, tensors: std::array::from_fn(|_| None) }
+    }
+}
+
+impl<M: MatrixArg> More<M> {
+    fn all(&self) -> impl Iterator<Item = &M> {
+        self.tensors.iter().flatten().flatten()
+    }
+
+    fn matrices(&self) -> More {
+        let matrices = |pair: &[M; 2]| pair.each_ref().map(MatrixArg::matrix);
+        let tensors = self.tensors.each_ref().map(|pair| pair.as_ref().map(matrices));
+        More { count: self.count, tensors }
+    }
 }
 
 impl<M> CollectiveArgs<M> {
     /// Arguments that send `input` and receive `output`, both with the plan's dtype.
     /// [`Plan::shapes`](crate::Plan::shapes) gives their shapes.
     pub fn new(input: M, output: M) -> Self {
-        Self { input: Some(input), output, norm: None }
+        Self { input: Some(input), output, norm: None, more: More::default() }
     }
 
     /// Arguments for a rank that only receives: in a broadcast, every rank except the root.
     pub fn receive(output: M) -> Self {
-        Self { input: None, output, norm: None }
+        Self { input: None, output, norm: None, more: More::default() }
+    }
+
+    /// Adds the next tensor of a list, for a plan with
+    /// [`Options::and`](crate::all_gather::Options::and): `input` has this rank's rows of the
+    /// tensor, and `output` the rows of all ranks.
+    #[must_use]
+    pub fn and(mut self, input: M, output: M) -> Self {
+        if let Some(free) = self.more.tensors.get_mut(self.more.count) {
+            *free = Some([input, output]);
+        }
+        self.more.count += 1;
+        self
     }
 
     /// Sets the matrices of the RMSNorm, for a plan with `rms_norm`.
@@ -168,6 +210,7 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
+    pub(crate) more: More,
     /// Rank that is the root of this call, for a broadcast; `None` for the plan's root.
     pub(crate) root: Option<usize>,
 }
@@ -203,7 +246,8 @@ impl<M: MatrixArg> CallArgs for MatmulArgs<M> {
     fn matrices(&self) -> Matrices {
         let [a, b, c] = [&self.a, &self.b, &self.c].map(|matrix| Some(matrix.matrix()));
         let bias = self.bias.as_ref().map(MatrixArg::matrix);
-        Matrices { a, b, c, bias, norm: self.norm.as_ref().map(NormArgs::matrices), root: None }
+        let norm = self.norm.as_ref().map(NormArgs::matrices);
+        Matrices { a, b, c, bias, norm, ..Matrices::default() }
     }
 }
 
@@ -212,12 +256,14 @@ impl<M: MatrixArg> CallArgs for CollectiveArgs<M> {
 
     fn all(&self) -> impl Iterator<Item = &M> {
         let own = [self.input.as_ref(), Some(&self.output)];
-        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
+        let norm = self.norm.iter().flat_map(NormArgs::all);
+        own.into_iter().flatten().chain(norm).chain(self.more.all())
     }
 
     fn matrices(&self) -> Matrices {
         let a = self.input.as_ref().map(MatrixArg::matrix);
         let norm = self.norm.as_ref().map(NormArgs::matrices);
-        Matrices { a, c: Some(self.output.matrix()), norm, ..Matrices::default() }
+        let (c, more) = (Some(self.output.matrix()), self.more.matrices());
+        Matrices { a, c, norm, more, ..Matrices::default() }
     }
 }

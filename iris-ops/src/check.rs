@@ -1,5 +1,7 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
+mod list;
+
 use iris_heap::{DType, IssueGuard, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
 use iris_kernels::dtype::Role;
@@ -42,6 +44,10 @@ impl Checked {
         args: &mut OpArgs,
     ) -> Result<()> {
         let (op, row) = (plan.op(), plan.row());
+        if !plan.request().more.is_empty() {
+            (args.m, args.n) = (self.m as u32, self.n as u32);
+            return list::write(op, &self.matrices, issuing, args);
+        }
         let Matrices { a, b, c, bias, norm, .. } = &self.matrices;
         let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
         let norm = norm.as_ref();
@@ -184,6 +190,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
     for (name, matrix) in outputs {
         matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
+    list::call(plan, &call)?;
     Ok(call)
 }
 

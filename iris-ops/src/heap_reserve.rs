@@ -226,7 +226,12 @@ impl Plan {
         // The residual and the normalised result each have the shape of C, and the weight has one
         // row.
         let norm = if request.rms_norm.is_some() { c * 2 + rows } else { Bytes::ZERO };
-        [a, b, c, bias, norm].into_iter().sum()
+        let (own, all) = (self.rows_of(0, request.m).len(), request.m);
+        let more = request
+            .more
+            .iter()
+            .flat_map(|&(dtype, n)| [(own, n), (all, n)].map(|it| room(dtype, it)));
+        [a, b, c, bias, norm].into_iter().chain(more).sum()
     }
 }
 

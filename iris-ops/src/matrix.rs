@@ -275,6 +275,29 @@ impl MatRef {
         (name, role): (&'static str, Role),
         issuing: &IssueGuard<'_>,
     ) -> Result<Matrix> {
+        let code = args::dtype_code(self.dtype).filter(|_| has_role(self.dtype, role));
+        let code = code.ok_or_else(|| {
+            let (what, expected) = (format!("element type of {name}"), role.names());
+            Error::invalid(op, what, self.dtype, expected)
+        })?;
+        Ok(Matrix {
+            address: self.address(op, name, issuing)?,
+            ld: self.ld as u64,
+            rows: self.rows as u32,
+            cols: self.cols as u32,
+            dtype: code,
+            transposed: u32::from(self.transposed),
+        })
+    }
+
+    /// Checks leading dimension, size and alignment of the matrix, and returns its address on this
+    /// rank; above 0 if the matrix has no elements. `name` is the matrix's name in errors.
+    pub(crate) fn address(
+        &self,
+        op: Op,
+        name: &'static str,
+        issuing: &IssueGuard<'_>,
+    ) -> Result<u64> {
         let invalid = |what: &str, value: String, expected: String| {
             Error::invalid(op, format!("{what} of {name}"), value, expected)
         };
@@ -289,9 +312,6 @@ impl MatRef {
             let value = format!("{} x {}", self.rows, self.cols);
             return Err(invalid("shape", value, format!("at most {limit} rows and columns")));
         }
-        let code = args::dtype_code(self.dtype).filter(|_| has_role(self.dtype, role));
-        let code =
-            code.ok_or_else(|| invalid("element type", self.dtype.to_string(), role.names()))?;
         let (address, bytes) = match self.place {
             Place::Sym(slice) => (issuing.resolve(slice).in_op(op)?, slice.bytes()),
             Place::External { address, bytes, .. } => (address, bytes),
@@ -313,14 +333,7 @@ impl MatRef {
             let expected = format!("a multiple of {}, the bytes of an element", self.dtype.size());
             return Err(invalid("address", format!("{address:#x}"), expected));
         }
-        Ok(Matrix {
-            address: if self.extent() == 0 { address.max(1) } else { address },
-            ld: self.ld as u64,
-            rows: self.rows as u32,
-            cols: self.cols as u32,
-            dtype: code,
-            transposed: u32::from(self.transposed),
-        })
+        Ok(if self.extent() == 0 { address.max(1) } else { address })
     }
 
     /// Rows of the matrix as stored (columns, if transposed); a matrix without gaps is one line.

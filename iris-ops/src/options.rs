@@ -8,6 +8,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{BackendKind, DType};
+use iris_kernels::args::MOST_TENSORS;
 use iris_kernels::build::FaultInjection;
 use iris_kernels::dtype::{Role, has_mma, has_role};
 use iris_kernels::gemm;
@@ -130,6 +131,8 @@ pub struct Request {
     pub elements: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
+    /// Further tensors of a gather of a list: element type and number of columns of each.
+    pub(crate) more: Vec<(DType, usize)>,
     /// Element type of C; `None` for the type of A.
     pub output: Option<DType>,
     /// Element type in which partial results are sent between ranks; `None` for the type of C.
@@ -221,6 +224,7 @@ impl Request {
             k,
             elements: false,
             dtype: DType::F32,
+            more: Vec::new(),
             output: None,
             wire: None,
             tile: None,
@@ -269,8 +273,20 @@ impl Request {
             (op, _) if self.row.c == Part::None => op.to_string(),
             (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
             (op, true) => format!("{op} of {n} {dtype}"),
+            (op, false) if !self.more.is_empty() => format!("{op} of {m} x ({})", self.list()),
             (op, false) => format!("{op} of {m} x {n} {dtype}"),
         }
+    }
+
+    /// Element type and number of columns of each tensor of a gather of a list.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (DType, usize)> {
+        std::iter::once((self.dtype, self.n)).chain(self.more.iter().copied())
+    }
+
+    /// Text for the tensors of a list: `7168 bf16, 8 i32`.
+    pub(crate) fn list(&self) -> String {
+        let tensors = self.tensors().map(|(dtype, n)| format!("{n} {dtype}"));
+        tensors.collect::<Vec<_>>().join(", ")
     }
 
     /// Whether GPU kernels of the plan are built with counters or with tracing.
@@ -327,7 +343,8 @@ impl Request {
             ("output", self.output_dtype(), self.row.output_role()),
             ("wire", self.wire_dtype(), Role::Wire),
         ] {
-            if !has_role(dtype, role) {
+            // A list is moved as bytes, so its tensors may have any type.
+            if !has_role(dtype, role) && self.more.is_empty() {
                 return invalid(name, &dtype, &role.names());
             }
         }
@@ -346,6 +363,7 @@ impl Request {
             }
         }
         self.check_norm()?;
+        self.check_list(ranks)?;
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > MOST_ELEMENTS)
         {
@@ -470,6 +488,45 @@ impl Request {
         // Another rank may have the smallest N or a large K.
         let (n, k) = (of(self.n, self.row.common.n, 8), of(self.k, self.row.common.k, 1 << 20));
         Self { n, k, ..self.clone() }.k_parts(ranks) > 1
+    }
+
+    /// Checks the conditions on a list of tensors, which is one message by the LL protocol.
+    fn check_list(&self, ranks: Topology) -> Result<()> {
+        if self.more.is_empty() {
+            return Ok(());
+        }
+        let invalid = |what: &str, value: &dyn ToString, expected: &str| {
+            Err(Error::invalid(self.op(), what, value.to_string(), expected))
+        };
+        let count = 1 + self.more.len();
+        if count > MOST_TENSORS {
+            let expected = format!("at most {MOST_TENSORS}; gather the others by another plan");
+            return invalid("number of tensors", &count, &expected);
+        }
+        for (index, (_, n)) in self.tensors().enumerate() {
+            if n > MOST_ELEMENTS {
+                let what = format!("n of tensor {}", index + 1);
+                return invalid(&what, &n, &format!("at most {MOST_ELEMENTS}"));
+            }
+        }
+        if self.elements {
+            let expected = "a plan by rows, from Options::rows: a list is gathered by rows";
+            return invalid("message of a list", &format!("{} elements", self.n), expected);
+        }
+        if ranks.nodes() > 1 {
+            let expected = "1 for a list; gather each tensor by a plan of its own";
+            return invalid("number of nodes", &ranks.nodes(), expected);
+        }
+        if let Some(variant) = self.variant.filter(|&variant| variant != Variant::Ll) {
+            let expected = "auto or ll: a list is one message by the LL protocol; gather each tensor \
+                            by a plan of its own for another variant";
+            return invalid("variant of a list", &variant, expected);
+        }
+        if self.reserve_sms > 0 {
+            let expected = "0 for a list: a message by the LL protocol has no signals for tiles";
+            return invalid("reserve_sms", &self.reserve_sms, expected);
+        }
+        Ok(())
     }
 
     /// Checks the conditions on the requested RMSNorm that hold for every variant.

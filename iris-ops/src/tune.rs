@@ -138,7 +138,11 @@ fn threads_in(steps: &[(usize, u32)], size: usize) -> Option<u32> {
 
 /// Number of bytes of the whole message, in the element type that is sent between ranks.
 pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
-    m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
+    let row = match request.more.is_empty() {
+        true => n.saturating_mul(request.wire_dtype().size()),
+        false => ll_items::of_list_row(request) as usize * 8,
+    };
+    m.saturating_mul(row)
 }
 
 /// Sizes of calls at which the choice of variant and tile may change: powers of two, and the limits
@@ -247,7 +251,12 @@ impl Problem {
 /// Product of the largest call of a request, described for the built-in GEMMs. Matrices are taken
 /// as contiguous, and `k` replaces the request's K.
 fn product(ranks: Topology, request: &Request, k: usize) -> GemmCall {
-    let Request { m, n, dtype, epilogue, .. } = *request;
+    let Request { m, dtype, epilogue, .. } = *request;
+    // A row of a list has the bytes of all its tensors.
+    let n = match request.more.is_empty() {
+        true => request.n,
+        false => message_bytes(request, (1, request.n)) / dtype.size(),
+    };
     GemmCall {
         is_there: ranks.device.has_wgmma(),
         shape: [m, n, k],

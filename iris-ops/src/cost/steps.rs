@@ -77,7 +77,9 @@ impl CostParameters {
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
             OneShotLl => Some(words(others, all, bytes)),
-            ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts, bytes / world)),
+            ReduceScatterLl | AllGatherLl | AllGatherListLl | AllToAllLl => {
+                Some(words(others, parts, bytes / world))
+            }
             BroadcastLl => Some(words(from_root, all * by_root, bytes)),
             TwoShotLl => {
                 let Message { fixed_us, moving_us } =

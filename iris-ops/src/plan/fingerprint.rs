@@ -21,6 +21,7 @@ impl Plan {
             ("dtype", request.dtype.to_string()),
             ("output", request.output_dtype().to_string()),
             ("wire", request.wire_dtype().to_string()),
+            ("tensors", if request.more.is_empty() { "one".into() } else { request.list() }),
             ("uniform_shape", request.uniform_shape.to_string()),
             ("batch_invariant", request.batch_invariant.to_string()),
             ("m", m.to_string()),

@@ -49,12 +49,16 @@ impl Plan {
             let expected = format!("a multiple of {of}, the elements of an item of 8 bytes");
             return Err(Error::invalid(self.op(), what, self.request.n, expected));
         }
-        if self.alone() || items.most() <= tune::LL_ITEMS {
+        // With one rank, only a gather of a list counts in items.
+        let (list, most) = (!self.request.more.is_empty(), items.most());
+        let fits = if self.alone() { !list || most < u32::MAX } else { most <= tune::LL_ITEMS };
+        if fits {
             return Ok(());
         }
         let what = format!("message of variant {}", form.variant);
         let value = format!("{} bytes from one rank to another", u64::from(items.most()) * 8);
-        let expected = format!("at most {}", u64::from(tune::LL_ITEMS) * 8);
+        let other = if list { "; gather each tensor by a plan of its own" } else { "" };
+        let expected = format!("at most {}{other}", u64::from(tune::LL_ITEMS) * 8);
         Err(Error::invalid(self.op(), what, value, expected))
     }
 

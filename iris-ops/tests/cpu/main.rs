@@ -3,6 +3,7 @@
 mod comm;
 mod external;
 mod invariant;
+mod lists;
 mod losses;
 mod names;
 mod other_threads;
