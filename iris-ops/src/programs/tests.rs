@@ -7,6 +7,7 @@ use iris_kernels::program::Program;
 use iris_kernels::{Kernel, ahead_of_time};
 use iris_sync::barrier::Members;
 
+use crate::all_gather;
 use crate::op_names::Op;
 use crate::op_row::Norm;
 use crate::ops::row;
@@ -90,4 +91,21 @@ fn every_program_keeps_the_rules() {
             }
         }
     }
+}
+
+/// Tests the program of a gather of a list, which is not in the table of operators.
+#[test]
+fn a_list_has_a_program_in_the_source_of_its_operator() {
+    for size in 1..=8 {
+        let options = all_gather::Options::rows(64, 7).dtype(DType::I32).and(DType::U8, 3);
+        let plan = options.plan(Topology::new(0, size)).unwrap();
+        let program = plan.program(plan.at(64));
+        program.check(size as u32, 0).unwrap_or_else(|rule| panic!("{plan}: {rule}\n{program}"));
+        let mut kernels = Vec::new();
+        program.each_step(&mut |step| kernels.extend(program.kernel_of(step.work)));
+        assert_eq!(kernels, [Kernel::AllGatherListLl], "{plan}");
+    }
+    let entry = format!("IRIS_KERNEL iris_{}(", Kernel::AllGatherListLl.name());
+    let source = iris_kernels::source::kernel(Op::AllGather.name()).unwrap();
+    assert!(source.text.contains(&entry), "{entry} in {}", source.name);
 }
