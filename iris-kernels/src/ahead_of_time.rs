@@ -42,10 +42,10 @@ pub fn precompile<'a>(
     arches: &[&'a str],
     done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
-    let cache = Cache::open(folder)?;
     // All compilers are found first, so that a missing one is reported before work begins.
     let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
+    let cache = Cache::open(folder)?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
     // The longest compilations come first. Otherwise a long one could start last and keep one core

@@ -4,20 +4,25 @@ use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
 use super::collective::END_OF_RANK;
 use super::{Place, World, check_size};
+use crate::bootstrap::notice::notice;
 use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, list_ranks};
 use crate::root_error::Distance;
 use crate::util::{panic_message, thread_error};
 
 /// Key by which the root error is chosen among the errors of ranks, the least first: the error's
 /// distance from the root cause, then the number of ranks that had failed before.
 type Key = (Distance, usize);
+
+/// Time after the first failure at which the user is told for which ranks the call still waits.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// End of a rank's thread.
 struct Ended {
@@ -55,7 +60,10 @@ impl World {
     /// Runs `f` on `size` threads, one per rank, and returns the results by rank.
     ///
     /// A rank that returns `Ok` closes its world if `f` has not. A rank that fails or panics tells
-    /// the other ranks its error at once, by [`World::abort_with`].
+    /// the other ranks its error at once, by [`World::abort_with`]. Steps with other ranks then fail,
+    /// but a function that is stuck elsewhere is not interrupted: this call returns when `f` has
+    /// returned on all threads. If that takes longer than two seconds after a failure, the ranks that
+    /// still run and the error are shown to the user (by `tracing`, or else on stderr).
     ///
     /// # Errors
     /// The root error: the first failure, ignoring ranks that failed only after they were told of
@@ -158,7 +166,10 @@ fn run_ranks(
     run: &(dyn Fn(usize, World) -> Option<String> + Sync),
 ) -> Vec<Ended> {
     let failures = &AtomicUsize::new(0);
+    let running: Mutex<Vec<usize>> = Mutex::new(worlds.iter().map(World::rank).collect());
+    let end = Condvar::new();
     let rank_main = |number: usize, world: World| {
+        let me = world.rank();
         let told = world.inner.returned_errors.clone();
         let returned = catch_unwind(AssertUnwindSafe(|| run(number, world.clone())));
         let broken = returned.as_ref().err().map(|panic| panicked(&thread::current(), &**panic));
@@ -166,9 +177,24 @@ fn run_ranks(
             (Some(error), _) => Some(error.to_string()),
             (None, returned) => returned.unwrap_or_default(),
         };
+        let mut left = running.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|&rank| rank != me);
+        end.notify_all();
+        drop(left);
         let failed = text.map(|text| {
             let key = (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
-            world.abort_with(text);
+            world.abort_with(&text);
+            if key.1 == 0 {
+                let left = running.lock().unwrap_or_else(PoisonError::into_inner);
+                let waited = end.wait_timeout_while(left, PATIENCE, |left| !left.is_empty());
+                let (left, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                if !left.is_empty() {
+                    let others = list_ranks(&left);
+                    notice(format_args!(
+                        "rank {me} has failed, but its error is returned only when rank {others} ends, too: {text}"
+                    ));
+                }
+            }
             key
         });
         if failed.is_none() {

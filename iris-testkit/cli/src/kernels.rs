@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use iris_testkit::note;
 
+use crate::errors::usage;
 use crate::progress::Progress;
 
 /// Compile the kernels of all ops into a folder; no GPU is needed.
@@ -22,6 +23,13 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
+    let is_known = |arch: &str| {
+        let number = ["sm_", "compute_", "gfx"].iter().find_map(|it| arch.strip_prefix(it));
+        number.is_some_and(|it| it.starts_with(|digit: char| digit.is_ascii_digit()))
+    };
+    if let Some(other) = arches.iter().find(|arch| !is_known(arch)) {
+        return Err(usage("--arch", other, "names such as sm_90a, compute_90a and gfx942"));
+    }
     let total = arches.iter().map(|arch| iris_kernels::ahead_of_time::builds(arch).len()).sum();
     let progress = Progress::new("kernels", 0, total);
     let count =

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use iris_heap::{BackendKind, World};
+use iris_heap::{BackendKind, MAX_RANKS, World};
 use iris_ops::{OpRequest, Shard};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
@@ -93,6 +93,7 @@ fn is_set(variable: &str) -> bool {
 }
 
 /// World in which the suite runs cases: number and kind of its ranks.
+#[derive(Clone, Copy)]
 struct Ranks {
     count: usize,
     /// Number of threads of each rank, on the CPU backend.
@@ -152,7 +153,11 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let all_begun = Instant::now();
     let mut worlds = worlds(level, backend);
     let counts = match &options.ranks[..] {
-        [] if nodes > 1 => vec![nodes, nodes.saturating_mul(2)],
+        [] if nodes > MAX_RANKS / 2 => {
+            let expected = format!("1 to {}, for two ranks on each node", MAX_RANKS / 2);
+            return Err(usage("--nodes", nodes, expected));
+        }
+        [] if nodes > 1 => vec![nodes, 2 * nodes],
         counts => counts.to_vec(),
     };
     if !counts.is_empty() {
@@ -161,8 +166,11 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         worlds = counts.into_iter().map(given).collect();
     }
     worlds.retain(|ranks| ranks.as_threads || !options.threads_as_ranks);
-    for Ranks { count: ranks, threads, as_threads, sharing } in worlds {
-        let place = Place::new(ranks, as_threads)?.on_nodes(nodes, options.backend)?;
+    let place = |of: Ranks| Place::new(of.count, of.as_threads)?.on_nodes(nodes, options.backend);
+    let places: Vec<Place> = worlds.iter().map(|&of| place(of)).collect::<Result<_>>()?;
+    for (Ranks { count: ranks, threads, as_threads: _, sharing }, place) in
+        worlds.into_iter().zip(places)
+    {
         let of_each = match sharing {
             true => "on one GPU".into(),
             false => format!("{threads} threads each"),

@@ -14,6 +14,7 @@ use iris_heap::{BackendKind, Error, ErrorKind, HeapOptions, SymmetricHeap, World
 use iris_testkit::fake_hip::{self as fake, Fake, failed};
 use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::Library;
+use tempfile::TempDir;
 
 /// Environment variable that makes this program a child process and names its test.
 const CHILD: &str = "HIP_TEST_CHILD";
@@ -162,10 +163,9 @@ fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     signals
 }
 
-/// Command-line option that writes a trace to a temporary file for the test `test`.
-fn traced(test: &str) -> String {
-    let file = format!("iris-{test}-{}.json", std::process::id());
-    format!(" --trace {}", std::env::temp_dir().join(file).display())
+/// Command-line option that writes a trace to a file in `folder`.
+fn traced(folder: &TempDir) -> String {
+    format!(" --trace {}", folder.path().join("trace.json").display())
 }
 
 fn ranks_that_are_threads_share_memory_by_peer_access() {
@@ -225,7 +225,8 @@ fn worlds_of_three_five_and_eight_compute_what_they_should() {
 
 fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
     let line = "all-gather-matmul --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --n 24";
-    let trace = traced("shards");
+    let folder = TempDir::new().expect("a folder");
+    let trace = traced(&folder);
     let count = |k: u32, trace: &str| {
         let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}{trace}"), &[]);
         assert_eq!(failed(&calls), [""; 0]);
@@ -263,7 +264,8 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
     ];
     for (op, sums, rounds) in cases {
         let line = format!("{op} --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --k 16");
-        let trace = traced(op);
+        let folder = TempDir::new().expect("a folder");
+        let trace = traced(&folder);
         let count = |n: u32, trace: &str| {
             let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}{trace}"), &[]);
             assert_eq!(failed(&calls), [""; 0]);

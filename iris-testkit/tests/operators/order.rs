@@ -270,6 +270,15 @@ fn program() {
     match part.as_str() {
         "late" => World::run_threads(2, late).expect("all calls"),
         "elsewhere" => World::run_threads(2, elsewhere).expect("all calls"),
+        "stuck" => {
+            let run = |world: World| match world.rank() {
+                0 => Err(anyhow::anyhow!("out of luck")),
+                _ => Ok(std::io::stdin().read_to_end(&mut Vec::new()).map(|_| ())?),
+            };
+            let error = World::run_threads(2, run).expect_err("an error");
+            assert_eq!(error.to_string(), "out of luck");
+            vec![]
+        }
         "logged" => {
             let stderr = std::io::stderr;
             tracing_subscriber::fmt().with_ansi(false).with_writer(stderr).init();
@@ -338,9 +347,23 @@ fn a_stream_that_waits_says_where_its_peer_stands() {
     assert!(said.starts_with(expected) && said.contains(place), "{said:?}");
 }
 
-/// First message about a wait that rank 0 prints in program `part`, without places of the source.
-/// The program's stdin ends after that message, and the program must then succeed.
+/// Tests that the error of a rank is shown while the function of another rank does not return.
+#[test]
+fn an_error_is_shown_while_another_rank_is_stuck() {
+    let said = said_by("stuck", "has failed");
+    let expected = "iris: rank 0 has failed, but its error is returned only when rank 1 ends, too: \
+                    out of luck\n";
+    assert_eq!(said, expected);
+}
+
+/// First message about a wait that rank 0 prints in program `part`.
 fn said_while_waiting(part: &str) -> String {
+    said_by(part, "rank 0 waits for")
+}
+
+/// First message with `words` of program `part`, without places of the source. The program's stdin
+/// ends after that message, and the program must then succeed.
+fn said_by(part: &str, words: &str) -> String {
     // A datagram socket keeps writes separate, so that the test sees that the message is a single
     // write.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
@@ -351,7 +374,7 @@ fn said_while_waiting(part: &str) -> String {
         let bytes = ours.recv(&mut buffer).expect("a line");
         String::from_utf8_lossy(&buffer[..bytes]).into_owned()
     };
-    let said = iter::repeat_with(receive).find(|line| line.contains("rank 0 waits for"));
+    let said = iter::repeat_with(receive).find(|line| line.contains(words));
     drop(program.stdin.take());
     assert!(program.wait().expect("an end").success());
     without_places(&said.expect("lines without end"))

@@ -282,6 +282,9 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
     assert!(out.contains("6 ranks as processes on 3 nodes"), "{out}");
     let error = refused(&["run", "--nodes", "65"]);
     assert!(error.contains("--nodes is 65") && error.contains("divisor"), "{error}");
+    // The second world of the suite has two ranks on each node.
+    let error = refused(&["test", "--quick", "--nodes", "33"]);
+    assert!(error.contains("--nodes is 33: expected 1 to 32"), "{error}");
     let suite = ["test", "--quick", "--nodes", "2", "--op", "all-reduce"];
     let out = good(&suite);
     assert!(
@@ -841,4 +844,16 @@ fn a_report_that_is_ended_ends_its_step() {
         pause();
     }
     assert!(!written().contains("0 failed"), "the step has ended by itself: {}", written());
+}
+
+#[test]
+fn kernels_of_an_unknown_architecture_are_refused_before_a_compiler_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("kernels");
+    for arch in ["foo", "sm_", "gfx", "sm_90a,h200"] {
+        let error = refused(&["kernels", "--arch", arch, "--out", out.to_str().unwrap()]);
+        let other = arch.split(',').next_back().unwrap();
+        assert!(error.contains(&format!("--arch is {other}: expected names such as")), "{error}");
+        assert!(!out.exists(), "{error}");
+    }
 }
