@@ -113,7 +113,7 @@ impl Access {
         let access = active.next;
         active.next += 1;
         let entry = |span: &Span| Entry { access, party, span: span.clone(), begun: false };
-        active.spans.extend(spans.iter().map(entry));
+        active.spans.extend(spans.iter().filter(|span| !span.bytes.is_empty()).map(entry));
         active.begin_next();
         let waits = |active: &mut Active| {
             active.spans.iter().any(|entry| entry.access == access && !entry.begun)
