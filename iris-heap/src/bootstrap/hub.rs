@@ -17,7 +17,7 @@ use super::held::Held;
 use super::link::Link;
 use super::loss::{is_loss, loss_of_carrier};
 use super::mailbox::AGAIN;
-use super::notice::{grace, silence};
+use super::notice::silence;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
 use crate::error::Error;
@@ -45,23 +45,14 @@ pub(crate) struct Hub {
 }
 
 struct Late {
-    /// Time by which relays must answer, or missing ranks give a reason; `None` before relays are
-    /// asked.
+    /// Time by which relays must answer; `None` before they are asked.
     answers_until: Option<Instant>,
-    /// Whether the verdict is held back until missing ranks give a reason.
-    is_held: bool,
     rank: usize,
     group: u64,
     number: u64,
     /// Step and waiting time of a rank whose deadline has passed; `None` for a rank that only asks
     /// which ranks are missing.
     report: Option<(String, Duration)>,
-}
-
-impl Late {
-    fn new(rank: usize, (group, number): (u64, u64), report: Option<(String, Duration)>) -> Late {
-        Late { answers_until: None, is_held: false, rank, group, number, report }
-    }
 }
 
 struct Group {
@@ -243,11 +234,11 @@ impl Hub {
             Frame::Give { group, number, part } => self.give(rank, group, number, part),
             Frame::Late { group, number, what, waited } => {
                 let report = Some((what, waited));
-                self.late.push(Late::new(rank, (group, number), report));
+                self.late.push(Late { answers_until: None, rank, group, number, report });
             }
             Frame::GaveUp { group, error } => self.give_up(rank, group, error),
             Frame::Ask { group, number } => {
-                self.late.push(Late::new(rank, (group, number), None));
+                self.late.push(Late { answers_until: None, rank, group, number, report: None });
             }
             Frame::Leave { group, clean } => {
                 self.leave(rank, group, clean);
@@ -339,22 +330,7 @@ impl Hub {
             relays.iter().for_each(|&relay| self.links[relay].probe());
             now + ANSWER
         });
-        let is_silent = relays.iter().any(|&relay| self.links[relay].is_silent());
-        if now < until && (is_silent || late.is_held && !relays.is_empty()) {
-            self.late.push(late);
-            return;
-        }
-        // A missing rank of another node may itself wait in its node for a third rank, with a
-        // deadline that passes a little later, even if the hub of its node does not answer. So its
-        // reason is awaited before it is blamed.
-        if let Some((_, waited)) = &late.report
-            && !is_silent
-            && !late.is_held
-            && relays.iter().any(|&relay| self.links[relay].is_relay())
-        {
-            late.is_held = true;
-            late.answers_until = Some(now + grace(*waited) * 3 / 2);
-            self.answer(late.rank, late.group, late.number);
+        if now < until && relays.iter().any(|&relay| self.links[relay].is_silent()) {
             self.late.push(late);
             return;
         }

@@ -29,11 +29,6 @@ impl Link {
         Link { peer, ranks: vec![rank], is_relay: true, early, is_silent: false }
     }
 
-    /// Whether the connection leads to the relay of a node.
-    pub(super) fn is_relay(&self) -> bool {
-        self.is_relay
-    }
-
     /// Sends a packet to `ranks`, which must be ranks of this link; the packet crosses the
     /// connection once.
     pub(super) fn send(&mut self, ranks: &[usize], packet: &Packet) {

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::frames::{error_of_bytes, error_to_bytes};
-use super::notice::grace;
 use super::rendezvous::Place;
 use super::threads::Threads;
 use super::unique_id::UniqueId;
-use super::unix::Processes;
+use super::unix::{Processes, grace};
 use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::encoding::{Reader, Writer};
 use crate::error::{Error, Result};

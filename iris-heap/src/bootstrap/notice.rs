@@ -27,11 +27,6 @@ pub(super) fn silence(relay: usize) -> String {
     )
 }
 
-/// Time for the hub to report which ranks are missing after a rank's deadline has passed.
-pub(super) fn grace(deadline: Duration) -> Duration {
-    (deadline / 10).max(Duration::from_secs(2))
-}
-
 /// Schedule of messages to the user during a wait: the first after a hundredth of the deadline, at
 /// least one second, and then each time the waiting time has doubled.
 pub(crate) struct Patience {

@@ -16,7 +16,7 @@ use super::held::pair;
 use super::hub::Hub;
 use super::loss::tell;
 use super::mailbox::Outbox;
-use super::notice::{Patience, grace, notice, silence};
+use super::notice::{Patience, notice, silence};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_own};
@@ -210,9 +210,6 @@ impl Processes {
                     return Err(error.clone());
                 }
             } else if let Some(chance) = &mut verdict {
-                if group.missing.take().is_some_and(|it| it.number == number) {
-                    *chance = LastChance::new(now + 3 * grace(whole));
-                }
                 match chance.is_over(now, || self.connection.has_unread()) {
                     false => limit = chance.until,
                     true => {
@@ -325,6 +322,11 @@ impl Processes {
 /// Converts an error of `rank` into the error that the other ranks receive.
 pub(super) fn failed(rank: usize, error: &Error) -> Error {
     told(rank, "talking to the other ranks", error)
+}
+
+/// Time for the hub to report which ranks are missing after a rank's deadline has passed.
+pub(crate) fn grace(deadline: Duration) -> Duration {
+    (deadline / 10).max(Duration::from_secs(2))
 }
 
 impl Bootstrap for Processes {

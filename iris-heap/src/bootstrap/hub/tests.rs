@@ -154,34 +154,6 @@ fn a_rank_that_leaves_a_broken_group_may_say_why() {
     hub.join().unwrap();
 }
 
-/// Tests that a rank whose relay answers is not blamed before it may say for whom it waits itself.
-#[test]
-fn the_reason_of_a_missing_rank_comes_before_the_verdict() {
-    let (mut own, link_of_0) = Relay::new(&[0, 1]);
-    let (relay, link_of_2) = Relay::new(&[2, 3]);
-    let links = vec![link_of_0, link_of_2];
-    let hub = std::thread::spawn(move || Hub::carry(links));
-    let (other, end) = (relay.socket.try_clone().unwrap(), relay.socket.try_clone().unwrap());
-    let answers = std::thread::spawn(move || relay.answer_probes());
-    own.send(1, Frame::Group { group: 5, members: vec![1, 3] });
-    let part = Part { bytes: Vec::new(), descriptors: Vec::new() };
-    own.send(1, Frame::Give { group: 5, number: 1, part });
-    let (what, waited) = ("a".into(), Duration::ZERO);
-    own.send(1, Frame::Late { group: 5, number: 1, what, waited });
-    assert_eq!(own.missing(5), (vec![1], vec![]));
-    let error = Error::PeerAborted { rank: 1, host: None, reason: "no rank 2".into() };
-    let mut outbox = Outbox::default();
-    let packet = Frame::GaveUp { group: 5, error }.pack();
-    outbox.push(Frame::Relayed { ranks: vec![3], packet }.pack());
-    outbox.flush(&other).unwrap();
-    let told = own.broken(5);
-    assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{told}");
-    drop(own);
-    end.shutdown(std::net::Shutdown::Both).unwrap();
-    hub.join().unwrap();
-    answers.join().unwrap();
-}
-
 /// Tests the answer about missing ranks: it names the relay that carries their messages if the relay
 /// does not answer, unless the relay's rank is in the group and stands for them.
 #[test]
