@@ -62,9 +62,8 @@ pub struct Control {
     /// Process of each rank of this node; `None` for a thread of this process.
     processes: OnceLock<Vec<Option<ProcessId>>>,
     /// Name of the other node for which the rank named in this rank's fault record was waiting when
-    /// the record was first read, and the reason if that rank has since learned why it waited in
-    /// vain. `None` if that rank was in no step between nodes.
-    awaited_node: OnceLock<Option<(String, Option<String>)>>,
+    /// the record was first read. `None` if that rank was in no step between nodes.
+    awaited_node: OnceLock<Option<String>>,
     /// Start times of the waits for enqueued work that host threads are in now.
     waits: Mutex<Vec<Instant>>,
     /// Engine that runs the steps between nodes, if they run on streams of a GPU (such as NCCL).
@@ -505,12 +504,7 @@ impl Control {
             let rank = usize::try_from(fault.rank).ok().filter(|_| is_silent)?;
             // If the process of the rank is stopped, blame the rank itself and not the node that it
             // waits for.
-            let awaited = self.node_awaited_by(rank)?;
-            if self.stopped_process(rank).is_some() {
-                return None;
-            }
-            let reason = self.await_reason_of_step(rank);
-            Some((self.node_awaited_by(rank).unwrap_or(awaited), reason))
+            self.node_awaited_by(rank).filter(|_| self.stopped_process(rank).is_none())
         });
         let standing = self.standing(&fault);
         let fault = match &host {
@@ -518,8 +512,7 @@ impl Control {
             None => fault,
         };
         let error = match awaited {
-            Some((_, reason @ Some(_))) => Error::GaveUp { rank, host, reason: reason.clone() },
-            Some((node, None)) => {
+            Some(node) => {
                 let (host, node) = (host.unwrap_or_default(), node.clone());
                 Error::NodeSilent { op, fault, host, node }
             }
@@ -537,11 +530,9 @@ impl Control {
         if self.fault().is_some_and(|words| words[0] == FaultKind::PeerLost as i32) {
             self.await_own_world();
         }
-        // The reason is read after the fault, whose error may wait for it.
-        let fault = self.fault_error();
         let code = self.reason();
         let disorder = || if code == 0 { None } else { self.disorder() };
-        let found = fault.or_else(disorder);
+        let found = self.fault_error().or_else(disorder);
         let told = match code {
             0 => None,
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),

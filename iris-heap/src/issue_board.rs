@@ -59,13 +59,6 @@ pub enum AwaitedNode {
     Unknown,
     /// Node with this index.
     Node(usize),
-    /// Node whose messages do not arrive, because the process that carries them does not answer.
-    Silent {
-        /// Index of the node.
-        node: usize,
-        /// Rank of that process in the launched world.
-        carrier: usize,
-    },
 }
 
 /// Place of the matrix that peers read from a rank in a call; all zero if they read none.
@@ -186,9 +179,6 @@ impl Boards {
             None => 0,
             Some(AwaitedNode::Unknown) => 1,
             Some(AwaitedNode::Node(node)) => 2 + node as u64,
-            Some(AwaitedNode::Silent { node, carrier }) => {
-                (1 + carrier as u64) << 32 | (2 + node as u64)
-            }
         };
         self.word(self.rank, 3)?.store(number, Ordering::Relaxed);
         Ok(())
@@ -199,13 +189,7 @@ impl Boards {
         Ok(match self.word(rank, 3)?.load(Ordering::Relaxed) {
             0 => None,
             1 => Some(AwaitedNode::Unknown),
-            number => {
-                let node = (number as u32).saturating_sub(2) as usize;
-                Some(match (number >> 32).checked_sub(1) {
-                    None => AwaitedNode::Node(node),
-                    Some(carrier) => AwaitedNode::Silent { node, carrier: carrier as usize },
-                })
-            }
+            number => Some(AwaitedNode::Node((number - 2) as usize)),
         })
     }
 

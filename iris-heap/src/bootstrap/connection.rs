@@ -36,17 +36,10 @@ pub(super) struct Letters {
     /// Whether the hub has reported the end of the exchanges to all ranks of the group.
     pub(super) hub_reported: bool,
     pub(super) has_left: bool,
-    /// Hub's answer about an exchange in progress.
-    pub(super) missing: Option<Answer>,
+    /// Hub's answer about an exchange in progress: number of the exchange, missing ranks, and the
+    /// rank that must tell the user.
+    pub(super) missing: Option<(u64, Vec<usize>, usize)>,
     pub(super) told_waits: ToldWaits,
-}
-
-/// Hub's answer to the question which ranks are missing in an exchange; see [`Frame::Missing`].
-pub(super) struct Answer {
-    pub(super) number: u64,
-    pub(super) ranks: Vec<usize>,
-    pub(super) teller: usize,
-    pub(super) silent: Vec<usize>,
 }
 
 #[derive(Default)]
@@ -278,9 +271,9 @@ fn read(socket: &Socket, mail: &(Mutex<Mail>, Condvar), relay: usize) {
                         told = group.ending.fail(&error);
                     }
                     Frame::Goodbye => state.over = true,
-                    Frame::Missing { group, number, ranks, teller, silent } => {
+                    Frame::Missing { group, number, ranks, teller } => {
                         let group = state.groups.entry(group).or_default();
-                        group.missing = Some(Answer { number, ranks, teller, silent });
+                        group.missing = Some((number, ranks, teller));
                     }
                     Frame::Forwarded => state.forwarded = true,
                     // The relay closes the connection next. That end then counts as the loss of

@@ -103,10 +103,8 @@ frames! {
     /// Process to hub: asks which ranks are missing in an exchange.
     12 Ask { group: u64, number: u64 }
     /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
-    /// prints the notice for the user. `silent` are ranks of the launched world, outside the group,
-    /// whose processes carry messages of missing ranks and do not answer; the missing ranks behind
-    /// them come first in `ranks`, in the same order.
-    13 Missing { group: u64, number: u64, ranks: Vec<usize>, teller: usize, silent: Vec<usize> }
+    /// prints the notice for the user.
+    13 Missing { group: u64, number: u64, ranks: Vec<usize>, teller: usize }
     /// Hub to relay: the relay must pass `packet` on to the ranks `ranks`. Relay to hub: `packet`
     /// comes from the only rank in `ranks`.
     14 Relayed { ranks: Vec<usize>, packet: Packet }

@@ -17,7 +17,6 @@ use super::held::Held;
 use super::link::Link;
 use super::loss::{is_loss, loss_of_carrier};
 use super::mailbox::AGAIN;
-use super::notice::silence;
 use super::peer::wait;
 use super::rendezvous::{Door, Place};
 use crate::error::Error;
@@ -37,8 +36,8 @@ pub(crate) struct Hub {
     /// Whether the process of each rank has ended, or cannot be reached any more.
     gone: Vec<bool>,
     groups: BTreeMap<u64, Group>,
-    /// Ranks that have waited for long, with their questions and reports. These are handled only
-    /// after all messages that ranks have sent have been read.
+    /// Ranks whose deadline has passed, with their reports. The reports are handled only after all
+    /// messages that ranks have sent have been read.
     late: Vec<Late>,
     /// Time at which rank 0 left after a collective close; `None` before that.
     draining: Option<Instant>,
@@ -50,9 +49,8 @@ struct Late {
     rank: usize,
     group: u64,
     number: u64,
-    /// Step and waiting time of a rank whose deadline has passed; `None` for a rank that only asks
-    /// which ranks are missing.
-    report: Option<(String, Duration)>,
+    what: String,
+    waited: Duration,
 }
 
 struct Group {
@@ -233,13 +231,10 @@ impl Hub {
             Frame::Group { group, members } => self.enter(rank, group, members),
             Frame::Give { group, number, part } => self.give(rank, group, number, part),
             Frame::Late { group, number, what, waited } => {
-                let report = Some((what, waited));
-                self.late.push(Late { answers_until: None, rank, group, number, report });
+                self.late.push(Late { answers_until: None, rank, group, number, what, waited });
             }
             Frame::GaveUp { group, error } => self.give_up(rank, group, error),
-            Frame::Ask { group, number } => {
-                self.late.push(Late { answers_until: None, rank, group, number, report: None });
-            }
+            Frame::Ask { group, number } => self.answer(rank, group, number),
             Frame::Leave { group, clean } => {
                 self.leave(rank, group, clean);
                 if (rank, group, clean) == (0, 0, true) {
@@ -288,36 +283,10 @@ impl Hub {
         }
     }
 
-    /// Missing ranks of a group, and relays outside the group that do not answer. Missing ranks
-    /// behind a silent relay come first, in the order of the relays. If the relay's rank is a
-    /// member, it stands for the ranks behind it.
-    fn absent(&self, group: &Group) -> (Vec<usize>, Vec<usize>) {
-        let (mut ranks, mut first, mut outside) = (group.missing(), Vec::new(), Vec::new());
-        for (silent, link) in self.links.iter().enumerate().filter(|it| it.1.is_silent()) {
-            let is_behind = |&rank: &usize| self.link_of[group.members[rank]] == silent;
-            let (mut behind, others): (Vec<_>, _) = ranks.iter().copied().partition(is_behind);
-            if behind.is_empty() {
-                continue;
-            }
-            ranks = others;
-            match group.members.iter().position(|&member| member == link.ranks[0]) {
-                Some(relay) => ranks.push(relay),
-                None => {
-                    first.append(&mut behind);
-                    outside.push(link.ranks[0]);
-                }
-            }
-        }
-        ranks.sort_unstable();
-        first.append(&mut ranks);
-        (first, outside)
-    }
-
-    /// Handles a rank that has waited for long. Tells a rank that asks which ranks are missing. If a
-    /// rank's deadline has passed, blames the ranks that have not contributed to the exchange; if
-    /// all ranks have contributed, the system had no room to send the answer.
+    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed to
+    /// the exchange. If all ranks have contributed, the system had no room to send the answer.
     fn judge(&mut self, mut late: Late) {
-        let Some(group) = self.groups.get(&late.group).filter(|g| !g.broken) else {
+        let Some(group) = self.groups.get_mut(&late.group).filter(|g| !g.broken) else {
             return;
         };
         // Messages of the missing ranks may be held up by a relay whose process is stopped.
@@ -334,21 +303,37 @@ impl Hub {
             self.late.push(late);
             return;
         }
-        let Late { rank, group: id, number, report, .. } = late;
-        let Some((mut what, waited)) = report else { return self.answer(rank, id, number) };
+        let Late { rank, group: id, number, mut what, waited, .. } = late;
         let crowded = self.links[self.link_of[rank]].peer.crowded.clone();
         let error = match crowded {
             _ if number == group.number => {
-                let (mut ranks, silent) = self.absent(group);
+                let mut ranks = group.missing();
+                for (silent, link) in self.links.iter().enumerate().filter(|it| it.1.is_silent()) {
+                    let is_behind = |&rank: &usize| self.link_of[group.members[rank]] == silent;
+                    if !ranks.iter().any(is_behind) {
+                        continue;
+                    }
+                    let relay = link.ranks[0];
+                    match group.members.iter().position(|&m| m == relay) {
+                        Some(index) => {
+                            ranks.retain(|rank| !is_behind(rank));
+                            ranks.push(index);
+                        }
+                        None => {
+                            what += &format!(
+                                "; rank {relay} of the launched world, which carries messages of others, does \
+                             not answer: is it stopped?"
+                            )
+                        }
+                    }
+                }
                 ranks.sort_unstable();
-                what.extend(silent.iter().map(|&relay| silence(relay)));
                 Error::Absent { ranks, what, waited }
             }
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
             // The exchange has completed since the rank's deadline, and its answer has been sent.
             None => return,
         };
-        let Some(group) = self.groups.get_mut(&id) else { return };
         group.broken = true;
         for member in group.members.clone() {
             self.links[self.link_of[member]].peer.make_room();
@@ -373,10 +358,10 @@ impl Hub {
         let Some(group) = self.groups.get(&id).filter(|g| !g.broken && g.number == number) else {
             return;
         };
-        let here = group.given.iter().position(Option::is_some);
-        let (ranks, silent) = self.absent(group);
+        let ranks = group.missing();
+        let here = (0..group.given.len()).find(|i| !ranks.contains(i));
         if let Some(teller) = here {
-            self.send(rank, &Frame::Missing { group: id, number, ranks, teller, silent }.pack());
+            self.send(rank, &Frame::Missing { group: id, number, ranks, teller }.pack());
         }
     }
 

@@ -48,10 +48,8 @@ pub type Watcher = Arc<dyn Fn(&Error) + Send + Sync>;
 /// Rust object that ranks which are threads of one process can exchange.
 pub type Object = Arc<dyn Any + Send + Sync>;
 
-/// Function called with the ranks that have not arrived in an exchange; and with ranks of the
-/// launched world, outside the exchange, whose processes carry messages of missing ranks and do not
-/// answer. The missing ranks behind the latter come first, in the same order.
-pub type Missing = dyn Fn(&[usize], &[usize]) + Send + Sync;
+/// Function called with the ranks that have not arrived in an exchange.
+pub type Missing = dyn Fn(&[usize]) + Send + Sync;
 
 /// Callback during a wait in an exchange, called with the missing ranks each time they are
 /// determined. It runs on the waiting thread while locks are held, so it must not block.

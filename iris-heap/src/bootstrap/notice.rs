@@ -19,14 +19,6 @@ pub(crate) fn notice(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Text, to be appended to another text, about a rank that carries messages of others and does not
-/// answer.
-pub(super) fn silence(relay: usize) -> String {
-    format!(
-        "; rank {relay} of the launched world, which carries messages of others, does not answer: is it stopped?"
-    )
-}
-
 /// Schedule of messages to the user during a wait: the first after a hundredth of the deadline, at
 /// least one second, and then each time the waiting time has doubled.
 pub(crate) struct Patience {

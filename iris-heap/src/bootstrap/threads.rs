@@ -113,7 +113,7 @@ impl Threads {
             if let Some(waited) = patience.is_over() {
                 let ranks = missing(&table);
                 if let Some(on_missing) = &step.on_missing {
-                    on_missing.0(&ranks, &[]);
+                    on_missing.0(&ranks);
                 }
                 // Only the lowest waiting rank prints the notice, for all waiting ranks.
                 if (0..self.rank).all(|r| ranks.contains(&r))

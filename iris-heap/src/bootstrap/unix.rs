@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::connection::{Answer, Connection, LastChance, Mail, REASON};
+use super::connection::{Connection, LastChance, Mail, REASON};
 use super::frames::{Frame, Part, check_exchanged};
 use super::held::pair;
 use super::hub::Hub;
 use super::loss::tell;
 use super::mailbox::Outbox;
-use super::notice::{Patience, notice, silence};
+use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place, Visit};
 use super::socket::{Socket, is_own};
@@ -247,20 +247,20 @@ impl Processes {
                 continue;
             } else {
                 limit = limit.min(patience.until);
-                if let Some(Answer { number: n, ranks, teller, silent }) = group.missing.take() {
+                if let Some((n, ranks, teller)) = group.missing.take() {
                     answer = None;
                     if n == number
                         && let Some(on_missing) = &step.on_missing
                     {
-                        on_missing.0(&ranks, &silent);
+                        on_missing.0(&ranks);
                     }
                     let waited = now - started;
-                    let news = format!("{ranks:?} behind {silent:?} in {}", step.what);
-                    if n == number && teller == self.rank && group.told_waits.is_news(news, waited)
+                    if n == number
+                        && teller == self.rank
+                        && group.told_waits.is_news(format!("{ranks:?} in {}", step.what), waited)
                     {
-                        let silent: String = silent.iter().map(|&relay| silence(relay)).collect();
                         notice(format_args!(
-                            "{what} waits for rank {}: {waited:.1?} of {whole:.1?}{silent}",
+                            "{what} waits for rank {}: {waited:.1?} of {whole:.1?}",
                             list_processes(&ranks, |rank| (step.number(rank), self.process(rank)))
                         ));
                     }
@@ -325,7 +325,7 @@ pub(super) fn failed(rank: usize, error: &Error) -> Error {
 }
 
 /// Time for the hub to report which ranks are missing after a rank's deadline has passed.
-pub(crate) fn grace(deadline: Duration) -> Duration {
+pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 

@@ -196,29 +196,16 @@ impl Control {
     /// that node; `None` if `rank` is in no step between nodes.
     pub(super) fn node_awaited_by(&self, rank: usize) -> Option<String> {
         let boards = self.boards().filter(|boards| rank < boards.ranks())?;
-        let (node, more) = match boards.step(rank).ok()?? {
-            AwaitedNode::Unknown => return Some("another node".into()),
-            AwaitedNode::Node(node) => (node, String::new()),
-            AwaitedNode::Silent { node, carrier } => (
-                node,
-                format!(
-                    "; rank {carrier} of the launched world, which carries its messages, does not answer"
-                ),
-            ),
-        };
-        // Steps between nodes connect ranks of equal local rank.
-        let number = node * boards.ranks() + rank;
-        let name = self.nodes.get().and_then(|(names, _)| names.get(node));
-        let host = name.map_or(String::new(), |name| format!(" on host {name}"));
-        Some(format!("node {node} (rank {number}{host}{more})"))
-    }
-
-    /// Reason why `rank` waits in vain in a step between nodes. Waits a moment for it, because the
-    /// deadlines of ranks on the other node may pass a little after this rank's.
-    pub(super) fn await_reason_of_step(&self, rank: usize) -> Option<String> {
-        let known = || self.elsewhere.get().is_some() || self.cut_off.get().is_some();
-        await_reason(|| known() || self.reason_of(rank).is_some());
-        self.reason_of(rank)
+        Some(match boards.step(rank).ok()?? {
+            AwaitedNode::Unknown => "another node".into(),
+            AwaitedNode::Node(node) => {
+                // Steps between nodes connect ranks of equal local rank.
+                let number = node * boards.ranks() + rank;
+                let name = self.nodes.get().and_then(|(names, _)| names.get(node));
+                let host = name.map_or(String::new(), |name| format!(" on host {name}"));
+                format!("node {node} (rank {number}{host})")
+            }
+        })
     }
 
     /// Text, to be appended to another text, that lists the ranks that wait in a step between

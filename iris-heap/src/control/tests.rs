@@ -1,11 +1,7 @@
 //! Tests of control blocks: the errors that aborts and faults are converted into.
 
-use std::thread;
-use std::time::Duration;
-
 use super::*;
 use crate::abi::ControlBlock;
-use crate::issue_board::AwaitedNode;
 
 #[test]
 fn the_words_are_a_control_block() {
@@ -107,44 +103,6 @@ fn a_rank_that_is_cut_off_has_the_error_of_its_world() {
     }
     assert!(matches!(outcome(&wire, Some(FaultKind::Mismatch)), Error::Fault { .. }));
     assert!(matches!(outcome(&Error::PeerLost { rank: 2 }, None), Error::PeerLost { rank: 2 }));
-}
-
-/// Tests a rank that waits for one in a step between nodes, whose reason for waiting in vain is known
-/// a moment after the first rank's deadline.
-#[test]
-fn a_wait_for_a_step_between_nodes_has_the_reason_of_the_other_node() {
-    let pair = || {
-        let pair = waits_for_rank_1();
-        pair.iter().for_each(|c| c.set_nodes(vec!["a".into(), "b".into()], 0));
-        pair[1].publish_step(Some(AwaitedNode::Silent { node: 1, carrier: 2 }));
-        let mut words = [0; FAULT_WORDS];
-        (words[0], words[4]) = (FaultKind::NotEntered as i32, 1);
-        assert!(pair[0].record_fault(&words));
-        pair
-    };
-    let text = |error: Error| error.to_string();
-    let [c, late] = pair();
-    let found = thread::scope(|scope| {
-        let waiter = scope.spawn(|| c.check().unwrap_err());
-        thread::sleep(Duration::from_millis(100));
-        late.fail_elsewhere(Error::other(std::io::Error::other("rank 2 has not entered")));
-        text(waiter.join().unwrap())
-    });
-    assert!(found.starts_with("rank 1 on host a gave up: rank 2 has not entered"), "{found}");
-    let [c, _late] = pair();
-    let found = text(c.check().unwrap_err());
-    let expected =
-        "rank 1 on host a waits for node 1 (rank 3 on host b; rank 2 of the launched world, which";
-    assert!(found.contains(expected), "{found}");
-    let [c, _late] = pair();
-    let found = thread::scope(|scope| {
-        let waiter = scope.spawn(|| c.check().unwrap_err());
-        thread::sleep(Duration::from_millis(100));
-        let reason = "rank 2 has not entered".into();
-        c.fail_elsewhere(Error::PeerAborted { rank: 3, host: Some("b".into()), reason });
-        text(waiter.join().unwrap())
-    });
-    assert!(found.starts_with("rank 3 on host b gave up: rank 2 has not entered"), "{found}");
 }
 
 #[test]

@@ -297,12 +297,9 @@ fn exchange(
         message.extend_from_slice(&heap.read(from)?);
     }
     let control = Arc::clone(heap.control());
-    let publish = move |missing: &[usize], silent: &[usize]| {
+    let publish = move |missing: &[usize]| {
         if let Some(&node) = missing.first() {
-            control.publish_step(Some(match silent.first() {
-                Some(&carrier) => AwaitedNode::Silent { node, carrier },
-                None => AwaitedNode::Node(node),
-            }));
+            control.publish_step(Some(AwaitedNode::Node(node)));
         }
     };
     let publish = OnMissing(Arc::new(publish));

@@ -29,39 +29,6 @@ impl Relay {
         outbox.flush(&self.socket).unwrap();
     }
 
-    /// Waits for the hub's answer about the ranks missing in `group`, and returns them and the silent
-    /// relays.
-    fn missing(&mut self, group: u64) -> (Vec<usize>, Vec<usize>) {
-        loop {
-            match self.inbox.take().unwrap() {
-                Some(Frame::Relayed { packet, .. }) => match packet.open().unwrap() {
-                    Frame::Missing { group: id, ranks, silent, .. } if id == group => {
-                        return (ranks, silent);
-                    }
-                    _ => {}
-                },
-                Some(_) => {}
-                None => assert!(self.inbox.fill(&self.socket).unwrap(), "the hub has ended"),
-            }
-        }
-    }
-
-    /// Answers the hub's probes until the hub has ended.
-    fn answer_probes(mut self) {
-        loop {
-            match self.inbox.take().unwrap() {
-                Some(Frame::Probe) => {
-                    let mut outbox = Outbox::default();
-                    outbox.push(Frame::Probe.pack());
-                    outbox.flush(&self.socket).unwrap();
-                }
-                Some(_) => {}
-                None if self.inbox.fill(&self.socket).unwrap() => {}
-                None => return,
-            }
-        }
-    }
-
     /// Waits for the message by which the hub ends the exchanges of `group`, and returns its
     /// error.
     fn broken(&mut self, group: u64) -> Error {
@@ -152,31 +119,4 @@ fn a_rank_that_leaves_a_broken_group_may_say_why() {
     assert!(matches!(told, Error::PeerAborted { rank: 1, .. }), "{told}");
     drop((own, relay, other));
     hub.join().unwrap();
-}
-
-/// Tests the answer about missing ranks: it names the relay that carries their messages if the relay
-/// does not answer, unless the relay's rank is in the group and stands for them.
-#[test]
-fn a_rank_that_waits_is_told_which_relay_is_silent() {
-    let (mut own, link_of_0) = Relay::new(&[0, 1]);
-    let (silent, link_of_2) = Relay::new(&[2, 3]);
-    let (other, link_of_4) = Relay::new(&[4, 5]);
-    let links = vec![link_of_0, link_of_2, link_of_4];
-    let hub = std::thread::spawn(move || Hub::carry(links));
-    let end = other.socket.try_clone().unwrap();
-    let answers = std::thread::spawn(move || other.answer_probes());
-    for (group, members, missing, behind) in
-        [(5, vec![1, 3, 5], vec![1, 2], vec![2]), (6, vec![1, 2, 3], vec![1], vec![])]
-    {
-        own.send(1, Frame::Group { group, members });
-        let part = Part { bytes: Vec::new(), descriptors: Vec::new() };
-        own.send(1, Frame::Give { group, number: 1, part });
-        own.send(1, Frame::Ask { group, number: 1 });
-        let told = own.missing(group);
-        assert_eq!(told, (missing, behind), "group {group}");
-    }
-    drop((own, silent));
-    end.shutdown(std::net::Shutdown::Both).unwrap();
-    hub.join().unwrap();
-    answers.join().unwrap();
 }
