@@ -218,7 +218,8 @@ impl OpBuild {
 /// is given by its build and the name of its function. Returns an image for each, in the same order: that of
 /// the whole source if it is shipped with the program, else one with this kernel only, because a program
 /// needs few of the kernels of a source (NVRTC 13.0 on two cores: 10 s for the ten kernels of
-/// `all_reduce.cu`, 0.3 to 1.9 s for one). Calls `begin` before each.
+/// `all_reduce.cu`, 0.3 to 1.9 s for one). The cores are divided among `ranks`, each of which may compile.
+/// Calls `done` after each.
 ///
 /// # Errors
 /// Errors of [`rtc::compile`]. [`Error::NotCarried`] if there is no compiler and the folder of
@@ -226,15 +227,16 @@ impl OpBuild {
 pub(crate) fn compile(
     kernels: &[(Build, String)],
     target: &Target,
-    begin: impl Fn() + Sync,
+    ranks: usize,
+    done: impl Fn() + Sync,
 ) -> rtc::Result<Vec<Vec<u8>>> {
     let images: Vec<OnceLock<Vec<u8>>> = kernels.iter().map(|_| OnceLock::new()).collect();
     let jobs: Vec<_> = kernels.iter().zip(&images).collect();
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    parallel::for_each(&jobs, threads, |&((build, function), image)| {
-        begin();
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    parallel::for_each(&jobs, (cores / ranks).max(1), |&((build, function), image)| {
         let code = compile_one(build, function, target)?;
         image.get_or_init(|| code);
+        done();
         Ok(())
     })?;
     Ok(images.into_iter().filter_map(OnceLock::into_inner).collect())

@@ -131,6 +131,8 @@ pub struct GemmRequest {
     /// Number of ranges of K whose products a whole-matrix GEMM adds in the order of K
     /// ([`crate::gemm::k_parts`]); 1 for one sum over all of K.
     pub k_parts: u32,
+    /// Whether a kernel of the user that waits for the operator may occupy part of the device.
+    pub beside: bool,
 }
 
 impl GemmRequest {

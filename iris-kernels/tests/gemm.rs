@@ -415,6 +415,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 batch_invariant: false,
                 vendor_bits: &[],
                 k_parts: 1,
+                beside: false,
             };
             let product = LibraryGemm::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());

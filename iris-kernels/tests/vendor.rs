@@ -241,6 +241,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             batch_invariant: false,
             vendor_bits: &[],
             k_parts: 1,
+            beside: false,
         };
         let product = LibraryGemm::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;

@@ -50,6 +50,7 @@ impl AnyOp {
     /// Errors of the operator's `new`, such as [`AllReduce::new`](crate::AllReduce::new).
     #[track_caller]
     pub fn new(heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
+        has_one_tensor(plan)?;
         Ok(Self { operator: Operator::new(plan.op(), heap, plan)? })
     }
 
@@ -60,6 +61,7 @@ impl AnyOp {
     /// [`AllReduce::in_workspace`](crate::AllReduce::in_workspace).
     #[track_caller]
     pub fn in_workspace(workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
+        has_one_tensor(plan)?;
         Ok(Self { operator: Operator::within(plan.op(), workspace, plan)? })
     }
 
@@ -107,6 +109,17 @@ impl Operands {
     #[must_use]
     pub fn norm(self, norm: impl Into<Option<NormArgs>>) -> Self {
         Self { norm: norm.into(), ..self }
+    }
+}
+
+/// Refuses a plan of a list of tensors, for which [`Operands`] have no place.
+fn has_one_tensor(plan: &Plan) -> Result<()> {
+    match plan.request().more.len() {
+        0 => Ok(()),
+        more => {
+            let expected = "1; `AllGather` gathers lists";
+            Err(Error::invalid(plan.op(), "number of tensors of the plan", 1 + more, expected))
+        }
     }
 }
 

@@ -274,6 +274,7 @@ impl Plan {
             batch_invariant: request.batch_invariant,
             vendor_bits: &self.ranks.tuning().vendor_bits,
             k_parts: request.k_parts(self.ranks),
+            beside: request.reserve_sms > 0,
         })
     }
 

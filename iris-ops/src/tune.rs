@@ -242,7 +242,10 @@ impl Problem {
             gated: takes(GemmKind::Gated),
             exchanges: takes(GemmKind::Exchanging),
             has_library: !request.batch_invariant,
-            packs_from: ranks.tuning().packs_from(ranks.device, ranks.size),
+            packs_from: ranks
+                .tuning()
+                .packs_from(ranks.device, ranks.size)
+                .filter(|_| request.more.is_empty()),
             has_engines: !ranks.device.backend.traits().host_threads,
         }
     }

@@ -216,6 +216,8 @@ fn run_ranks(
                 // Ranks that have started wait for the rank whose thread failed to start. So they
                 // are told the error at once, through the handle `spare` of that rank.
                 spare.abort_with(&error);
+                running.lock().unwrap_or_else(PoisonError::into_inner).retain(|&it| it != rank);
+                end.notify_all();
                 error
             })
         };

@@ -109,7 +109,8 @@ impl KernelSet {
         };
         let builds = all.iter().map(build).collect::<Result<Vec<_>>>()?;
         let progress = Level::new("kernel", all.len(), heap.rank() == 0);
-        let images = build::compile(&builds, &target, || progress.step()).map_err(Error::other)?;
+        let images = build::compile(&builds, &target, heap.size(), || progress.step());
+        let images = images.map_err(Error::other)?;
         for (((kernel, name), (build, function)), image) in all.into_iter().zip(&builds).zip(images)
         {
             let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));

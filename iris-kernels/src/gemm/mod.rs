@@ -140,7 +140,8 @@ impl Gemm {
         let builds = configs.iter().map(|config| kernel.build(code, config, fault_injection));
         let builds: Vec<_> = builds.map(|build| (build, kernel.name().into())).collect();
         let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);
-        let images = build::compile(&builds, &target, || progress.step()).map_err(Error::other)?;
+        let images = build::compile(&builds, &target, heap.size(), || progress.step());
+        let images = images.map_err(Error::other)?;
         let load = |(config, image): (&Config, Vec<u8>)| -> Result<_> {
             let function = heap.load(&image)?.function(kernel.name(), config.shared_bytes())?;
             Ok((*config, function))
@@ -188,9 +189,9 @@ impl Gemm {
         preferred: bool,
     ) -> Result<Option<Gemm>> {
         let mut configs = Config::of_plan(whole.shape, heap.workgroups(), whole.k_parts);
-        if heap.ranks_on_device() > 1 && whole.k_parts > 1 {
-            // Kernels of other ranks that wait may leave no eight multiprocessors together to a cluster that
-            // shares tiles.
+        if (heap.ranks_on_device() > 1 || whole.beside) && whole.k_parts > 1 {
+            // Kernels of other ranks or of the user that wait may leave no eight multiprocessors together to a
+            // cluster that shares tiles.
             configs = vec![Config::whole_tiles(whole.k_parts)];
         }
         configs.retain(|config| !preferred || config.is_preferred());

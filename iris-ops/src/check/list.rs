@@ -73,7 +73,7 @@ pub(super) fn write(
             addresses[at] = address;
         }
         let size = pair[0].dtype().size() as u64;
-        let [from_pitch, to_pitch] = pair.map(|matrix| matrix.ld() as u64 * size);
+        let [from_pitch, to_pitch] = pair.map(|matrix| (matrix.ld() as u64).saturating_mul(size));
         let [from, to] = addresses;
         let row = pair[0].cols() as u64 * size;
         args.list[tensor] = ListTensor { from, from_pitch, to, to_pitch, row };

@@ -3,8 +3,8 @@
 use half::bf16;
 use iris_heap::{DType, Element, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{
-    AllGather, AllReduce, CollectiveArgs, Device, HeapReserve, MatRef, OpError, Plan, Topology,
-    Variant, all_gather, all_reduce,
+    AllGather, AllReduce, AnyOp, CollectiveArgs, Device, HeapReserve, MatRef, OpError, Plan,
+    Topology, Variant, all_gather, all_reduce,
 };
 use iris_testkit::error_texts::fails;
 
@@ -233,6 +233,7 @@ fn wrong_calls_of_lists_are_refused() {
         let plan = all_gather::Options::rows(6, 4).and(DType::I32, 3).plan(&world)?;
         let heap = Plan::open_heap(&world, &[&plan], iris_heap::Bytes::new(1 << 16))?;
         let op = AllGather::new(&heap, &plan)?;
+        fails(AnyOp::new(&heap, &plan), &["number of tensors of the plan is 2", "`AllGather`"]);
         let stream = heap.stream()?;
         let (x, y) = (heap.full::<f32>(100, 1.0)?, heap.zeros::<f32>(100)?);
         let (ids, all_ids) = (heap.full::<i32>(100, 7)?, heap.zeros::<i32>(100)?);
