@@ -1,5 +1,6 @@
 //! Builds of an operator's kernels: source text and compile options.
 
+use std::borrow::Cow;
 use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
@@ -10,7 +11,7 @@ use iris_sync::Access;
 use crate::cache;
 use crate::dtype::{Role, dtype_code, has_role};
 use crate::gemm_config::{BARRIER_THREADS, MESSAGE_THREADS, THREADS, TileConfig, TileSize};
-use crate::rtc::{self, Error, KernelSource, Options};
+use crate::rtc::{self, Error, KernelSource, Options, Vendor};
 use crate::source::{self, SourceKind, Text};
 use crate::{Kernel, Target, cpu, parallel};
 
@@ -216,8 +217,8 @@ impl OpBuild {
 
 /// Compiles kernels to machine code for a target on all cores, or takes the code from a cache. Each kernel
 /// is given by its build and the name of its function. Returns an image for each, in the same order: that of
-/// the whole source if it is shipped with the program, else one with this kernel only, because a program
-/// needs few of the kernels of a source (NVRTC 13.0 on two cores: 10 s for the ten kernels of
+/// the whole source on AMD or if it is shipped with the program, else one with this kernel only, because a
+/// program needs few of the kernels of a source (NVRTC 13.0 on two cores: 10 s for the ten kernels of
 /// `all_reduce.cu`, 0.3 to 1.9 s for one). The cores are divided among `ranks`, each of which may compile.
 /// Calls `done` after each.
 ///
@@ -247,7 +248,11 @@ fn compile_one(build: &Build, function: &str, target: &Target) -> rtc::Result<Ve
     if let Some(code) = rtc::carried((*source).into(), options, &target.arch) {
         return Ok(code);
     }
-    let text = source.only(function);
+    // The compilers of AMD were not timed.
+    let text = match target.vendor {
+        Vendor::Nvidia => source.only(function).into(),
+        Vendor::Amd => Cow::Borrowed(source.text),
+    };
     let alone = KernelSource { name: source.name, text: &text };
     let compiled = rtc::compile(target.vendor, alone, options, &target.arch);
     compiled.map_err(|error| match error {
