@@ -41,11 +41,16 @@ pub(crate) fn packs_from(
     request: &Request,
     collective: Collective,
 ) -> Option<u32> {
-    let from = ranks.tuning().packs_from(ranks.device, ranks.size);
+    let from = packs_of_message(ranks, request);
     let two_shot = matches!(collective, Collective::TwoShot { .. });
     let by_gemm = request.row.multiplies() && !two_shot;
-    let plain = request.rms_norm.is_none() && request.more.is_empty();
-    from.filter(|_| plain && !by_gemm && ranks.size > 1)
+    from.filter(|_| request.rms_norm.is_none() && !by_gemm && ranks.size > 1)
+}
+
+/// Like [`packs_from`], for a message that neither a GEMM nor an RMSNorm is part of.
+pub(crate) fn packs_of_message(ranks: Topology, request: &Request) -> Option<u32> {
+    let from = ranks.tuning().packs_from(ranks.device, ranks.size);
+    from.filter(|_| request.more.is_empty())
 }
 
 /// Words of the LL protocol that calls up to the size of `items` need for each peer, without the

@@ -242,10 +242,7 @@ impl Problem {
             gated: takes(GemmKind::Gated),
             exchanges: takes(GemmKind::Exchanging),
             has_library: !request.batch_invariant,
-            packs_from: ranks
-                .tuning()
-                .packs_from(ranks.device, ranks.size)
-                .filter(|_| request.more.is_empty()),
+            packs_from: ll_items::packs_of_message(ranks, request),
             has_engines: !ranks.device.backend.traits().host_threads,
         }
     }

@@ -15,7 +15,7 @@ use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
 use crate::error::{Error, Result, list_ranks};
 use crate::root_error::Distance;
-use crate::util::{panic_message, thread_error};
+use crate::util::{lock, panic_message, thread_error};
 
 /// Key by which the root error is chosen among the errors of ranks, the least first: the error's
 /// distance from the root cause, then the number of ranks that had failed before.
@@ -30,6 +30,31 @@ struct Ended {
     failed: Option<Key>,
     /// Error of the thread if the rank's function did not return: it panicked, or was not started.
     broken: Option<Error>,
+}
+
+/// Ranks whose functions have not returned.
+struct Running {
+    ranks: Mutex<Vec<usize>>,
+    ended: Condvar,
+}
+
+impl Running {
+    fn of(worlds: &[World]) -> Running {
+        let ranks = worlds.iter().map(World::rank).collect();
+        Running { ranks: Mutex::new(ranks), ended: Condvar::new() }
+    }
+
+    fn end(&self, rank: usize) {
+        lock(&self.ranks).retain(|&running| running != rank);
+        self.ended.notify_all();
+    }
+
+    /// List of the ranks that still run after `patience`; `None` if all have ended before.
+    fn left_after(&self, patience: Duration) -> Option<String> {
+        let left = self.ended.wait_timeout_while(lock(&self.ranks), patience, |it| !it.is_empty());
+        let (left, _) = left.unwrap_or_else(PoisonError::into_inner);
+        (!left.is_empty()).then(|| list_ranks(&left))
+    }
 }
 
 impl World {
@@ -166,8 +191,7 @@ fn run_ranks(
     run: &(dyn Fn(usize, World) -> Option<String> + Sync),
 ) -> Vec<Ended> {
     let failures = &AtomicUsize::new(0);
-    let running: Mutex<Vec<usize>> = Mutex::new(worlds.iter().map(World::rank).collect());
-    let end = Condvar::new();
+    let running = Running::of(&worlds);
     let rank_main = |number: usize, world: World| {
         let me = world.rank();
         let told = world.inner.returned_errors.clone();
@@ -177,23 +201,16 @@ fn run_ranks(
             (Some(error), _) => Some(error.to_string()),
             (None, returned) => returned.unwrap_or_default(),
         };
-        let mut left = running.lock().unwrap_or_else(PoisonError::into_inner);
-        left.retain(|&rank| rank != me);
-        end.notify_all();
-        drop(left);
+        running.end(me);
         let failed = text.map(|text| {
             let key = (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
             world.abort_with(&text);
-            if key.1 == 0 {
-                let left = running.lock().unwrap_or_else(PoisonError::into_inner);
-                let waited = end.wait_timeout_while(left, PATIENCE, |left| !left.is_empty());
-                let (left, _) = waited.unwrap_or_else(PoisonError::into_inner);
-                if !left.is_empty() {
-                    let others = list_ranks(&left);
-                    notice(format_args!(
-                        "rank {me} has failed, but its error is returned only when rank {others} ends, too: {text}"
-                    ));
-                }
+            if key.1 == 0
+                && let Some(others) = running.left_after(PATIENCE)
+            {
+                notice(format_args!(
+                    "rank {me} has failed, but its error is returned only when rank {others} ends, too: {text}"
+                ));
             }
             key
         });
@@ -216,8 +233,7 @@ fn run_ranks(
                 // Ranks that have started wait for the rank whose thread failed to start. So they
                 // are told the error at once, through the handle `spare` of that rank.
                 spare.abort_with(&error);
-                running.lock().unwrap_or_else(PoisonError::into_inner).retain(|&it| it != rank);
-                end.notify_all();
+                running.end(rank);
                 error
             })
         };

@@ -185,10 +185,9 @@ impl Config {
     /// All builds that [`Config::of_plan`] can return for any depth. A build for a small depth can
     /// differ from that for a large depth in `hold` (deferred stores).
     pub(super) fn of_any_depth() -> Vec<Config> {
-        let mut configs = Self::all(usize::MAX);
-        let more = Self::all(0).into_iter().filter(|it| !configs.contains(it));
-        configs.extend(more.collect::<Vec<_>>());
-        for config in CONSUMERS.into_iter().flat_map(|it| Self::in_parts(K_PARTS, it)) {
+        let mut configs = Vec::new();
+        let in_parts = CONSUMERS.into_iter().flat_map(|it| Self::in_parts(K_PARTS, it));
+        for config in Self::all(usize::MAX).into_iter().chain(Self::all(0)).chain(in_parts) {
             if !configs.contains(&config) {
                 configs.push(config);
             }
