@@ -27,6 +27,7 @@ mod decode;
 mod external;
 mod graphs;
 mod late;
+mod lists;
 mod nodes;
 mod sample;
 
@@ -37,6 +38,7 @@ use decode::*;
 use external::*;
 use graphs::*;
 use late::*;
+use lists::*;
 use nodes::*;
 use sample::*;
 
@@ -98,6 +100,7 @@ fn tests() -> ExitCode {
                 a_graph_is_replayed_a_thousand_times,
                 allocation_in_a_capture_is_refused,
                 every_op_is_captured_and_replayed_beside_other_threads,
+                lists_are_gathered_and_captured,
                 matrices_and_streams_of_cudarc_work,
                 comm_takes_memory_and_streams_of_cudarc,
                 processes_over_legacy_handles,
