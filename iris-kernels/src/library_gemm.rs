@@ -22,7 +22,7 @@ pub struct LibraryGemm {
 impl LibraryGemm {
     /// Loads the GEMM implementations for this product on the heap's device. `None` if there is
     /// neither the vendor's library nor a build of the built-in GEMM. The vendor's library is not
-    /// used if ranks share the device. This function may compile and load kernels, so call it where
+    /// used if ranks share the device, unless CUDA_MODULE_LOADING=EAGER. This function may compile and load kernels, so call it where
     /// all ranks make an op.
     ///
     /// # Errors
@@ -40,8 +40,9 @@ impl LibraryGemm {
             _ if library_workspace(device.kind).is_none() => None,
             // The vendor's library loads a kernel when it is first enqueued, and loading waits
             // until the whole device is idle. If ranks share the device, loading would wait for a
-            // kernel of another rank, which may wait for this rank: a deadlock.
-            _ if heap.ranks_on_device() > 1 => None,
+            // kernel of another rank, which may wait for this rank: a deadlock. A driver that loads
+            // eagerly has loaded all kernels before.
+            _ if heap.ranks_on_device() > 1 && !loads_eagerly() => None,
             _ => vendor(gpu, &device.name, whole)?,
         };
         // If the vendor's library can do all calls, only builds of the built-in GEMM that are faster
@@ -166,6 +167,11 @@ impl LibraryGemm {
         })?;
         Ok(done)
     }
+}
+
+/// Whether CUDA's driver loads all kernels of a library at once.
+fn loads_eagerly() -> bool {
+    std::env::var_os("CUDA_MODULE_LOADING").is_some_and(|it| it == "EAGER")
 }
 
 /// Prepares the vendor's library on this device, whose name is `device`, for a product. `None` if the

@@ -194,7 +194,8 @@ fn invariant<T: Element>(on: (&World, &Arc<SymmetricHeap>), shapes: &[[usize; 2]
     Ok(())
 }
 
-/// Tests the option `batch_invariant` with ranks that share one GPU.
+/// Tests the option `batch_invariant` with ranks that share one GPU. With `CUDA_MODULE_LOADING=EAGER` in the
+/// environment, the vendor's products are among those of the calls.
 pub(crate) fn rows_have_one_set_of_bits_on_one_gpu() {
     for size in [1, 3] {
         rows_have_one_set_of_bits(size);
