@@ -152,6 +152,22 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
+    /// Variant of [`Workgroup::begin_push`] between two ranks, for one thread, which may push its items at
+    /// once. Both credit words of the peer are loaded, so the loads need no call number.
+    pub fn begin_push_alone(&self, peers: barrier::Members) -> Result<(), Aborted> {
+        let peer = 1 - self.channel.rank;
+        let seen = [0, 1].map(|parity| entry::look_at_credit(self.m, self.channel, peer, parity));
+        if self.index != self.count - 1 && !peers.contains(peer) {
+            return Ok(());
+        }
+        let want = self.call.previous();
+        let seen = seen[want.parity() as usize];
+        if !self.given_up && self.m.reached(Access::CreditLoad, want, seen) {
+            return Ok(());
+        }
+        self.credit_of(peer)
+    }
+
     /// Count this workgroup as finished before its end, so that the count overlaps with waits for
     /// data. All threads of the workgroup must have read the call number and passed a barrier.
     /// Counting early is safe, because the next launch reads the advanced call number only after
@@ -187,9 +203,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// this call, it compares its record with this rank's record of an older call, and reports the
     /// difference.
     pub fn push_head(&self, peers: barrier::Members) {
+        self.push_header(peers);
+        self.announce();
+    }
+
+    /// Push this rank's header to `peers`; the first half of [`Workgroup::push_head`].
+    pub fn push_header(&self, peers: barrier::Members) {
         if self.is_beside(0) {
             ll::push_head(self.m, self.channel, self.call, &self.record, peers);
         }
+    }
+
+    /// Announce this rank's entry to every peer; the second half of [`Workgroup::push_head`].
+    pub fn announce(&self) {
         if self.is_beside(self.count - 1) {
             for peer in self.channel.peers() {
                 entry::announce(self.m, self.channel, self.call, peer);

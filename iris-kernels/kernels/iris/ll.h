@@ -80,10 +80,10 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
 
 /// Waits for a batch of items from several ranks, and stores their data in `data`. The ranks are
 /// those of `first` to `first + N - 1` whose bit in `mask` is set. Item k of the batch is pair
-/// `before` + k. Any single thread may call this function.
+/// `before` + k; `begin` is the first one's place. Any single thread may call this function.
 template <u32 N, class Batch>
-IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
-                      u32 (&data)[N][Batch::ITEMS][2]) {
+IRIS_DEVICE bool wait(const Words& m, Call call, SymPair begin, u32 before, const Batch& batch, u32 first,
+                      u32 mask, u32 (&data)[N][Batch::ITEMS][2]) {
     constexpr u32 ITEMS = Batch::ITEMS;
     if (mask == 0 || batch.count == 0) return true;
     u32 lowest = first;
@@ -92,7 +92,6 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch,
     const Awaited awaited{call, call, lowest, tile, Limit::Progress};
     return poll(m, awaited, [&]() IRIS_INLINE {
         LlWord words[ITEMS][N][2];
-        const SymPair begin = m.pair(m.channel.rank, first, call.parity(), before + batch.first);
         IRIS_UNROLL
         for (u32 k = 0; k < ITEMS; ++k) {
             if (k >= batch.count) break;
@@ -133,16 +132,19 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
     const u32 size = m.channel.size, me = m.channel.rank;
     const u64 others = sources.bits & Members::all(size).bits & ~(1ull << me);
     u32 data[N][Batch::ITEMS][2];
+    const auto begin = [&](u32 first) IRIS_INLINE {
+        return m.pair(me, first, call.parity(), before + batch.first);
+    };
     if constexpr (PAIR) {
         static_assert(N == 1, "between two ranks there is one source");
         const u32 other = 1 - me;
         return (others >> other & 1) == 0 ||
-               (wait(m, call, before, batch, other, 1, data) && take(other, data[0]));
+               (wait(m, call, begin(other), before, batch, other, 1, data) && take(other, data[0]));
     } else {
         IRIS_NO_UNROLL
         for (u32 first = 0; first < size; first += N) {
             const u32 mask = static_cast<u32>(others >> first) & ((1u << N) - 1);
-            if (!wait(m, call, before, batch, first, mask, data)) return false;
+            if (!wait(m, call, begin(first), before, batch, first, mask, data)) return false;
             IRIS_UNROLL
             for (u32 i = 0; i < N; ++i) {
                 if ((mask >> i & 1) == 1 && !take(first + i, data[i])) return false;
@@ -284,6 +286,58 @@ struct Ll128 {
             return missing;
         });
     }
+};
+
+/// Words of the items that this thread sends and receives in an exchange; N as in an exchange.
+template <u32 N, class LlUnit> struct Lanes {
+    IRIS_DEVICE Lanes(const Words&, u32) {}
+
+    IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 item,
+                          const u32 (&data)[LlUnit::WORDS]) const {
+        LlUnit::push(m, call, peer, item, data);
+    }
+    /// Wait for item number `item` of each of `sources`, and pass the data to `take` in ascending order of
+    /// sources, until `take` returns false. Any thread may call this function.
+    template <class Take>
+    IRIS_DEVICE bool each(const Words& m, Call call, u32 item, Members sources, Take take) const {
+        return LlUnit::template each<N>(m, call, item, sources, take);
+    }
+};
+
+/// Words between two ranks, whose addresses are computed from arguments alone, before the previous launch has
+/// ended: a small message consists of few loads, and each address in between would delay it.
+template <> class Lanes<1, Ll64> {
+  public:
+    /// `first`: this thread's first item.
+    IRIS_DEVICE Lanes(const Words& m, u32 first)
+        : out(m.pair(1 - m.channel.rank, m.channel.rank, 0, HEAD + first)),
+          in(m.pair(m.channel.rank, 1 - m.channel.rank, 0, HEAD + first)),
+          of_parity(m.channel.size * m.channel.pair_count), first(first) {
+        out.compute_now();
+        in.compute_now();
+        port::compute_now(of_parity);
+    }
+
+    IRIS_DEVICE void push(const Words& m, Call call, u32, u32 item, const u32 (&data)[2]) const {
+        m.store_pair<Access::LlStore>(out.after(behind(call, item)), LlWord{data[0], call.number()},
+                                      LlWord{data[1], call.number()});
+    }
+    template <class Take>
+    IRIS_DEVICE bool each(const Words& m, Call call, u32 item, Members sources, Take take) const {
+        const u32 other = 1 - m.channel.rank;
+        if (!sources.contains(other)) return true;
+        u32 data[1][1][2];
+        const Batch<1, 1> batch{item, 0, 1};
+        return wait(m, call, in.after(behind(call, item)), HEAD, batch, other, 1, data) &&
+               take(other, data[0][0]);
+    }
+
+  private:
+    IRIS_DEVICE u64 behind(Call call, u32 item) const {
+        return (call.parity() ? of_parity : 0) + (item - first);
+    }
+    SymPair out, in;
+    u32 of_parity, first;
 };
 
 /// This thread's share of a range of items: `first`, `first + step`, ...

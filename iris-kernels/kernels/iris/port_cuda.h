@@ -19,6 +19,16 @@ IRIS_DEVICE void take_turn() {
 #endif
 }
 
+/// Computes `value`, which must not be ~0 - 1, here: before take_turn(), while the previous launch still runs.
+/// Without an instruction that needs the value, the assembler would compute it where it is used.
+template <class T> IRIS_DEVICE void compute_now(const T& value) {
+    if constexpr (sizeof(T) == 8) {
+        asm volatile("{ .reg .pred p; setp.eq.u64 p, %0, -2; @p nanosleep.u32 1; }" ::"l"(u64(value)) : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, -2; @p nanosleep.u32 1; }" ::"r"(u32(value)) : "memory");
+    }
+}
+
 /// Number of threads in a wave, which CUDA calls a warp.
 constexpr u32 WAVE = 32;
 

@@ -72,6 +72,8 @@ template <Scope S, class T> class ScopedWord {
     IRIS_DEVICE void put(T value) const { port::write(address, value); }
     /// Returns the word that is `words` words later in the same memory.
     IRIS_DEVICE ScopedWord after(u64 words) const { return ScopedWord(address + words * sizeof(T)); }
+    /// See port::compute_now().
+    IRIS_DEVICE void compute_now() const { port::compute_now(address); }
 
   private:
     IRIS_DEVICE explicit ScopedWord(u64 address) : address(address) {}
@@ -124,6 +126,8 @@ class SymPair {
     IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * BYTES); }
     IRIS_DEVICE SymPair after_bytes(u64 bytes) const { return SymPair(address + bytes); }
     static constexpr u32 BYTES = 16;
+    /// See port::compute_now().
+    IRIS_DEVICE void compute_now() const { port::compute_now(address); }
 
   private:
     IRIS_DEVICE explicit SymPair(u64 address) : address(address) {}

@@ -94,20 +94,35 @@ class Workgroup {
         return true;
     }
 
+    /// Variant of begin_push() between two ranks, for one thread, which may push its items at once. `words` are
+    /// the peer's two credit words. Both are loaded before the call number is known.
+    [[nodiscard]] IRIS_DEVICE bool begin_push_alone(Members to, SymWord words) {
+        const u32 at = peer(1);
+        const i32 seen[2] = {m.load<Access::CreditLoad>(words),
+                             m.load<Access::CreditLoad>(words.after(LINE_WORDS))};
+        if (index != count - 1 && !to.contains(at)) return true;
+        const Call want = number.previous();
+        const bool there = !given_up && m.reached<Access::CreditLoad>(want, want.parity() ? seen[1] : seen[0]);
+        if (!there && !credit_of(at)) return false;
+        hold<Hold::Entered>(rank());
+        return true;
+    }
+
     /// Share of this thread in the items of an LL message. The last wave gets no items: it pushes the header,
     /// announces the entry, or counts the workgroup as finished. The last of several workgroups gets none
     /// either, so that the release of the entry does not wait for the arrival of items. A workgroup of one
-    /// wave does all of this first and then pushes the items.
-    IRIS_DEVICE ll::Share share_of_threads() const {
-        const u32 carriers = this->carriers(), groups = carrying();
+    /// wave does all of this first and then pushes the items; between two ranks, it pushes the header first.
+    IRIS_DEVICE static ll::Share share_of_threads(u32 index, u32 count) {
+        const u32 carriers = Workgroup::carriers(), groups = carrying(count);
         if (port::thread() >= carriers || index >= groups) return ll::Share{~0u, 1};
         return ll::Share{(groups - 1 - index) * carriers + port::thread(), groups * carriers};
     }
+    IRIS_DEVICE ll::Share share_of_threads() const { return share_of_threads(index, count); }
 
     /// Rows that this workgroup takes as a whole (every n-th row, where n is the number of workgroups
     /// with items), and this thread's share of the items of these rows.
     IRIS_DEVICE ll::RowShare share_of_rows() const {
-        const u32 groups = carrying();
+        const u32 groups = carrying(count);
         return ll::RowShare{index < groups ? groups - 1 - index : ~0u, groups, port::thread(), carriers()};
     }
 
@@ -137,7 +152,11 @@ class Workgroup {
     /// of the data. If a peer makes a call without LL words in place of this one, it compares its record with
     /// that of an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
-        ll::push_head(m, number, own, sequence, to, beside(0));
+        push_header(to);
+        announce();
+    }
+    IRIS_DEVICE void push_header(Members to) { ll::push_head(m, number, own, sequence, to, beside(0)); }
+    IRIS_DEVICE void announce() {
         const ll::Share share = beside(count - 1);
         IRIS_NO_UNROLL
         for (u32 i = share.first; i < size() - 1; i += share.step) {
@@ -425,14 +444,14 @@ class Workgroup {
 
     /// Number of threads that handle items: all except the last wave, unless there is only one
     /// wave.
-    IRIS_DEVICE u32 carriers() const {
+    IRIS_DEVICE static u32 carriers() {
         const u32 threads = port::threads();
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
     /// Number of workgroups that handle items: all except the last one, unless it is the only one or
     /// workgroups have one wave.
-    IRIS_DEVICE u32 carrying() const {
+    IRIS_DEVICE static u32 carrying(u32 count) {
         return count > 1 && port::threads() > port::WAVE ? count - 1 : count;
     }
 

@@ -73,7 +73,9 @@ fn steps<I: LlUnit, M: Memory + ?Sized>(
     let (channel, me) = (wg.channel, wg.channel.rank);
     let most = channel.peers().map(|peer| exchange.sent(me, peer)).max().unwrap_or(0);
     let sent = |peer| exchange.sent(me, peer);
-    push_items::<I, _>(wg, heads.to, most, sent, |peer, item| body.give(peer, item))?;
+    push_items::<I, _>(wg, (heads.to, channel.size == 2), most, sent, |peer, item| {
+        body.give(peer, item)
+    })?;
     let taken = divergent(wg.m, || {
         wg.wait_head(heads.from, ll::SOURCES)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
@@ -290,7 +292,7 @@ fn two_shot_steps<I: LlUnit, M: Memory + ?Sized>(
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let (own, longest) = (parts.part(me), parts.longest());
     let sent = |peer| parts.contributed(me, peer);
-    push_items::<I, _>(wg, heads.to, longest, sent, |peer, item| {
+    push_items::<I, _>(wg, (heads.to, false), longest, sent, |peer, item| {
         body.give(parts.part(peer).start + item)
     })?;
     // A thread pushes its contributions, then finishes the items that its rank owns, then receives
@@ -365,28 +367,44 @@ impl Heads {
 
 /// Announce that this rank has entered the call, push the headers, and push the items of this
 /// thread: item after item, each to all peers. `most` is the largest number of items for any peer,
-/// `sent(peer)` the number of items for `peer`.
+/// `sent(peer)` the number of items for `peer`. If `alone`, no thread waits for others before it pushes.
 fn push_items<I: LlUnit, M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
-    heads: Members,
+    (heads, alone): (Members, bool),
     most: u32,
     sent: impl Fn(u32) -> u32,
     mut give: impl FnMut(u32, u32) -> I::Data,
 ) -> Result<(), Aborted> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
-    wg.begin_push(heads)?;
-    m.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a wave that runs
-    // in lockstep, a waiting thread could hold up pushes for which peers wait.
-    divergent(m, || {
-        wg.push_head(heads);
+    let mut push = |wg: &Workgroup<'_, M>| {
         for item in wg.share_of_threads(most) {
             for peer in channel.peers().filter(|&peer| item < sent(peer)) {
                 I::push(m, channel, call, (peer, item), give(peer, item));
             }
         }
-    });
+    };
+    // All threads of a wave push before any of these threads waits for items. Otherwise, in a wave that
+    // runs in lockstep, a waiting thread could hold up pushes for which peers wait.
+    if alone {
+        let pushed = divergent(m, || {
+            wg.begin_push_alone(heads)?;
+            m.begin(Span::Signal, 0);
+            wg.push_header(heads);
+            push(wg);
+            Ok(())
+        });
+        wg.leave_together(pushed)?;
+        wg.count_out();
+        divergent(m, || wg.announce());
+    } else {
+        wg.begin_push(heads)?;
+        m.begin(Span::Signal, 0);
+        wg.count_out();
+        divergent(m, || {
+            wg.push_head(heads);
+            push(wg);
+        });
+    }
     m.end(Span::Signal);
     Ok(())
 }

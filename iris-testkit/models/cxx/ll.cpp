@@ -208,10 +208,14 @@ template <class LlUnit = ll::Ll64> struct PartsMessage : Message<LlUnit> {
 using namespace iris;
 using namespace iris::model;
 
+template <u32 N, class LlUnit, class Exchange>
+static flow::Ahead<N, LlUnit> ahead(const Launch& launch, const Exchange& exchange) {
+    return {Words(launch.heap, launch.channel), launch.index, launch.count, exchange};
+}
+
 /// Runs a call whose items are distributed over single threads.
 template <class LlUnit> static bool in_items(const Model& model, const Plan& plan) {
     const Launch launch = model.launch();
-    const Channel& channel = launch.channel;
     const auto after = [&](bool done, const auto& body) {
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
@@ -220,18 +224,17 @@ template <class LlUnit> static bool in_items(const Model& model, const Plan& pla
     if (plan.pattern >= TWO_HOPS && plan.pattern != PACKS) {
         PartsMessage<LlUnit> body{{model, plan}};
         const flow::Parts parts = body.parts();
-        const flow::Heads heads(channel, parts);
         const bool done = plan.ranks <= ll::FEW
-                              ? flow::two_shot_ll<ll::FEW, LlUnit>(launch, parts, heads, body)
-                              : flow::two_shot_ll<ll::SOURCES, LlUnit>(launch, parts, heads, body);
+                              ? flow::two_shot_ll(launch, ahead<ll::FEW, LlUnit>(launch, parts), parts, body)
+                              : flow::two_shot_ll(launch, ahead<ll::SOURCES, LlUnit>(launch, parts), parts, body);
         return after(done, body);
     }
     Message<LlUnit> body{model, plan};
-    const flow::Heads heads(channel, plan);
     const bool done = [&] {
-        if (plan.ranks == 2) return flow::exchange<1, LlUnit>(launch, plan, heads, body);
-        return plan.ranks <= ll::FEW ? flow::exchange<ll::FEW, LlUnit>(launch, plan, heads, body)
-                                     : flow::exchange<ll::SOURCES, LlUnit>(launch, plan, heads, body);
+        if (plan.ranks == 2) return flow::exchange(launch, ahead<1, LlUnit>(launch, plan), plan, body);
+        return plan.ranks <= ll::FEW
+                   ? flow::exchange(launch, ahead<ll::FEW, LlUnit>(launch, plan), plan, body)
+                   : flow::exchange(launch, ahead<ll::SOURCES, LlUnit>(launch, plan), plan, body);
     }();
     return after(done, body);
 }

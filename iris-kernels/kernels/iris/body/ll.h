@@ -634,13 +634,18 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     run_exchange_norm_items(args);
 }
 
+/// Part of an exchange that reads arguments only, so that it runs before the previous launch has ended.
+template <u32 N, class LlUnit = ll::Ll64, class Exchange>
+IRIS_DEVICE flow::Ahead<N, LlUnit> ahead_of(const OpArgs& args, const Exchange& exchange) {
+    return {Words(args.heap, args.channel), port::workgroup(), port::workgroups(), exchange};
+}
+
 template <Collective C, u32 N, class LlUnit = ll::Ll64>
 IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
     ExchangeBody<C, N, LlUnit> body(args);
-    const flow::Heads heads(args.channel, body);
-    // The steps above read arguments only, so they run before the previous launch has ended.
+    const flow::Ahead<N, LlUnit> ahead = ahead_of<N, LlUnit>(args, body);
     port::take_turn();
-    flow::exchange<N, LlUnit>(launch_of(args), body, heads, body);
+    flow::exchange<N, LlUnit>(launch_of(args), ahead, body, body);
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
@@ -727,10 +732,9 @@ template <u32 N, class LlUnit> class RelayBody : public ExchangeBody<Collective:
 template <u32 N, class LlUnit, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
     Body body(args);
     const flow::Parts parts = body.parts();
-    const flow::Heads heads(args.channel, parts);
-    // The steps above read arguments only, so they run before the previous launch has ended.
+    const flow::Ahead<N, LlUnit> ahead = ahead_of<N, LlUnit>(args, parts);
     port::take_turn();
-    flow::two_shot_ll<N, LlUnit>(launch_of(args), parts, heads, body);
+    flow::two_shot_ll<N, LlUnit>(launch_of(args), ahead, parts, body);
 }
 
 template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {

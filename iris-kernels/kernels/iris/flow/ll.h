@@ -44,6 +44,26 @@ struct Heads {
     }
 };
 
+/// What an exchange computes from arguments alone, before the previous launch has ended.
+template <u32 N, class LlUnit = ll::Ll64> struct Ahead {
+    const Heads heads;
+    const ll::Share share;
+    const ll::Lanes<N, LlUnit> lanes;
+    /// Credit words of the only peer, if there are two ranks.
+    const SymWord credit;
+
+    /// `index`: number of this workgroup, of `count`.
+    template <class Exchange>
+    IRIS_DEVICE Ahead(const Words& m, u32 index, u32 count, const Exchange& exchange)
+        : heads(m.channel, exchange), share(Workgroup::share_of_threads(index, count)),
+          lanes(m, share.first),
+          credit(entry::number(m.entry(m.channel.rank, m.channel.peer(1), 0))) {
+        port::compute_now(share.first);
+        port::compute_now(share.step);
+        if constexpr (N == 1) credit.compute_now();
+    }
+};
+
 /// Words that a call uses for `peer`, to which it sends `items` items and, if the peer is one of
 /// `heads`, a header.
 template <class LlUnit = ll::Ll64> IRIS_DEVICE ll::Used used_words(Members heads, u32 peer, u32 items) {
@@ -54,21 +74,16 @@ template <class LlUnit = ll::Ll64> IRIS_DEVICE ll::Used used_words(Members heads
 /// item after item, each to all peers. Returns false if the call cannot be finished. `most` is the largest
 /// number of items for any peer, `sent(peer)` the number of items for `peer`; `load(first, item)` and
 /// `give(i, peer, item, data)` are those of Body in an exchange.
-template <u32 N, class LlUnit, class Sent, class Load, class Give>
-IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, Load load, Give give) {
+/// ALONE: no thread waits for others before it pushes.
+template <bool ALONE, u32 N, class LlUnit, class Sent, class Load, class Give>
+IRIS_DEVICE bool push_items(Workgroup& wg, const Ahead<N, LlUnit>& ahead, u32 most, Sent sent, Load load,
+                            Give give) {
     constexpr u32 LOADED = LlUnit::loaded(N);
-    const ll::Share share = wg.share_of_threads();
-    const u32 size = wg.size();
-    // The items are loaded while the thread waits for the peers' credits (permission to write to
-    // their slots).
-    if (share.first < most) load(1, share.first);
-    if (!wg.begin_push(heads)) return false;
-    wg.trace.begin(Span::Signal, 0);
-    wg.count_out();
-    // All threads of a wave push before any of these threads waits. Otherwise, in a lockstep wave,
-    // a waiting thread could hold up pushes that peers wait for.
-    port::divergent([&]() IRIS_INLINE {
-        wg.push_head(heads);
+    const ll::Share& share = ahead.share;
+    const Members heads = ahead.heads.to;
+    // A constant for two ranks shortens the loops over peers.
+    const u32 size = N == 1 ? 2 : wg.size();
+    const auto push = [&]() IRIS_INLINE {
         IRIS_NO_UNROLL
         for (u32 item = share.first; item < most; item = share.next(item)) {
             IRIS_NO_UNROLL
@@ -81,12 +96,40 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
                     if (item >= sent(peer)) continue;
                     u32 data[LlUnit::WORDS];
                     give(i, peer, item, data);
-                    LlUnit::push(wg.m, wg.call(), peer, item, data);
+                    ahead.lanes.push(wg.m, wg.call(), peer, item, data);
                 }
             }
         }
-        return true;
-    });
+    };
+    // The items are loaded while the thread waits for the peers' credits (permission to write to
+    // their slots).
+    if (share.first < most) load(1, share.first);
+    // All threads of a wave push before any of these threads waits for items. Otherwise, in a lockstep wave,
+    // a waiting thread could hold up pushes that peers wait for.
+    if constexpr (ALONE) {
+        const bool pushed = port::divergent([&]() IRIS_INLINE {
+            if (!wg.begin_push_alone(heads, ahead.credit)) return false;
+            wg.trace.begin(Span::Signal, 0);
+            wg.push_header(heads);
+            push();
+            return true;
+        });
+        if (!wg.leave_together(pushed)) return false;
+        wg.count_out();
+        port::divergent([&]() IRIS_INLINE {
+            wg.announce();
+            return true;
+        });
+    } else {
+        if (!wg.begin_push(heads)) return false;
+        wg.trace.begin(Span::Signal, 0);
+        wg.count_out();
+        port::divergent([&]() IRIS_INLINE {
+            wg.push_head(heads);
+            push();
+            return true;
+        });
+    }
     wg.trace.end(Span::Signal);
     return true;
 }
@@ -94,41 +137,44 @@ IRIS_DEVICE bool push_items(Workgroup& wg, Members heads, u32 most, Sent sent, L
 /// Wait for item `item` of each rank for which `sends` returns true, and pass the data to `take`, in
 /// ascending order of ranks; false on failure. `shown` is the number of the wait in a trace.
 template <u32 N, class LlUnit, class Sends, class Take>
-IRIS_DEVICE bool take_item(Workgroup& wg, u32 item, u32 shown, Sends sends, Take take) {
+IRIS_DEVICE bool take_item(Workgroup& wg, const ll::Lanes<N, LlUnit>& lanes, u32 item, u32 shown, Sends sends,
+                           Take take) {
     Members sources{0};
+    const u32 size = N == 1 ? 2 : wg.size();
     IRIS_NO_UNROLL
-    for (u32 rank = 0; rank < wg.size(); ++rank) sources.bits |= u64(sends(rank)) << rank;
+    for (u32 rank = 0; rank < size; ++rank) sources.bits |= u64(sends(rank)) << rank;
     if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
     wg.trace.begin(Span::Wait, shown);
-    const bool passed = LlUnit::template each<N>(wg.m, wg.call(), item, sources,
-                                               [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
-                                                   take(source, data);
-                                                   return true;
-                                               });
+    const bool passed = lanes.each(wg.m, wg.call(), item, sources,
+                                   [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
+                                       take(source, data);
+                                       return true;
+                                   });
     wg.trace.end(Span::Wait);
     return passed;
 }
 
 /// Steps of exchange() for the items of this thread: push, then take; false on failure.
 template <u32 N, class LlUnit, class Exchange, class Body>
-IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const Heads& heads,
+IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Ahead<N, LlUnit>& ahead, const Exchange& exchange,
                                 Body& body) {
     const u32 me = wg.rank();
-    const bool pushed = push_items<N, LlUnit>(
-        wg, heads.to, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
+    const ll::Share& share = ahead.share;
+    const Heads& heads = ahead.heads;
+    const bool pushed = push_items<N == 1>(
+        wg, ahead, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
         [&](u32 first, u32 item) IRIS_INLINE { body.load(first, item); },
         [&](u32 i, u32 peer, u32 item, u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
             body.give(i, peer, item, data);
         });
     if (!pushed) return false;
-    const ll::Share share = wg.share_of_threads();
     const bool through = port::divergent([&]() IRIS_INLINE {
-        bool passed = wg.template wait_head<N>(heads.from);
+        bool passed = wg.template wait_head<N>(ahead.heads.from);
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < heads.taken; item = share.next(item)) {
             body.begin(item);
             passed = take_item<N, LlUnit>(
-                wg, item, item,
+                wg, ahead.lanes, item, item,
                 [&](u32 rank) IRIS_INLINE { return item < exchange.sent(rank, me); },
                 [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE { body.take(source, item, data); });
             if (passed) body.end(item);
@@ -142,15 +188,16 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, const H
 /// ranks; false if the call cannot be finished.
 ///
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
-/// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, ll::FEW or
-/// more with up to four, otherwise ll::SOURCES. `heads` are those of `exchange`.
+/// entry also does so before it waits. So the waits form no cycle. Between two ranks a thread pushes as soon as it
+/// has the peer's credit, and no vote is in between: that takes a tenth of the time of a small message. N is 1 with two ranks, ll::FEW or
+/// more with up to four, otherwise ll::SOURCES. `ahead` is that of `exchange`.
 template <u32 N, class LlUnit = ll::Ll64, class Exchange, class Body>
-IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, const Heads& heads,
+IRIS_DEVICE bool exchange(const Launch& launch, const Ahead<N, LlUnit>& ahead, const Exchange& exchange,
                           Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N, LlUnit>(wg, exchange, heads, body);
+    const bool result = exchange_steps<N, LlUnit>(wg, ahead, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_words<LlUnit>(heads.to, peer, exchange.sent(wg.rank(), peer));
+        return used_words<LlUnit>(ahead.heads.to, peer, exchange.sent(wg.rank(), peer));
     });
 }
 
@@ -309,7 +356,8 @@ struct Parts {
 
 /// Steps of two_shot_ll() for the items of this thread; false on failure.
 template <u32 N, class LlUnit, class Body>
-IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Heads& heads, Body& body) {
+IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Ahead<N, LlUnit>& ahead, const Parts& parts, Body& body) {
+    const ll::Share& share = ahead.share;
     const u32 me = wg.rank(), size = wg.size(), own = parts.len(me), longest = parts.longest();
     const auto sent = [&](u32 peer) IRIS_INLINE { return parts.contributed(me, peer); };
     const auto load = [&](u32 first, u32 item) IRIS_INLINE {
@@ -323,17 +371,16 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
     const auto give = [&](u32 i, u32 peer, u32 item, u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
         body.give(i, parts.first(peer) + item, data);
     };
-    if (!push_items<N, LlUnit>(wg, heads.to, longest, sent, load, give)) return false;
+    if (!push_items<false>(wg, ahead, longest, sent, load, give)) return false;
     // All threads of a wave complete each step before any of these threads begins the next one.
-    const ll::Share share = wg.share_of_threads();
     const bool finished = port::divergent([&]() IRIS_INLINE {
-        bool passed = wg.template wait_head<N>(heads.from);
+        bool passed = wg.template wait_head<N>(ahead.heads.from);
         IRIS_NO_UNROLL
         for (u32 item = share.first; passed && item < own; item = share.next(item)) {
             const u32 at = parts.first(me) + item;
             body.begin(at);
             passed = take_item<N, LlUnit>(
-                wg, item, at,
+                wg, ahead.lanes, item, at,
                 [&](u32 rank) IRIS_INLINE { return item < parts.contributed(rank, me); },
                 [&](u32 source, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE { body.take(source, at, data); });
             if (!passed) break;
@@ -343,7 +390,7 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
             for (u32 step = 1; step < size; ++step) {
                 const u32 peer = wg.peer(step);
                 if (item >= parts.finished(me, peer)) continue;
-                LlUnit::push(wg.m, wg.call(), peer, sent(peer) + item, data);
+                ahead.lanes.push(wg.m, wg.call(), peer, sent(peer) + item, data);
             }
         }
         return passed;
@@ -360,10 +407,11 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
                     const bool is_one = u32(parts.contributes(rank)) == contributes;
                     return is_one && item < parts.finished(rank, me);
                 };
-                passed = take_item<N, LlUnit>(wg, contributes * own + item, item, sends,
-                                            [&](u32 owner, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
-                                                body.keep(owner, parts.first(owner) + item, data);
-                                            });
+                passed = take_item<N, LlUnit>(
+                    wg, ahead.lanes, contributes * own + item, item, sends,
+                    [&](u32 owner, const u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
+                        body.keep(owner, parts.first(owner) + item, data);
+                    });
             }
         }
         return passed;
@@ -379,15 +427,15 @@ IRIS_DEVICE bool two_shot_ll_steps(Workgroup& wg, const Parts& parts, const Head
 /// A thread first pushes all of its contributions, then takes and pushes all items that its rank
 /// owns, then takes finished items. The first step waits for nothing, the second for the first
 /// steps of other ranks, and the third for their second steps. So the waits form no cycle. A thread
-/// has the items with the same numbers in all parts, so a call may run in place. `heads` are those
-/// of `parts`.
+/// has the items with the same numbers in all parts, so a call may run in place. `ahead` is that of
+/// `parts`.
 template <u32 N, class LlUnit = ll::Ll64, class Body>
-IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Parts& parts, const Heads& heads,
+IRIS_DEVICE bool two_shot_ll(const Launch& launch, const Ahead<N, LlUnit>& ahead, const Parts& parts,
                              Body& body) {
     Workgroup wg(launch);
-    const bool result = two_shot_ll_steps<N, LlUnit>(wg, parts, heads, body);
+    const bool result = two_shot_ll_steps<N, LlUnit>(wg, ahead, parts, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        return used_words<LlUnit>(heads.to, peer, parts.sent(wg.rank(), peer));
+        return used_words<LlUnit>(ahead.heads.to, peer, parts.sent(wg.rank(), peer));
     });
 }
 

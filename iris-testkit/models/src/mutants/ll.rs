@@ -15,9 +15,10 @@ pub(super) fn all() -> Vec<Mutant> {
     let rows = |calls| ll::exchange_rows(2, calls, true, true).threads(3).without_heads();
     let tiles = ll::exchange_tiles(2, 1, 2).threads(4).without_heads();
     let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
+    let many = |threads| ll::exchange(Pattern::Root, 3, 3).threads(threads).without_heads();
     let relay = ll::exchange(Pattern::Relay, 3, 1).without_heads();
     let sums = ll::exchange(Pattern::TwoShot, 2, 1).without_heads();
-    let packs = ll::exchange(Pattern::Packs, 2, 1).without_heads();
+    let packs = ll::exchange(Pattern::Packs, 2, 2).without_heads();
     let summed_packs = ll::exchange(Pattern::TwoShotPacks, 2, 1).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
@@ -80,6 +81,17 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost).by(Engine::Search),
         mutant("ll-no-credit-ahead", root(3).threads(2), Change::Skip(CreditLoad), Check::Lost)
             .by(RUNS),
+        mutant("ll-no-credit-of-many", many(1), Change::Skip(CreditLoad), Check::Lost).by(RUNS),
+        mutant("ll-no-credit-of-many-ahead", many(4), Change::Skip(CreditLoad), Check::Lost)
+            .by(RUNS),
+        // Without the barrier, a thread counts the workgroup out before the other one has read the number.
+        mutant(
+            "ll-no-vote-behind-pushes",
+            ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads(),
+            Change::DropVote { rank: 0, group: 0, position: 0 },
+            Check::Lost,
+        )
+        .by(RUNS),
         mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost).by(Engine::Search),
         mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost).by(Engine::Search),
         mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost)
@@ -147,7 +159,7 @@ pub(super) fn all() -> Vec<Mutant> {
         // end of the call. In other calls, the fault would first show at the count.
         mutant(
             "ll-no-vote-after-credit",
-            ll::exchange_two(Pattern::Root, 2, 3)
+            ll::exchange_two(Pattern::Root, 3, 3)
                 .threads(3)
                 .calls(3, REFRESH_PERIOD - 1)
                 .without_heads(),
