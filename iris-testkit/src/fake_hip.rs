@@ -81,7 +81,7 @@ impl Fake {
 
     /// Environment variables with which a program loads this runtime, which logs its calls to the file
     /// `log`.
-    pub fn environment(&self, log: &Path) -> [(&'static str, PathBuf); 6] {
+    pub fn environment(&self, log: &Path) -> [(&'static str, PathBuf); 7] {
         let folder = self.folder.path();
         [
             ("LD_LIBRARY_PATH", folder.into()),
@@ -90,6 +90,9 @@ impl Fake {
             ("FAKE_HIP_HOOKS", HOOKS.into()),
             ("FAKE_HIP_CODE", code().into()),
             ("FAKE_HIP_LOG", log.into()),
+            // Each thread of a kernel is a thread of the host. By default glibc keeps the stacks of
+            // five, and maps and unmaps all others at each launch.
+            ("GLIBC_TUNABLES", "glibc.pthread.stack_cache_size=1073741824".into()),
         ]
     }
 

@@ -1,10 +1,11 @@
-//! `cargo xtask test`: the tests and checks that CI runs, except `cargo xtask beside` and the candle
-//! example.
+//! `cargo xtask test`: the tests and checks that CI runs. CI's own option `--ci` adds `cargo xtask beside`
+//! and the candle example.
 
 use std::path::Path;
 
 use anyhow::Result;
 
+use crate::beside;
 use crate::check_protocols;
 use crate::features::with_features;
 use crate::hip;
@@ -31,6 +32,9 @@ pub(crate) struct Options {
     /// Runs only the operators' suite, on this backend: `iris test --backend BACKEND`.
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
+    /// Also runs `cargo xtask beside` and the candle example, as CI does.
+    #[arg(long, conflicts_with_all = ["quick", "full", "level", "backend"])]
+    ci: bool,
 }
 
 /// Runs the steps of `cargo xtask test` that the options ask for.
@@ -59,6 +63,9 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     steps.push(doc_step(root));
     steps.push(deny_step(root));
     steps.extend(package_steps(root));
+    if options.ci {
+        steps.extend(ci_steps(root));
+    }
     steps.push(end);
     steps::run(steps)
 }
@@ -114,6 +121,17 @@ fn package_steps(root: &Path) -> [Step; 2] {
     };
     let oldest = step("msrv", true).needs("Rust of rust-version", package::oldest_probe(root));
     [step("package", false), oldest]
+}
+
+/// Steps for programs of other packages, which CI alone runs: each has a lock file of its own, and many
+/// dependencies.
+fn ci_steps(root: &Path) -> [Step; 2] {
+    let tree = root.to_owned();
+    let example = root.join("iris-ops/examples/candle");
+    let mut candle = cargo(&example, &["run", "--locked", "--quiet"]);
+    candle.arg("--target-dir").arg(root.join("target")).args(["--", "check"]);
+    let beside = Step::function("cudarc", "cargo xtask beside", move || beside::run(&tree));
+    [beside, Step::command("candle", candle)]
 }
 
 /// Step that checks licences, banned crates and sources of dependencies. Security advisories are

@@ -1,4 +1,5 @@
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use super::{
     AssertUnwindSafe, Failure, Operation, Place, Rules, Scenario, Thread, ThreadId, panic,
@@ -27,6 +28,9 @@ struct Node {
     /// Result of the parent's operation.
     result: i64,
     next: Next,
+    /// Steps that one run of the program found, of which the one at this index is `next`. Each step
+    /// follows the one before it if that has its [`foretold`] result.
+    found: (Rc<[Next]>, usize),
     children: Vec<(i64, u32)>,
 }
 
@@ -39,21 +43,40 @@ pub(super) struct Programs<'a> {
     roots: Vec<u32>,
 }
 
-/// Panic payload that unwinds out of a program at its first operation without a result.
+/// Panic payload that unwinds out of a program at its first operation whose result is not known.
 struct Suspended;
 
 struct Replay {
     results: Vec<i64>,
     position: Cell<usize>,
-    pending: RefCell<Option<Operation>>,
+    /// Operations after those with results. Only the result of the last one is not foretold.
+    pending: RefCell<Vec<Operation>>,
+}
+
+/// Likely result of an operation, for which a run goes on to the next operation; `None` if the result
+/// depends on memory. Barriers are expected to succeed on all threads.
+fn foretold(op: &Operation) -> Option<i64> {
+    match *op {
+        Operation::Vote { ok } => Some(ok.into()),
+        Operation::Boundary | Operation::Join => Some(1),
+        Operation::Store { .. } | Operation::Write { .. } | Operation::Part => Some(0),
+        _ => None,
+    }
+}
+
+/// Whether a program goes on in the same way after `op` has returned `result` as after its
+/// [`foretold`] result. Programs ignore the result of a write.
+fn is_foretold(op: &Operation, result: i64) -> bool {
+    let is_write = matches!(op, Operation::Store { .. } | Operation::Write { .. });
+    is_write || foretold(op) == Some(result)
 }
 
 impl Arena for Replay {
     fn perform(&self, _thread: ThreadId, op: &Operation) -> i64 {
         let position = self.position.replace(self.position.get() + 1);
         self.results.get(position).copied().unwrap_or_else(|| {
-            *self.pending.borrow_mut() = Some(*op);
-            panic::resume_unwind(Box::new(Suspended))
+            self.pending.borrow_mut().push(*op);
+            foretold(op).unwrap_or_else(|| panic::resume_unwind(Box::new(Suspended)))
         })
     }
 }
@@ -63,12 +86,25 @@ impl<'a> Programs<'a> {
         let threads = scenario.thread_ids();
         let mut programs = Self { threads, scenario, rules, nodes: Vec::new(), roots: Vec::new() };
         for thread in 0..programs.threads.len() {
-            let (next, _) = programs.replay(thread, Vec::new());
-            programs.roots.push(programs.nodes.len() as u32);
-            let (parent, parted, result, children) = (None, false, 0, Vec::new());
-            programs.nodes.push(Node { thread, parent, parted, result, next, children });
+            let (found, _) = programs.replay(thread, Vec::new());
+            let root = programs.add(thread, None, false, 0, (found, 0));
+            programs.roots.push(root);
         }
         programs
+    }
+
+    /// Adds a node whose next step is the one at the index of `found`.
+    fn add(
+        &mut self,
+        thread: usize,
+        parent: Option<u32>,
+        parted: bool,
+        result: i64,
+        found: (Rc<[Next]>, usize),
+    ) -> u32 {
+        let (next, children) = (found.0[found.1].clone(), Vec::new());
+        self.nodes.push(Node { thread, parent, parted, result, next, found, children });
+        self.nodes.len() as u32 - 1
     }
 
     pub(super) fn root(&self, thread: usize) -> u32 {
@@ -97,12 +133,15 @@ impl<'a> Programs<'a> {
         if let Some(&(_, child)) = known {
             return child;
         }
-        let thread = self.nodes[node as usize].thread;
-        let mut results = self.results(node);
-        results.push(result);
-        let (next, results) = self.replay(thread, results);
-        let child = self.nodes.len() as u32;
         let before = &self.nodes[node as usize];
+        let thread = before.thread;
+        let (known, at) = &before.found;
+        let found = match &before.next {
+            Next::Operation(op) if is_foretold(op, result) && at + 1 < known.len() => {
+                (Rc::clone(known), at + 1)
+            }
+            _ => (self.replay(thread, self.results_then(node, result)).0, 0),
+        };
         let parted = match before.next {
             Next::Operation(Operation::Part) => true,
             Next::Operation(Operation::Join | Operation::Vote { .. } | Operation::Boundary) => {
@@ -110,21 +149,17 @@ impl<'a> Programs<'a> {
             }
             _ => before.parted,
         };
-        let (parent, children) = (Some(node), Vec::new());
-        self.nodes.push(Node { thread, parent, parted, result, next, children });
+        let child = self.add(thread, Some(node), parted, result, found);
         self.nodes[node as usize].children.push((result, child));
         if let Next::Operation(Operation::Pause) = self.nodes[child as usize].next {
-            self.block(child, results);
+            self.block(child, self.results_then(node, result));
         }
         child
     }
 
     /// Adds a node at which `thread` has failed.
     pub(super) fn fail(&mut self, thread: usize, failure: Failure) -> u32 {
-        let next = Next::Failed(failure);
-        let (parent, parted, result, children) = (None, false, 0, Vec::new());
-        self.nodes.push(Node { thread, parent, parted, result, next, children });
-        self.nodes.len() as u32 - 1
+        self.add(thread, None, false, 0, ([Next::Failed(failure)].into(), 0))
     }
 
     /// Operations on the path from one node to a descendant.
@@ -156,8 +191,9 @@ impl<'a> Programs<'a> {
         ops
     }
 
-    fn results(&self, mut node: u32) -> Vec<i64> {
-        let mut results = Vec::new();
+    /// Results on the path to a node, and `last`.
+    fn results_then(&self, mut node: u32, last: i64) -> Vec<i64> {
+        let mut results = vec![last];
         while let Some(parent) = self.nodes[node as usize].parent {
             results.push(self.nodes[node as usize].result);
             node = parent;
@@ -166,21 +202,21 @@ impl<'a> Programs<'a> {
         results
     }
 
-    fn replay(&self, thread: usize, results: Vec<i64>) -> (Next, Vec<i64>) {
-        let replay = Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
+    /// Runs a program with the results of its first operations, up to an operation whose result is
+    /// not foretold. Returns the steps after those with results, at least one, and the results.
+    fn replay(&self, thread: usize, results: Vec<i64>) -> (Rc<[Next]>, Vec<i64>) {
+        let replay = Replay { results, position: Cell::new(0), pending: RefCell::default() };
         let run = || Thread::run(self.threads[thread], self.scenario, self.rules, &replay);
-        let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
-            Ok(()) => Next::Ended,
-            Err(payload) if payload.is::<Suspended>() => match replay.pending.take() {
-                Some(op) => Next::Operation(op),
-                None => Next::Failed(Failure::Other("left without an operation".into())),
-            },
-            Err(payload) => Next::Failed(match payload.downcast::<Failure>() {
+        let end = match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(()) => Some(Next::Ended),
+            Err(payload) if payload.is::<Suspended>() => None,
+            Err(payload) => Some(Next::Failed(match payload.downcast::<Failure>() {
                 Ok(failure) => *failure,
                 Err(_) => Failure::Other("the program panicked".into()),
-            }),
+            })),
         };
-        (next, replay.results)
+        let pending = replay.pending.into_inner().into_iter().map(Next::Operation);
+        (pending.chain(end).collect(), replay.results)
     }
 
     /// Handles a failed poll: finds the first poll of the wait by letting the program poll the same
@@ -193,11 +229,11 @@ impl<'a> Programs<'a> {
         loop {
             let (next, back) = self.replay(thread, results);
             results = back;
-            match next {
+            match &next[0] {
                 Next::Operation(Operation::Pause) if !looks.is_empty() => break,
-                Next::Operation(op) => match seen.last(&op) {
+                Next::Operation(op) => match seen.last(op) {
                     Some(value) => {
-                        looks.push((op, value));
+                        looks.push((*op, value));
                         results.push(value);
                     }
                     None => return,
