@@ -329,8 +329,8 @@ impl<T: Element> Combined<T> {
                 compare(&what("norm"), (m, n), &dense(&normed).data, wanted, allowed)?;
             }
         }
-        // The same steps apart: rows that are combined before, then the plain operator. Its own sum
-        // gets one matrix at most, so that with two it gets the finished sum on one rank.
+        // Call of the plain operator on rows that were combined before. It adds one matrix at most, so
+        // with two its input is the finished sum on rank 0, and -0.0 on the others.
         if gelu || wire != T::DTYPE || !norm && added > 0 {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use iris_sync::flow::{self, LlParts, LlRows, LlTiles};
 use iris_sync::ll::Rows;
 
 use crate::args::{Matrix, OpArgs, counter};
+use crate::cpu::body::combine;
 use crate::cpu::body::epilogue::{add_matrix, finish_values};
 use crate::cpu::body::norm::norm_row;
 use crate::cpu::view;
@@ -104,7 +105,7 @@ impl Body<'_> {
         for (i, row, col) in self.elements(self.items.rows_sent(self.me(), to), item) {
             let element = |col| view::bits(&self.args.a, first + row, col);
             bits[i] = if self.args.factors.address != 0 {
-                (values(self.dtype).from_f32)(self.combined(first + row, col))
+                (values(self.dtype).from_f32)(combine::element(self.args, first + row, col))
             } else if dtype == self.dtype {
                 element(col)
             } else {
@@ -112,16 +113,6 @@ impl Body<'_> {
             };
         }
         bits
-    }
-
-    /// Weighted sum of the elements in column `col` of the parts of a row, in the order of the parts.
-    fn combined(&self, row: u32, col: u32) -> f32 {
-        let OpArgs { a, factors, n, .. } = self.args;
-        // The sum starts from -0.0, as in `begin`.
-        (0..factors.cols).fold(-0.0, |sum, part| {
-            let value = (values(a.dtype).to_f32)(view::bits(a, row, part * n + col));
-            f32::from_bits(view::bits(factors, row, part)).mul_add(value, sum)
-        })
     }
 
     fn pack(&self, bits: [u32; MOST]) -> [u32; 2] {
