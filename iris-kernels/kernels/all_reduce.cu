@@ -45,6 +45,10 @@ IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::AllReduce>(args);
 }
 
+IRIS_KERNEL iris_one_shot_combine_ll(IRIS_ARGS OpArgs args) {
+    run_combine<Collective::AllReduce>(args);
+}
+
 #if IRIS_HAS_QUADS
 IRIS_KERNEL iris_one_shot_ll_packs(IRIS_ARGS OpArgs args) {
     run_exchange_packs<Collective::AllReduce>(args);

@@ -28,3 +28,7 @@ IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_exchange_norm(args);
 }
+
+IRIS_KERNEL iris_one_shot_combine_ll(IRIS_ARGS OpArgs args) {
+    run_combine_norm(args);
+}

@@ -14,6 +14,10 @@ IRIS_KERNEL iris_reduce_scatter_ll(IRIS_ARGS OpArgs args) {
     run_exchange<Collective::ReduceScatter>(args);
 }
 
+IRIS_KERNEL iris_reduce_scatter_combine_ll(IRIS_ARGS OpArgs args) {
+    run_combine<Collective::ReduceScatter>(args);
+}
+
 #if IRIS_HAS_QUADS
 IRIS_KERNEL iris_reduce_scatter_ll_packs(IRIS_ARGS OpArgs args) {
     run_exchange_packs<Collective::ReduceScatter>(args);

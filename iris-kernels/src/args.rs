@@ -205,17 +205,27 @@ pub struct OpArgs {
     /// Tensors of a gather of a list, which uses neither `a` nor any other matrix. A row of its
     /// message is a row of each tensor, one after the other, each padded to a multiple of 8 bytes.
     pub list: [ListTensor; MOST_TENSORS],
+    /// Weights (f32) of the parts of each row of the message, M x K; address 0 if A is the message. A
+    /// row of A then has the K parts of a row, one after the other.
+    pub factors: Matrix,
+    /// Matrix that is added to the result after the residual; address 0 for none. Only kernels of
+    /// weighted sums read it.
+    pub addend: Matrix,
 }
 
 impl OpArgs {
     /// Address ranges of the call's matrices in this rank's memory. Peers access these ranges only
     /// while this rank is in the call.
-    pub(crate) fn operands(&self) -> [Span; 7 + 2 * MOST_TENSORS] {
+    pub(crate) fn operands(&self) -> [Span; 9 + 2 * MOST_TENSORS] {
         let OpArgs { a, b, c, bias, residual, weight, normed, list, m, channel, .. } = self;
+        let OpArgs { factors, addend, .. } = self;
         let own = split(*m, channel.size.max(1), channel.rank).len() as u64;
         std::array::from_fn(|at| {
-            let (bytes, written) = match at.checked_sub(7) {
-                None => ([a, b, bias, residual, weight, c, normed][at].bytes(), at >= 5),
+            let (bytes, written) = match at.checked_sub(9) {
+                None => {
+                    let all = [a, b, bias, residual, weight, factors, addend, c, normed];
+                    (all[at].bytes(), at >= 7)
+                }
                 Some(at) => {
                     let ListTensor { from, from_pitch, to, to_pitch, row } = list[at / 2];
                     match at % 2 {

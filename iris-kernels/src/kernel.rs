@@ -78,6 +78,12 @@ pub enum Kernel {
     OneShotLl,
     /// [`Kernel::ReduceScatter`] for small messages, by the LL protocol.
     ReduceScatterLl,
+    /// [`Kernel::OneShotLl`] of weighted sums: a row of the message is the sum of the weighted parts of
+    /// a row of A, and up to two matrices are added to the result. With one rank it communicates with
+    /// nobody.
+    OneShotCombineLl,
+    /// [`Kernel::ReduceScatterLl`] of weighted sums, like [`Kernel::OneShotCombineLl`].
+    ReduceScatterCombineLl,
     /// [`Kernel::AllGather`] for small messages, by the LL protocol.
     AllGatherLl,
     /// All-gather of a list of tensors as one small message, by the LL protocol. With one rank it
@@ -165,6 +171,8 @@ impl Kernel {
             ll: Some((Some(packs), collective)),
             ..row(name, false, ALL)
         };
+        let pairs =
+            |name, collective| Row { ll: Some((None, collective)), ..row(name, false, ALL) };
         match self {
             Local => row("local", true, NONE),
             OneShot => row("one_shot", true, ALL),
@@ -198,10 +206,9 @@ impl Kernel {
                 ll("reduce_scatter_ll", "reduce_scatter_ll_packs", Collective::ReduceScatter)
             }
             AllGatherLl => ll("all_gather_ll", "all_gather_ll_packs", Collective::AllGather),
-            AllGatherListLl => {
-                let ll = Some((None, Collective::AllGather));
-                Row { ll, ..row("all_gather_list_ll", false, ALL) }
-            }
+            AllGatherListLl => pairs("all_gather_list_ll", Collective::AllGather),
+            OneShotCombineLl => pairs("one_shot_combine_ll", Collective::AllReduce),
+            ReduceScatterCombineLl => pairs("reduce_scatter_combine_ll", Collective::ReduceScatter),
             AllToAllLl => ll("all_to_all_ll", "all_to_all_ll_packs", Collective::AllToAll),
             BroadcastLl => {
                 ll("broadcast_ll", "broadcast_ll_packs", Collective::Broadcast { root: 0 })

@@ -121,6 +121,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/body/sums.h",
     "iris/body/deliver.h",
     "iris/body/gather.h",
+    "iris/body/combine.h",
     "iris/body/ll.h",
     "iris/body/ll_list.h",
     "iris/body/reduce.h",

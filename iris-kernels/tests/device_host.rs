@@ -17,10 +17,13 @@ use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::{Library, RTLD_NOW};
 use tempfile::TempDir;
 
+#[path = "host/combines.rs"]
+mod combines;
 #[path = "host/lists.rs"]
 mod lists;
 #[path = "host/messages.rs"]
 mod messages;
+use combines::weighted_parts_are_summed_in_rust_and_as_device_source;
 use lists::lists_are_right_in_rust_and_as_device_source;
 use messages::messages_are_right_in_rust_and_as_device_source;
 
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
             a_product_is_right_with_emulated_matrix_instructions,
             messages_are_right_in_rust_and_as_device_source,
             lists_are_right_in_rust_and_as_device_source,
+            weighted_parts_are_summed_in_rust_and_as_device_source,
         ],
     )])
 }
@@ -212,6 +216,8 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, list) + offset_of!(ListTensor, to_pitch),
         offset_of!(OpArgs, list) + offset_of!(ListTensor, row),
         size_of::<ListTensor>(),
+        offset_of!(OpArgs, factors),
+        offset_of!(OpArgs, addend),
         size_of::<OpArgs>(),
         offset_of!(TileView, channel),
         offset_of!(TileView, record),

@@ -112,9 +112,13 @@ impl Operands {
     }
 }
 
-/// Refuses a plan of a list of tensors, for which [`Operands`] have no place.
+/// Refuses plans of a list of tensors and of weighted parts, for which [`Operands`] have no place.
 fn has_one_tensor(plan: &Plan) -> Result<()> {
     match plan.request().more.len() {
+        0 if plan.row().combines() => {
+            let expected = "none; `AllReduce` and `ReduceScatter` combine parts";
+            Err(Error::invalid(plan.op(), "combine of the plan", plan.request().k, expected))
+        }
         0 => Ok(()),
         more => {
             let expected = "1; `AllGather` gathers lists";

@@ -140,6 +140,38 @@ pub struct CollectiveArgs<M = MatRef> {
     /// otherwise an error.
     pub norm: Option<NormArgs<M>>,
     pub(crate) more: More<M>,
+    pub(crate) parts: PartArgs<M>,
+}
+
+/// Largest number of matrices that a call adds to its sum, the residual included.
+pub(crate) const MOST_ADDED: usize = 2;
+
+/// Weights of the parts of a sum, and matrices that are added to the sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartArgs<M = MatRef> {
+    pub(crate) weights: Option<M>,
+    /// Number of added matrices that the program passed. If they are too many, the last ones are not
+    /// kept.
+    pub(crate) count: usize,
+    pub(crate) added: [Option<M>; MOST_ADDED],
+}
+
+impl<M> Default for PartArgs<M> {
+    fn default() -> Self {
+        Self { weights: None, count: 0, added: std::array::from_fn(|_| None) }
+    }
+}
+
+impl<M: MatrixArg> PartArgs<M> {
+    fn all(&self) -> impl Iterator<Item = &M> {
+        self.weights.iter().chain(self.added.iter().flatten())
+    }
+
+    fn matrices(&self) -> PartArgs {
+        let matrix = |matrix: &Option<M>| matrix.as_ref().map(MatrixArg::matrix);
+        let added = self.added.each_ref().map(matrix);
+        PartArgs { weights: matrix(&self.weights), count: self.count, added }
+    }
 }
 
 /// Tensors of a gather of a list after the first one.
@@ -173,12 +205,13 @@ impl<M> CollectiveArgs<M> {
     /// Arguments that send `input` and receive `output`, both with the plan's dtype.
     /// [`Plan::shapes`](crate::Plan::shapes) gives their shapes.
     pub fn new(input: M, output: M) -> Self {
-        Self { input: Some(input), output, norm: None, more: More::default() }
+        Self { input: Some(input), ..Self::receive(output) }
     }
 
     /// Arguments for a rank that only receives: in a broadcast, every rank except the root.
     pub fn receive(output: M) -> Self {
-        Self { input: None, output, norm: None, more: More::default() }
+        let (more, parts) = (More::default(), PartArgs::default());
+        Self { input: None, output, norm: None, more, parts }
     }
 
     /// Adds the next tensor of a list, for a plan with
@@ -190,6 +223,29 @@ impl<M> CollectiveArgs<M> {
             *free = Some([input, output]);
         }
         self.more.count += 1;
+        self
+    }
+
+    /// Sets the weights of the parts, for a plan with
+    /// [`Options::combine`](crate::all_reduce::Options::combine): M x K elements of f32, one for each
+    /// part of each row of the input. Ranks may pass different weights.
+    #[must_use]
+    pub fn weights(mut self, weights: M) -> Self {
+        self.parts.weights = Some(weights);
+        self
+    }
+
+    /// Adds a matrix to the sum over ranks before the output is rounded and normalised, for a plan
+    /// with [`Options::combine`](crate::all_reduce::Options::combine): such as the residual, or the
+    /// output of shared experts. It has shape and element type of the output, and may be the output
+    /// itself. A call adds at most two matrices, [`NormArgs::residual`] included, which comes first.
+    /// All ranks pass equally many; in an all-reduce all ranks pass the same values.
+    #[must_use]
+    pub fn plus(mut self, matrix: M) -> Self {
+        if let Some(free) = self.parts.added.get_mut(self.parts.count) {
+            *free = Some(matrix);
+        }
+        self.parts.count += 1;
         self
     }
 
@@ -211,15 +267,25 @@ pub(crate) struct Matrices {
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
     pub(crate) more: More,
+    pub(crate) parts: PartArgs,
     /// Rank that is the root of this call, for a broadcast; `None` for the plan's root.
     pub(crate) root: Option<usize>,
 }
 
 impl Matrices {
-    /// Whether this call has a bias, and whether its RMSNorm has a residual: either all ranks pass
-    /// such a matrix or none does.
+    /// Whether this call has a bias, and whether a residual or another matrix is added to the sum:
+    /// either all ranks pass such a matrix or none does.
     pub(crate) fn options(&self) -> [bool; 2] {
-        [self.bias.is_some(), self.norm.is_some_and(|norm| norm.residual.is_some())]
+        [self.bias.is_some(), self.added().next().is_some()]
+    }
+
+    /// Matrices that are added to the sum, with their names in errors, in the order of the additions.
+    pub(crate) fn added(&self) -> impl Iterator<Item = (&'static str, &MatRef)> {
+        const NAMES: [&str; MOST_ADDED] = ["added matrix 1", "added matrix 2"];
+        let residual = self.norm.as_ref().and_then(|norm| norm.residual.as_ref());
+        let others = NAMES.into_iter().zip(&self.parts.added);
+        let others = others.filter_map(|(name, matrix)| Some((name, matrix.as_ref()?)));
+        residual.map(|residual| ("residual", residual)).into_iter().chain(others)
     }
 }
 
@@ -257,13 +323,14 @@ impl<M: MatrixArg> CallArgs for CollectiveArgs<M> {
     fn all(&self) -> impl Iterator<Item = &M> {
         let own = [self.input.as_ref(), Some(&self.output)];
         let norm = self.norm.iter().flat_map(NormArgs::all);
-        own.into_iter().flatten().chain(norm).chain(self.more.all())
+        own.into_iter().flatten().chain(norm).chain(self.more.all()).chain(self.parts.all())
     }
 
     fn matrices(&self) -> Matrices {
         let a = self.input.as_ref().map(MatrixArg::matrix);
         let norm = self.norm.as_ref().map(NormArgs::matrices);
-        let (c, more) = (Some(self.output.matrix()), self.more.matrices());
-        Matrices { a, c, norm, more, ..Matrices::default() }
+        let c = Some(self.output.matrix());
+        let (more, parts) = (self.more.matrices(), self.parts.matrices());
+        Matrices { a, c, norm, more, parts, ..Matrices::default() }
     }
 }

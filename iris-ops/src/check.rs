@@ -1,5 +1,6 @@
 //! Checks of a call's matrices against the plan, before anything is launched.
 
+mod combine;
 mod list;
 
 use iris_heap::{DType, IssueGuard, SymmetricHeap};
@@ -51,7 +52,9 @@ impl Checked {
         let Matrices { a, b, c, bias, norm, .. } = &self.matrices;
         let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
         let norm = norm.as_ref();
-        let residual = norm.and_then(|norm| norm.residual.as_ref());
+        let mut added = self.matrices.added();
+        let [residual, addend] = [added.next(), added.next()].map(Option::unzip);
+        let factors = self.matrices.parts.weights.as_ref();
         let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
         let resolve = |name, matrix: Option<&MatRef>, role| match matrix {
             Some(matrix) => matrix.resolve(op, (name, role), issuing),
@@ -62,7 +65,9 @@ impl Checked {
         args.b = resolve("B", b, Role::Factor)?;
         args.c = resolve(output, c, row.output_role())?;
         args.bias = resolve("bias", bias, Role::Result)?;
-        args.residual = resolve("residual", residual, Role::Result)?;
+        args.residual = resolve(residual.0.unwrap_or_default(), residual.1, Role::Result)?;
+        args.addend = resolve(addend.0.unwrap_or_default(), addend.1, Role::Result)?;
+        args.factors = resolve(combine::WEIGHTS, factors, Role::Result)?;
         args.weight = resolve("weight", weight, Role::Result)?;
         args.normed = resolve("normed", normed, Role::Result)?;
         (args.m, args.n, args.root) = (self.m as u32, self.n as u32, self.root as u32);
@@ -81,21 +86,24 @@ impl Checked {
             (input, a, &args.a),
             ("B", b, &args.b),
             ("bias", bias, &args.bias),
-            ("residual", residual, &args.residual),
+            (residual.0.unwrap_or_default(), residual.1, &args.residual),
+            (addend.0.unwrap_or_default(), addend.1, &args.addend),
+            (combine::WEIGHTS, factors, &args.factors),
             ("weight", weight, &args.weight),
             (output, c, &args.c),
         ];
         // The RMSNorm reads C after the call has written C. So its output `normed` must overlap
         // neither the inputs nor C.
         let written =
-            [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
+            [(output, c, &args.c, &read[..7]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
-                // A call may run in place if C is exactly the residual or the input: the thread that
-                // writes an element has read the element before.
-                let may = second == "residual" || second == input && row.in_place;
+                // A call may run in place if C is exactly the input or a matrix that is added: the
+                // thread that writes an element has read the element before.
+                let is_added = [residual.0, addend.0].contains(&Some(second));
+                let may = is_added || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(own, other, theirs) {
                     return Err(Error::Overlap { op: op.into(), first, second });
@@ -191,6 +199,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Checked> {
         matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
     list::call(plan, &call)?;
+    combine::call(plan, &call)?;
     Ok(call)
 }
 

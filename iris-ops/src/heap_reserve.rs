@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iris_heap::{Bytes, DType, Element, HeapOptions, SymmetricHeap, World};
 use iris_sync::LINE_WORDS;
 
+use crate::args::MOST_ADDED;
 use crate::comm::Footprint;
 use crate::error::{Error, InOp, Result};
 use crate::op_row::Part;
@@ -231,7 +232,12 @@ impl Plan {
             .more
             .iter()
             .flat_map(|&(dtype, n)| [(own, n), (all, n)].map(|it| room(dtype, it)));
-        [a, b, c, bias, norm].into_iter().chain(more).sum()
+        // Weights of the parts, and the matrices that are added to their sum.
+        let parts = match row.combines() {
+            true => room(DType::F32, (request.m, request.k)) + c * MOST_ADDED as u64,
+            false => Bytes::ZERO,
+        };
+        [a, b, c, bias, norm, parts].into_iter().chain(more).sum()
     }
 }
 

@@ -34,8 +34,8 @@ pub(crate) fn of(
 
 /// Smallest number of items (8 bytes of data) per peer from which a message is sent in packs of 48
 /// bytes and not in pairs of words; `None` if packs are never used. They are not used with an
-/// RMSNorm, because a workgroup needs whole rows, in messages that a GEMM itself sends, and for a
-/// list of tensors.
+/// RMSNorm, because a workgroup needs whole rows, in messages that a GEMM itself sends, for a list of
+/// tensors, and for sums of weighted parts.
 pub(crate) fn packs_from(
     ranks: Topology,
     request: &Request,
@@ -50,7 +50,7 @@ pub(crate) fn packs_from(
 /// Like [`packs_from`], for a message that neither a GEMM nor an RMSNorm is part of.
 pub(crate) fn packs_of_message(ranks: Topology, request: &Request) -> Option<u32> {
     let from = ranks.tuning().packs_from(ranks.device, ranks.size);
-    from.filter(|_| request.more.is_empty())
+    from.filter(|_| request.more.is_empty() && !request.row.combines())
 }
 
 /// Words of the LL protocol that calls up to the size of `items` need for each peer, without the

@@ -100,6 +100,12 @@ impl Dims {
         Dims { a: k, b: Some((k, n)), c: n }
     }
 
+    /// Dimensions of a collective whose message is summed from K parts: a row of the input has K
+    /// parts of N columns.
+    pub(crate) fn parts(n: usize, k: usize) -> Dims {
+        Dims { a: n * k, b: None, c: n }
+    }
+
     /// Dimensions of a collective: input and output have N columns.
     pub(crate) fn message(n: usize, _: usize) -> Dims {
         Dims { a: n, b: None, c: n }
@@ -339,6 +345,12 @@ impl Row {
     /// Whether the operator has a matrix product.
     pub(crate) fn multiplies(&self) -> bool {
         (self.dims)(1, 1).b.is_some()
+    }
+
+    /// Whether the message is summed from weighted parts of the input.
+    pub(crate) fn combines(&self) -> bool {
+        let Dims { a, b, c } = (self.dims)(1, 2);
+        b.is_none() && a > c
     }
 
     /// Role of the element type of A, or of the message; the role determines which types are

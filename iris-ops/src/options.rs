@@ -124,7 +124,8 @@ pub struct Request {
     pub m: usize,
     /// Number of columns. If `elements` is set: maximum number of elements of each part.
     pub n: usize,
-    /// Inner dimension K of the matrix product; 0 for an operator without a product.
+    /// Inner dimension K of the matrix product, or number of parts of which a message is the weighted
+    /// sum; else 0.
     pub k: usize,
     /// Whether the message is planned by its number of elements; otherwise it is planned by rows
     /// and columns.
@@ -274,6 +275,9 @@ impl Request {
             (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
             (op, true) => format!("{op} of {n} {dtype}"),
             (op, false) if !self.more.is_empty() => format!("{op} of {m} x ({})", self.list()),
+            (op, false) if self.row.combines() => {
+                format!("{op} of {m} x {n} {dtype} from {k} parts")
+            }
             (op, false) => format!("{op} of {m} x {n} {dtype}"),
         }
     }
@@ -363,7 +367,7 @@ impl Request {
             }
         }
         self.check_norm()?;
-        self.check_list(ranks)?;
+        self.check_ll_only(ranks)?;
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > MOST_ELEMENTS)
         {
@@ -490,11 +494,26 @@ impl Request {
         Self { n, k, ..self.clone() }.k_parts(ranks) > 1
     }
 
-    /// Checks the conditions on a list of tensors, which is one message by the LL protocol.
-    fn check_list(&self, ranks: Topology) -> Result<()> {
-        if self.more.is_empty() {
-            return Ok(());
+    /// Advice for a request that only a message by the LL protocol can serve, but that such a message
+    /// cannot serve either; `None` for any other request.
+    pub(crate) fn instead_of_ll(&self) -> Option<&'static str> {
+        match (self.more.is_empty(), self.row.combines()) {
+            (false, _) => Some("gather each tensor by a plan of its own"),
+            (true, true) => {
+                Some("sum the parts of each row before the call, and plan without combine")
+            }
+            (true, false) => None,
         }
+    }
+
+    /// Checks the conditions on a list of tensors and on a sum of weighted parts, each of which is one
+    /// message by the LL protocol.
+    fn check_ll_only(&self, ranks: Topology) -> Result<()> {
+        let Some(instead) = self.instead_of_ll() else { return Ok(()) };
+        let (of, with) = match self.row.combines() {
+            true => ("with combine", "with combine"),
+            false => ("of a list", "for a list"),
+        };
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
             Err(Error::invalid(self.op(), what, value.to_string(), expected))
         };
@@ -509,22 +528,28 @@ impl Request {
                 return invalid(&what, &n, &format!("at most {MOST_ELEMENTS}"));
             }
         }
+        if self.row.combines() && (self.k == 0 || self.n * self.k > MOST_ELEMENTS) {
+            let most = MOST_ELEMENTS / self.n.max(1);
+            return invalid("number of parts", &self.k, &format!("from 1 to {most}"));
+        }
         if self.elements {
-            let expected = "a plan by rows, from Options::rows: a list is gathered by rows";
-            return invalid("message of a list", &format!("{} elements", self.n), expected);
+            let expected = "a plan by rows, from Options::rows: rows are sent";
+            return invalid(&format!("message {of}"), &format!("{} elements", self.n), expected);
         }
         if ranks.nodes() > 1 {
-            let expected = "1 for a list; gather each tensor by a plan of its own";
-            return invalid("number of nodes", &ranks.nodes(), expected);
+            let expected = format!("1 {with}; {instead}");
+            return invalid("number of nodes", &ranks.nodes(), &expected);
         }
         if let Some(variant) = self.variant.filter(|&variant| variant != Variant::Ll) {
-            let expected = "auto or ll: a list is one message by the LL protocol; gather each tensor \
-                            by a plan of its own for another variant";
-            return invalid("variant of a list", &variant, expected);
+            let expected = format!(
+                "auto or ll: the call is one message by the LL protocol; for another variant {instead}"
+            );
+            return invalid(&format!("variant {of}"), &variant, &expected);
         }
         if self.reserve_sms > 0 {
-            let expected = "0 for a list: a message by the LL protocol has no signals for tiles";
-            return invalid("reserve_sms", &self.reserve_sms, expected);
+            let expected =
+                format!("0 {with}: a message by the LL protocol has no signals for tiles");
+            return invalid("reserve_sms", &self.reserve_sms, &expected);
         }
         Ok(())
     }

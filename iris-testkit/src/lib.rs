@@ -5,6 +5,7 @@
 
 pub mod allocations;
 pub mod bits;
+pub mod combine;
 pub mod error_texts;
 pub mod fake_hip;
 pub mod free_port;

@@ -55,6 +55,7 @@ struct OpArgs {
     u32 dedicated_workgroups, shard, m_contiguous;
     u32 trace_spans;
     ListTensor list[MOST_TENSORS];
+    Matrix factors, addend;
 };
 static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
 static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1132, "record");
@@ -64,7 +65,8 @@ static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1472, "counters");
 static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1480, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1540, "trace_spans");
 static_assert(IRIS_OFFSET_OF(OpArgs, list) == 1544, "list");
-static_assert(sizeof(OpArgs) == 1704, "the layout of iris_kernels::args::OpArgs has another size");
+static_assert(IRIS_OFFSET_OF(OpArgs, factors) == 1704, "factors");
+static_assert(sizeof(OpArgs) == 1768, "the layout of iris_kernels::args::OpArgs has another size");
 
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
 /// The description refers to the arguments in parameter memory, so that functions that are not

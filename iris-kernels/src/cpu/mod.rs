@@ -144,6 +144,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::AllGatherListLl => ll_list::run(&launch, args),
         Kernel::OneShotLl
         | Kernel::ReduceScatterLl
+        | Kernel::OneShotCombineLl
+        | Kernel::ReduceScatterCombineLl
         | Kernel::AllGatherLl
         | Kernel::AllToAllLl
         | Kernel::BroadcastLl

@@ -14,5 +14,6 @@
 #define iris_one_shot iris_one_shot_norm
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm
+#define iris_one_shot_combine_ll iris_one_shot_combine_ll_norm
 #define iris_sums iris_sums_norm
 #include "../../kernels/all_reduce_norm.cu"

@@ -1,12 +1,14 @@
 //! Tests of collectives of messages: the Rust kernels, and the device source compiled for the host.
 
 use std::ffi::c_int;
+use std::sync::OnceLock;
 
 use iris_heap::abi::ControlBlock;
 use iris_kernels::Kernel;
 use iris_kernels::args::{Matrix, OpArgs, epilogue, producer};
 use iris_kernels::schedule::{Collective, Grid, Items, SplitGrid, part_of};
 use iris_sync::{Channel, REFRESH_PERIOD, RESERVED_WORDS, Shape};
+use libloading::os::unix::Library;
 
 use super::{Numbers, library, symbol};
 
@@ -58,7 +60,7 @@ pub(super) fn arguments(ranks: &mut [Rank], rank: u32, shape: Shape) -> OpArgs {
 const SMALLEST: f64 = 3e-8;
 
 /// Epsilon of the RMSNorm, which is added to the mean of squares.
-const EPSILON: f32 = 1e-2;
+pub(super) const EPSILON: f32 = 1e-2;
 
 /// Message to be tested: element type, type of transferred sums, shape, gap between rows, and
 /// whether GELU and an RMSNorm are applied.
@@ -155,7 +157,7 @@ impl Message {
     }
 }
 
-fn rounded(dtype: u32, value: f32) -> u32 {
+pub(super) fn rounded(dtype: u32, value: f32) -> u32 {
     match dtype {
         0 => value.to_bits(),
         1 => u32::from(half::f16::from_f32(value).to_bits()),
@@ -163,7 +165,7 @@ fn rounded(dtype: u32, value: f32) -> u32 {
     }
 }
 
-fn value_of(dtype: u32, bits: u32) -> f32 {
+pub(super) fn value_of(dtype: u32, bits: u32) -> f32 {
     match dtype {
         0 => f32::from_bits(bits),
         1 => half::f16::from_bits(bits as u16).to_f32(),
@@ -171,16 +173,24 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
+/// Kernels of messages with four threads, compiled once for all tests. The file of the loaded library
+/// is removed.
+pub(super) fn kernels() -> &'static Library {
+    static KERNELS: OnceLock<Library> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let options = ["-std=c++20", "-DIRIS_THREADS=4", "-DIRIS_FACTOR=0"];
+        library(&["tests/host/messages.cpp"], &options).0
+    })
+}
+
 /// Tests the Rust kernels against device kernels with four threads, bit by bit: for every
 /// collective of small messages, for tile reductions and for relayed tiles. Each test makes several
 /// calls; the first calls come before a periodic refresh of words. Some sums have a bias.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
-    const THREADS: &str = "-DIRIS_THREADS=4";
-    let (library, _folder) =
-        library(&["tests/host/messages.cpp"], &["-std=c++20", THREADS, "-DIRIS_FACTOR=0"]);
+    let library = kernels();
     type HostRun = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
-    let run: HostRun = symbol(&library, "iris_host_run");
-    let norm: usize = symbol(&library, "iris_norm");
+    let run: HostRun = symbol(library, "iris_host_run");
+    let norm: usize = symbol(library, "iris_norm");
     let kernels = [
         (Kernel::OneShotLl, Collective::AllReduce),
         (Kernel::ReduceScatterLl, Collective::ReduceScatter),
@@ -244,9 +254,9 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     let normed = normalise.map(|(kernel, collective)| (kernel, collective, &normed[..]));
     for (kernel, collective, messages) in plain.into_iter().chain(normed) {
         let kind = if messages[0].norm { "_norm" } else { "" };
-        let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
+        let entry: usize = symbol(library, &format!("iris_{}{kind}", kernel.name()));
         let in_packs = kernel.name_of_packs().filter(|_| !messages[0].norm);
-        let in_packs = in_packs.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
+        let in_packs = in_packs.map(|name| symbol::<usize>(library, &format!("iris_{name}")));
         // The world of nine ranks has more sources than one wait polls together.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],

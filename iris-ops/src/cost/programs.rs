@@ -322,9 +322,11 @@ impl Clock<'_> {
                 Kernel::TwoShot => (self.bytes_of_c(wire) + self.bytes_of_c(output)) / 2.0,
                 Kernel::OneShot
                 | Kernel::OneShotLl
+                | Kernel::OneShotCombineLl
                 | Kernel::TwoShotLl
                 | Kernel::ReduceScatter
-                | Kernel::ReduceScatterLl => self.bytes_of_c(wire),
+                | Kernel::ReduceScatterLl
+                | Kernel::ReduceScatterCombineLl => self.bytes_of_c(wire),
                 _ => self.bytes_of_c(output),
             },
         };

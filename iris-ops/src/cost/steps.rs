@@ -76,10 +76,12 @@ impl CostParameters {
         let (from_root, by_root) = (others / 2.0, 0.75);
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
-            OneShotLl => Some(words(others, all, bytes)),
-            ReduceScatterLl | AllGatherLl | AllGatherListLl | AllToAllLl => {
-                Some(words(others, parts, bytes / world))
-            }
+            OneShotLl | OneShotCombineLl => Some(words(others, all, bytes)),
+            ReduceScatterLl
+            | ReduceScatterCombineLl
+            | AllGatherLl
+            | AllGatherListLl
+            | AllToAllLl => Some(words(others, parts, bytes / world)),
             BroadcastLl => Some(words(from_root, all * by_root, bytes)),
             TwoShotLl => {
                 let Message { fixed_us, moving_us } =

@@ -1,7 +1,10 @@
 //! All-reduce: every rank gets the sum over all ranks' inputs.
 
+use iris_kernels::Kernel;
+use iris_kernels::program::{Alternative, always, kernel};
+
 use crate::CollectiveArgs;
-use crate::op_names::Op;
+use crate::op_names::{self, Op};
 use crate::op_row::{Common, Composition, Dims, Norm, Part, Row, Tiles};
 use crate::operator_macros::{beside_method, operator, variants};
 use crate::ops::matmul_all_reduce::{FORMS, LL, TWO_SHOT_LL};
@@ -21,6 +24,57 @@ options! { ROW,
         /// Options for at most `count` elements.
         message();
         variant, dtype, wire, epilogue, rms_norm, tile, workgroups, reserve_sms,
+    }
+}
+
+impl Options {
+    /// Sums weighted parts: a row of this rank's message is the sum of `parts` parts of a row of the
+    /// input, each times a weight. In a mixture of experts whose experts are split over the ranks, the
+    /// parts are what this rank's slices of a token's experts computed, and the weights are the
+    /// router's. The input is M x (`parts` N), or `parts` x N for each row, without gaps within a row;
+    /// a call passes the weights by [`CollectiveArgs::weights`], and up to two matrices that are added
+    /// to the sum by [`CollectiveArgs::plus`].
+    ///
+    /// One launch computes everything, an RMSNorm too, in this order: the weighted parts of a row in
+    /// their order, each by one multiply-add in f32; rounding to the wire type; the sum over ranks in
+    /// their order; GELU; the added matrices in their order; rounding to the output's type; RMSNorm. All
+    /// parts are read, those with weight 0 too.
+    ///
+    /// The message is sent by the variant `ll`, for at most 2 MiB from one rank to another. Planning
+    /// fails for a larger message, for another variant, and over several nodes; then sum the parts
+    /// before the call.
+    ///
+    /// ```
+    /// use iris_heap::World;
+    /// use iris_ops::{AllReduce, CollectiveArgs, HeapReserve, MatRef, Plan, all_reduce::Options};
+    ///
+    /// let all = World::run_threads(2, |world| -> anyhow::Result<_> {
+    ///     // One token of four elements, with the results of two experts.
+    ///     let plan = Options::rows(1, 4).combine(2).plan(&world)?;
+    ///     let heap = Plan::open_heap(&world, &[&plan], HeapReserve::matrices())?;
+    ///     let op = AllReduce::new(&heap, &plan)?;
+    ///     let (parts, weights) = (heap.ones::<f32>(2 * 4)?, heap.alloc::<f32>(2)?);
+    ///     heap.write(weights, &[0.75, 0.5])?;
+    ///     let (residual, sum) = (heap.full::<f32>(4, 10.0)?, heap.zeros::<f32>(4)?);
+    ///     let args = CollectiveArgs::new(MatRef::sym(parts, 1, 2 * 4), MatRef::sym(sum, 1, 4))
+    ///         .weights(MatRef::sym(weights, 1, 2))
+    ///         .plus(MatRef::sym(residual, 1, 4));
+    ///     let stream = heap.stream()?;
+    ///     op.run(&args, &stream)?;
+    ///     stream.sync()?;
+    ///     let sum = heap.read(sum)?;
+    ///     heap.close()?;
+    ///     world.close()?;
+    ///     Ok(sum)
+    /// })?;
+    /// assert_eq!(all, [[12.5; 4]; 2]); // 2 ranks * (0.75 + 0.5) + 10
+    /// # anyhow::Ok(())
+    /// ```
+    #[must_use]
+    pub fn combine(mut self, parts: usize) -> Self {
+        self.request.row = &COMBINE;
+        self.request.k = parts;
+        self
     }
 }
 
@@ -66,3 +120,14 @@ pub(crate) const ROW: Row = Row {
         TWO_SHOT_LL,
     ],
 };
+
+/// Row of an all-reduce of weighted parts. With one rank its kernel adds without communication.
+const COMBINE: Row = Row {
+    dims: Dims::parts,
+    in_place: false,
+    alone: COMBINE_LL,
+    forms: &[LL.renamed(op_names::Variant::Ll, COMBINE_LL).norms(Norm::Within)],
+    ..ROW
+};
+
+const COMBINE_LL: &[Alternative] = &[always(&[kernel(Kernel::OneShotCombineLl)])];

@@ -1,7 +1,7 @@
 //! Reduce-scatter: every rank gets its own part of the sum over all ranks' inputs.
 
 use iris_kernels::Kernel;
-use iris_kernels::program::{always, kernel};
+use iris_kernels::program::{Alternative, always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
@@ -28,6 +28,18 @@ options! { ROW,
         /// many elements.
         message();
         variant, dtype, wire, epilogue, tile, workgroups,
+    }
+}
+
+impl Options {
+    /// Sums weighted parts, like [`all_reduce::Options::combine`](crate::all_reduce::Options::combine):
+    /// a row of this rank's message is the sum of `parts` parts of a row of the input, M x (`parts` N),
+    /// each times a weight. The matrices that a call adds have this rank's rows of the output.
+    #[must_use]
+    pub fn combine(mut self, parts: usize) -> Self {
+        self.request.row = &COMBINE;
+        self.request.k = parts;
+        self
     }
 }
 
@@ -60,3 +72,17 @@ pub(crate) const ROW: Row = Row {
         ),
     ],
 };
+
+/// Row of a reduce-scatter of weighted parts. With one rank its kernel adds without communication.
+const COMBINE: Row = Row {
+    dims: Dims::parts,
+    alone: COMBINE_LL,
+    forms: &[Form::push(
+        op_names::Variant::Ll,
+        COMBINE_LL,
+        Memory::Pairs(Collective::ReduceScatter),
+    )],
+    ..ROW
+};
+
+const COMBINE_LL: &[Alternative] = &[always(&[kernel(Kernel::ReduceScatterCombineLl)])];

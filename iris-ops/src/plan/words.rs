@@ -49,15 +49,18 @@ impl Plan {
             let expected = format!("a multiple of {of}, the elements of an item of 8 bytes");
             return Err(Error::invalid(self.op(), what, self.request.n, expected));
         }
-        // With one rank, only a gather of a list counts in items.
-        let (list, most) = (!self.request.more.is_empty(), items.most());
-        let fits = if self.alone() { !list || most < u32::MAX } else { most <= tune::LL_ITEMS };
+        // With one rank, only a gather of a list and a sum of weighted parts count in items.
+        let (instead, most) = (self.request.instead_of_ll(), items.most());
+        let fits = match self.alone() {
+            true => instead.is_none() || most < u32::MAX,
+            false => most <= tune::LL_ITEMS,
+        };
         if fits {
             return Ok(());
         }
         let what = format!("message of variant {}", form.variant);
         let value = format!("{} bytes from one rank to another", u64::from(items.most()) * 8);
-        let other = if list { "; gather each tensor by a plan of its own" } else { "" };
+        let other = instead.map_or_else(String::new, |instead| format!("; {instead}"));
         let expected = format!("at most {}{other}", u64::from(tune::LL_ITEMS) * 8);
         Err(Error::invalid(self.op(), what, value, expected))
     }

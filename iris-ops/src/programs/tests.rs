@@ -7,11 +7,11 @@ use iris_kernels::program::Program;
 use iris_kernels::{Kernel, ahead_of_time};
 use iris_sync::barrier::Members;
 
-use crate::all_gather;
 use crate::op_names::Op;
 use crate::op_row::Norm;
 use crate::ops::row;
 use crate::topology::Topology;
+use crate::{all_gather, all_reduce, reduce_scatter};
 
 /// Tests that every kernel that an operator launches is in the source that is compiled for the
 /// operator, and that this build is among the builds that are compiled ahead of time.
@@ -89,6 +89,43 @@ fn every_program_keeps_the_rules() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Tests the programs of sums of weighted parts, which are not in the table of operators.
+#[test]
+fn weighted_parts_have_programs_in_the_sources_of_their_operators() {
+    for size in 1..=8 {
+        let ranks = Topology::new(0, size);
+        let sum = all_reduce::Options::rows(64, 8).combine(3);
+        let plans = [
+            (sum.clone().plan(ranks).unwrap(), "all_reduce", vec![Kernel::OneShotCombineLl]),
+            (
+                sum.rms_norm(1e-5).plan(ranks).unwrap(),
+                "all_reduce_norm",
+                match size {
+                    1 => vec![Kernel::OneShotCombineLl, Kernel::Norm],
+                    _ => vec![Kernel::OneShotCombineLl],
+                },
+            ),
+            (
+                reduce_scatter::Options::rows(64, 8).combine(3).plan(ranks).unwrap(),
+                "reduce_scatter",
+                vec![Kernel::ReduceScatterCombineLl],
+            ),
+        ];
+        for (plan, source, expected) in plans {
+            let program = plan.program(plan.at(64));
+            program
+                .check(size as u32, 0)
+                .unwrap_or_else(|rule| panic!("{plan}: {rule}\n{program}"));
+            let mut kernels = Vec::new();
+            program.each_step(&mut |step| kernels.extend(program.kernel_of(step.work)));
+            assert_eq!(kernels, expected, "{plan}");
+            let entry = format!("IRIS_KERNEL iris_{}(", expected[0].name());
+            let source = iris_kernels::source::kernel(source).unwrap();
+            assert!(source.text.contains(&entry), "{entry} in {}", source.name);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of operators and communicators on the CPU.
 
+mod combine;
 mod comm;
 mod external;
 mod invariant;

@@ -22,6 +22,7 @@ use iris_testkit::harness::{self, Group, named};
 
 mod beside;
 mod bits;
+mod combine;
 mod comm;
 mod decode;
 mod external;
@@ -33,6 +34,7 @@ mod sample;
 
 use beside::*;
 use bits::*;
+use combine::*;
 use comm::*;
 use decode::*;
 use external::*;
@@ -88,6 +90,8 @@ fn tests() -> ExitCode {
                 rows_of_a_product_have_one_set_of_bits,
                 rows_have_one_set_of_bits_on_one_gpu,
                 rows_of_a_padded_graph_have_the_bits_of_eager_calls,
+                weighted_parts_are_summed_like_the_same_steps_apart,
+                a_graph_of_weighted_parts_is_replayed,
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 only_ops_that_are_observed_count_and_trace,

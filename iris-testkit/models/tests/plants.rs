@@ -58,10 +58,12 @@ fn plants() -> Vec<Plant> {
     let before = |text: &str| format!("{RAW}{text}");
     const LL: &str = "all_gather.cu iris_all_gather_ll";
     const LIST: &str = "all_gather.cu iris_all_gather_list_ll";
+    const COMBINE: &str = "all_reduce.cu iris_one_shot_combine_ll";
     const COPIES: &str = "copied.cu iris_copies";
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
         ("iris/body/ll.h", "of_result(source).store(item, data);", LL),
+        ("iris/body/combine.h", "const u32 dtype = from.parts.dtype;", COMBINE),
         ("iris/body/ll_list.h", "const u64 bits = u64(data[1]) << 32 | data[0];", LIST),
         ("iris/copy.h", "if (rows <= 1 || (to_ld == cols", "all_gather.cu"),
         ("iris/flow/ll.h", "const ll::Share share = wg.share_of_threads();", LL),

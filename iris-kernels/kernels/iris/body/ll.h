@@ -6,6 +6,7 @@
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 
+#include "iris/body/combine.h"
 #include "iris/body/norm.h"
 #include "iris/body/sums.h"
 
@@ -74,6 +75,8 @@ IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, I
 /// Rows of a matrix as a sequence of items of 8 bytes; an item is the data of one pair of LL words.
 class ItemsOf {
   public:
+    static constexpr bool COMBINES = false;
+
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
         : elements{view, u64(rows) * cols, cols}, shift(shift),
           // Number of items that can be accessed as one 8-byte word: all items if the rows are
@@ -235,8 +238,9 @@ template <> class UnitsOf<ll::Ll128> : public ItemsOf {
     const u32 vectors;
 };
 
-/// Body of a collective by the LL protocol: loads, adds and stores the items of one thread.
-template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
+/// Body of a collective by the LL protocol: loads, adds and stores the items of one thread. `Source` is the
+/// class of this rank's data as items.
+template <Collective C, u32 N, class LlUnit = ll::Ll64, class Source = UnitsOf<LlUnit>> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
     /// Number of 32-bit words of an item, number of parts of 8 bytes, and number of peers whose items
@@ -341,9 +345,13 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
         Trace(0, 0, args.counters, 0).add(Counter::Pushed, u64(pushed) * LlUnit::BYTES);
     }
     /// Data that this rank sends to rank `to`, as items.
-    IRIS_DEVICE Units of_mine(u32 to) const {
-        return Units(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
-                       items.cols, items.shift);
+    IRIS_DEVICE Source of_mine(u32 to) const {
+        if constexpr (Source::COMBINES) {
+            return Source(RowParts::of(args).from(items.source_row(to)), items.rows_sent(me(), to), items.shift);
+        } else {
+            return Source(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
+                          items.cols, items.shift);
+        }
     }
     /// Destination in C of the data from rank `source`, as items.
     IRIS_DEVICE Units of_result(u32 source) const {
@@ -355,7 +363,8 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
     ItemValues sum[PARTS];
     /// This rank's own data (`mine`), and its destination in C (`result`). If all peers get the
     /// same data, `mine` is also the data that they get.
-    const Units mine, result;
+    const Source mine;
+    const Units result;
 
   private:
     IRIS_DEVICE void add_own() {
@@ -369,30 +378,71 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64> class ExchangeBody {
     bool own_is_added;
 };
 
-/// Adds the residual to the values of an item, element by element. Used if the residual's type is
-/// not the transfer type.
-IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
-                                         ItemValues values) {
+/// Adds a matrix to the values of an item, element by element. Used if the matrix's type is not the transfer
+/// type. An item after the end of the matrix has no elements there.
+IRIS_COLD ItemValues add_pieces(Elements from, u64 first, u32 shift, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
-        if (i >= 1u << shift) break;
-        const u64 at = residual.at(static_cast<u32>((first + i) / cols), static_cast<u32>((first + i) % cols));
-        values.v[i] += load_element(at, residual.dtype);
+        if (i >= 1u << shift || first + i >= from.count) break;
+        values.v[i] += load_element(from.at(first + i), from.view.dtype);
     }
     return values;
 }
 
-/// Body of an all-reduce with residual and RMSNorm, for rows of any layout. A thread processes one item (8
+/// Body of a reduction whose sums get up to COUNT (1 or 2) further matrices with the rows of C: the residual,
+/// then the addend.
+template <class Exchange, u32 COUNT> class AddingBody : public Exchange {
+    using Base = Exchange;
+
+  public:
+    IRIS_DEVICE explicit AddingBody(const OpArgs& args)
+        : Base(args), rows(this->items.rows_sent(this->me(), this->me())),
+          residual(View::of(args.residual), rows, args.n, this->items.shift),
+          addend(View::of(args.addend), rows, args.n, this->items.shift), held{} {}
+
+    IRIS_DEVICE void begin(u32 item) {
+        Base::begin(item);
+        // The matrices are loaded while this thread waits for the peers' items.
+        IRIS_UNROLL
+        for (u32 i = 0; i < COUNT; ++i) {
+            if (travels_alike(i)) (i == 0 ? residual : addend).load(item, this->dtype, held[i]);
+        }
+    }
+    IRIS_DEVICE void end(u32 item) {
+        this->finish_sum(item);
+        const u32 shift = this->items.shift;
+        IRIS_UNROLL
+        for (u32 i = 0; i < COUNT; ++i) {
+            if (travels_alike(i)) {
+                this->add(held[i]);
+            } else if (added(i).address != 0) {
+                const Elements from{View::of(added(i)), u64(rows) * this->args.n, this->args.n};
+                this->sum[0] = add_pieces(from, u64(item) << shift, shift, this->sum[0]);
+            }
+        }
+        this->store_sum(item);
+    }
+
+  private:
+    IRIS_DEVICE const Matrix& added(u32 i) const { return i == 0 ? this->args.residual : this->args.addend; }
+    /// Whether there is such a matrix, and its type is the transfer type.
+    IRIS_DEVICE bool travels_alike(u32 i) const { return added(i).address != 0 && added(i).dtype == this->dtype; }
+
+    /// Number of rows of C.
+    const u32 rows;
+    const ItemsOf residual, addend;
+    u32 held[COUNT][2];
+};
+
+/// Body of an all-reduce with RMSNorm, for rows of any layout. A thread processes one item (8
 /// bytes) at a time, so rows must consist of whole items. The RMSNorm reads the rows from C again.
-class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
-    using Base = ExchangeBody<Collective::AllReduce, 1>;
+template <class Exchange> class NormBody : public Exchange {
+    using Base = Exchange;
 
   public:
     static constexpr u32 PIECE = 1, ITEMS = 1;
 
-    IRIS_DEVICE explicit ResidualBody(const OpArgs& args)
-        : Base(args), residual(View::of(args.residual), args.m, args.n, this->items.shift), held{},
-          item(0) {}
+    IRIS_DEVICE explicit NormBody(const OpArgs& args) : Base(args), item(0) {}
 
     template <class Batch> IRIS_DEVICE void load(const Batch& batch) {
         if (batch.count > 0) Base::load(1, batch.first);
@@ -401,33 +451,15 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     template <class Batch> IRIS_DEVICE void begin(u32, const Batch& batch) {
         item = batch.first;
         Base::begin(item);
-        // The residual is loaded while this thread waits for the peers' items.
-        if (travels_alike()) residual.load(item, this->dtype, held);
     }
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
         Base::take(source, item, data[0]);
     }
-    IRIS_DEVICE void end() {
-        this->finish_sum(item);
-        const u32 shift = this->items.shift;
-        if (travels_alike()) {
-            this->add(held);
-        } else if (this->args.residual.address != 0) {
-            this->sum[0] = add_residual_pieces(View::of(this->args.residual), this->args.n,
-                                               u64(item) << shift, shift, this->sum[0]);
-        }
-        this->store_sum(item);
-    }
+    IRIS_DEVICE void end() { Base::end(item); }
     IRIS_DEVICE void row(u32 row) { norm_row(this->args, row); }
 
   private:
-    /// Whether there is a residual whose type is the transfer type.
-    IRIS_DEVICE bool travels_alike() const {
-        return this->args.residual.address != 0 && this->args.residual.dtype == this->dtype;
-    }
-
-    const ItemsOf residual;
-    u32 held[2], item;
+    u32 item;
 };
 
 /// Shared memory for the RMSNorm of rows that are held in registers: the sum of squares of each
@@ -442,8 +474,9 @@ template <u32 HELD> struct VectorSquares {
 /// normalised.
 ///
 /// PAIR: there are two ranks. The data of the only peer is added as soon as it arrives, so
-/// registers remain for the residual and the weights.
-template <u32 DTYPE, bool PAIR> class VectorBody {
+/// registers remain for the residual and the weights. COMBINES: this rank's data are weighted sums of parts,
+/// and the sums also get the addend.
+template <u32 DTYPE, bool PAIR, bool COMBINES = false> class VectorBody {
   public:
     /// Largest number of vectors of a row that a thread holds (HELD), number of items per vector
     /// (PIECE), and number of items per thread (ITEMS).
@@ -453,12 +486,11 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     /// Whether this body can process the call. All accesses must be full vectors, and a thread must
     /// be able to hold all of its vectors of a row.
     IRIS_DEVICE static bool takes(const OpArgs& args) {
-        const Matrix &a = args.a, &c = args.c, &residual = args.residual;
-        const bool residual_too = residual.address == 0 ||
-                                  (residual.dtype == DTYPE && !residual.transposed &&
-                                   ((residual.address & 15) | residual.ld % WIDTH) == 0);
+        const Matrix &a = args.a, &c = args.c;
+        if (COMBINES && !(RowParts::of(args).is_whole(16) && is_whole(args.addend))) return false;
+        const bool residual_too = is_whole(args.residual);
         return Norm::of(args).whole && c.dtype == DTYPE && args.wire == DTYPE && a.dtype == DTYPE &&
-               !a.transposed && (a.address & 15) == 0 && (a.ld == args.n || args.m <= 1) &&
+               !a.transposed && (a.address & 15) == 0 && (COMBINES || a.ld == args.n || args.m <= 1) &&
                residual_too && args.bias.address == 0 && (args.epilogue & EPILOGUE_GELU) == 0 &&
                args.n <= HELD * WIDTH * (THREADS - port::WAVE);
     }
@@ -468,6 +500,14 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
           own_is_added(false) {}
 
     template <class Batch> IRIS_DEVICE void load(const Batch& batch) {
+        if constexpr (COMBINES) {
+            // Most threads have one item. The loop is short so that it needs few registers.
+            IRIS_NO_UNROLL
+            for (u32 k = 0; k < batch.count; ++k) {
+                given[k] = combined(batch.item(k));
+            }
+            return;
+        }
         const u64 first = args.a.address + u64(batch.first) * 8;
         IRIS_UNROLL
         for (u32 k = 0; k < ITEMS; ++k) {
@@ -490,7 +530,11 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         first = batch.first * 8 - row * norm.cols * ELEMENT;
         stride = batch.stride * 8;
         summed = own_is_added = false;
-        each([&](u32 i, u32 bytes) { own[i] = port::read<Vec16>(row_of(args.a) + bytes); });
+        if constexpr (COMBINES) {
+            combine_vectors<DTYPE>(RowParts::of(args), row, count, first, stride, own);
+        } else {
+            each([&](u32 i, u32 bytes) { own[i] = port::read<Vec16>(row_of(args.a) + bytes); });
+        }
         if constexpr (PAIR) load_rest();
     }
 
@@ -525,6 +569,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     /// Adds up the squares of a row in the same order as norm_row(), although norm_row() assigns
     /// vectors to threads differently. So equal rows get equal bits.
     IRIS_DEVICE void row(u32) {
+        // With an addend there is no room for the weights before the sums are finished.
+        if constexpr (COMBINES) load_weights();
         float squares = 0.0f;
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
@@ -540,6 +586,19 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     }
 
   private:
+    /// Whether there is no such matrix to be added, or its rows are vectors of the type.
+    IRIS_DEVICE static bool is_whole(const Matrix& added) {
+        return added.address == 0 || (added.dtype == DTYPE && !added.transposed &&
+                                      ((added.address & 15) | added.ld % WIDTH) == 0);
+    }
+    /// Item `item` of this rank's message of weighted sums.
+    IRIS_DEVICE u64 combined(u32 item) const {
+        constexpr u32 PER_ITEM = 8 / ELEMENT;
+        const u32 in_row = args.n / PER_ITEM;
+        u32 data[2];
+        pack_item(DTYPE, combine_item(RowParts::of(args), item / in_row, item % in_row * PER_ITEM), data);
+        return u64(data[1]) << 32 | data[0];
+    }
     IRIS_DEVICE static Values unpack(const Vec16& vector) { return values_of(Raw{vector, {}}, DTYPE); }
     IRIS_DEVICE static Vec16 pack(const Values& values) { return packed(DTYPE, values); }
     /// Calls `each` for this thread's vectors of the row, with the position of each vector in the
@@ -571,11 +630,18 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
                 residual[i] = port::read<Vec16>(row_of(args.residual) + bytes);
             });
         }
+        if constexpr (!COMBINES) load_weights();
+        else if (args.addend.address != 0) {
+            each([&](u32 i, u32 bytes) { addend[i] = port::read<Vec16>(row_of(args.addend) + bytes); });
+        }
+    }
+    IRIS_DEVICE void load_weights() {
         each([&](u32 i, u32 bytes) { weight[i] = port::read<Vec16>(args.weight.address + bytes); });
     }
     /// Finishes the sum of a vector: stores it rounded to C, and normalises the rounded values.
     IRIS_DEVICE void finish(u32 i, u32 bytes, Values& values) {
         if (args.residual.address != 0) add_to(values, unpack(residual[i]));
+        if (COMBINES && args.addend.address != 0) add_to(values, unpack(addend[i]));
         own[i] = pack(values);
         port::write(row_of(args.c) + bytes, own[i]);
         shared.of_vector[bytes / sizeof(Vec16)] = squares_of(unpack(own[i]));
@@ -591,9 +657,9 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     u32 at, count, first, stride;
     /// This rank's data as items (8 bytes of the message each), which are pushed to the peers.
     u64 given[ITEMS];
-    /// This rank's data, which is later replaced by the row of C; the residual; and the RMSNorm
-    /// weights.
-    Vec16 own[HELD], residual[HELD], weight[HELD];
+    /// This rank's data, which is later replaced by the row of C; the matrices that are added; and the
+    /// RMSNorm weights.
+    Vec16 own[HELD], residual[HELD], addend[HELD], weight[HELD];
     Values sum[HELD];
     bool summed, own_is_added;
 };
@@ -605,8 +671,8 @@ IRIS_DEVICE ll::Rows rows_of(const OpArgs& args, u32 per_item) {
     return ll::Rows{args.m * len, len, args.a.address != args.c.address};
 }
 
-template <u32 DTYPE, bool PAIR> IRIS_DEVICE bool run_exchange_norm_vectors(const OpArgs& args) {
-    using Body = VectorBody<DTYPE, PAIR>;
+template <u32 DTYPE, bool PAIR, bool COMBINES> IRIS_DEVICE bool run_exchange_norm_vectors(const OpArgs& args) {
+    using Body = VectorBody<DTYPE, PAIR, COMBINES>;
     if (!Body::takes(args)) return false;
     IRIS_SHARED(VectorSquares<Body::HELD>, shared);
     Body body(args, shared);
@@ -614,25 +680,30 @@ template <u32 DTYPE, bool PAIR> IRIS_DEVICE bool run_exchange_norm_vectors(const
     return true;
 }
 
-IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
-    ResidualBody body(args);
+template <class Exchange> IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
+    NormBody<Exchange> body(args);
     flow::exchange_rows<false>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
 }
 
+/// Body of a reduction of weighted sums of parts.
+template <Collective C, u32 N> using CombiningBody = AddingBody<ExchangeBody<C, N, ll::Ll64, CombinedItems>, 2>;
+
 /// All-reduce with a residual and an RMSNorm by the LL protocol. The workgroup that receives and adds a row
-/// also normalises it.
-IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
-    // Arguments in parameter memory, because the body keeps a reference to them.
-    const OpArgs& args = port::in_place(given);
+/// also normalises it. `args` are in parameter memory, because the body keeps a reference to them.
+template <bool COMBINES> IRIS_DEVICE void run_exchange_norm_of(const OpArgs& args) {
     const bool pair = args.channel.size == 2;
-#define IRIS_TWO(name) if (pair && run_exchange_norm_vectors<name, true>(args)) return;
-#define IRIS_MORE(name) if (!pair && run_exchange_norm_vectors<name, false>(args)) return;
+#define IRIS_TWO(name) if (pair && run_exchange_norm_vectors<name, true, COMBINES>(args)) return;
+#define IRIS_MORE(name) if (!pair && run_exchange_norm_vectors<name, false, COMBINES>(args)) return;
     IRIS_DTYPES_16_TRIED(IRIS_TWO)
     IRIS_DTYPES_16_TRIED(IRIS_MORE)
 #undef IRIS_TWO
 #undef IRIS_MORE
-    run_exchange_norm_items(args);
+    constexpr Collective C = Collective::AllReduce;
+    if constexpr (COMBINES) run_exchange_norm_items<CombiningBody<C, 1>>(args);
+    else run_exchange_norm_items<AddingBody<ExchangeBody<C, 1>, 1>>(args);
 }
+
+IRIS_DEVICE void run_exchange_norm(const OpArgs& given) { run_exchange_norm_of<false>(port::in_place(given)); }
 
 /// Part of an exchange that reads arguments only, so that it runs before the previous launch has ended.
 template <u32 N, class LlUnit = ll::Ll64, class Exchange>
@@ -640,9 +711,8 @@ IRIS_DEVICE flow::Ahead<N, LlUnit> ahead_of(const OpArgs& args, const Exchange& 
     return {Words(args.heap, args.channel), port::workgroup(), port::workgroups(), exchange};
 }
 
-template <Collective C, u32 N, class LlUnit = ll::Ll64>
-IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
-    ExchangeBody<C, N, LlUnit> body(args);
+template <u32 N, class Body, class LlUnit = ll::Ll64> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
+    Body body(args);
     const flow::Ahead<N, LlUnit> ahead = ahead_of<N, LlUnit>(args, body);
     port::take_turn();
     flow::exchange<N, LlUnit>(launch_of(args), ahead, body, body);
@@ -651,9 +721,41 @@ IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
     // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size == 2) run_exchange_of<C, 1>(args);
-    else if (args.channel.size <= ll::FEW) run_exchange_of<C, ll::FEW>(args);
-    else run_exchange_of<C, ll::SOURCES>(args);
+    if (args.channel.size == 2) run_exchange_of<1, ExchangeBody<C, 1>>(args);
+    else if (args.channel.size <= ll::FEW) run_exchange_of<ll::FEW, ExchangeBody<C, ll::FEW>>(args);
+    else run_exchange_of<ll::SOURCES, ExchangeBody<C, ll::SOURCES>>(args);
+}
+
+/// Finishes the rows of a world of one rank, which has no words of the LL protocol. An RMSNorm is a launch of
+/// its own.
+template <Collective C> IRIS_DEVICE void combine_alone(const OpArgs& args) {
+    port::take_turn();
+    CombiningBody<C, 1> body(args);
+    const u32 all = body.sent(0, 0), threads = port::threads();
+    IRIS_NO_UNROLL
+    for (u64 item = u64(port::workgroup()) * threads + port::thread(); item < all;
+         item += u64(port::workgroups()) * threads) {
+        body.begin(static_cast<u32>(item));
+        body.end(static_cast<u32>(item));
+    }
+}
+
+/// Reduction of weighted sums of parts by the LL protocol.
+template <Collective C> IRIS_DEVICE void run_combine(const OpArgs& given) {
+    // Arguments in parameter memory, because the body keeps a reference to them.
+    const OpArgs& args = port::in_place(given);
+    if (args.channel.size == 1) combine_alone<C>(args);
+    else if (args.channel.size == 2) run_exchange_of<1, CombiningBody<C, 1>>(args);
+    else if (args.channel.size <= ll::FEW) run_exchange_of<ll::FEW, CombiningBody<C, ll::FEW>>(args);
+    else run_exchange_of<ll::SOURCES, CombiningBody<C, ll::SOURCES>>(args);
+}
+
+/// run_combine() of an all-reduce, followed by an RMSNorm.
+IRIS_DEVICE void run_combine_norm(const OpArgs& given) {
+    const OpArgs& args = port::in_place(given);
+    if (args.channel.size == 1) return combine_alone<Collective::AllReduce>(args);
+    port::take_turn();
+    run_exchange_norm_of<true>(args);
 }
 
 /// Body of an all-reduce in two hops by the LL protocol. C has the type in which data is sent.
@@ -750,8 +852,8 @@ template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(con
 /// down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_packs(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size == 2) run_exchange_of<C, 1, ll::Ll128>(args);
-    else run_exchange_of<C, ll::SOURCES, ll::Ll128>(args);
+    if (args.channel.size == 2) run_exchange_of<1, ExchangeBody<C, 1, ll::Ll128>, ll::Ll128>(args);
+    else run_exchange_of<ll::SOURCES, ExchangeBody<C, ll::SOURCES, ll::Ll128>, ll::Ll128>(args);
 }
 
 /// Exchange of larger messages in two hops, in packs.

@@ -1,7 +1,7 @@
 //! Functions applied to finished sums before the sums are rounded: bias, then GELU, then the
 //! residual.
 
-use crate::args::{OpArgs, epilogue};
+use crate::args::{Matrix, OpArgs, epilogue};
 use crate::cpu::view;
 use crate::schedule::Tile;
 
@@ -24,10 +24,11 @@ pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usi
     }
 }
 
-/// Adds the residual of `tile` to the sums, after [`finish_values`], if the op has a residual.
-pub(crate) fn add_residual(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usize) {
-    if args.residual.address != 0 {
-        view::load(&args.residual, tile, sums, ld, true);
+/// Adds `tile` of a matrix, such as the residual, to the sums, after [`finish_values`], if the call has
+/// this matrix.
+pub(crate) fn add_matrix(matrix: &Matrix, tile: Tile, sums: &mut [f32], ld: usize) {
+    if matrix.address != 0 {
+        view::load(matrix, tile, sums, ld, true);
     }
 }
 

@@ -6,7 +6,8 @@ use iris_sync::flow::{self, LlParts, LlRows, LlTiles};
 use iris_sync::ll::Rows;
 
 use crate::args::{Matrix, OpArgs, counter};
-use crate::cpu::body::epilogue::{add_residual, finish_values};
+use crate::cpu::body::combine;
+use crate::cpu::body::epilogue::{add_matrix, finish_values};
 use crate::cpu::body::norm::norm_row;
 use crate::cpu::view;
 use crate::cpu::words::Words;
@@ -31,6 +32,14 @@ pub(crate) fn run(
     let dtype = if reduces { args.wire } else { args.c.dtype };
     let (sum, taken) = ([0.0; MOST], [0; 2]);
     let mut body = Body { args, words: launch.m, items, dtype, reduces, sum, own: false, taken };
+    if items.size == 1 {
+        // A world of one rank has no words of the protocol. An RMSNorm is a launch of its own.
+        for item in (launch.index..items.sent(0, 0)).step_by(launch.count as usize) {
+            LlTiles::begin(&mut body, item);
+            LlTiles::end(&mut body, item);
+        }
+        return Ok(());
+    }
     if let Some(parts) = items.parts() {
         return flow::two_shot_ll(launch, &parts, &mut body);
     }
@@ -94,11 +103,13 @@ impl Body<'_> {
         let first = self.items.source_row(to);
         let mut bits = [0; MOST];
         for (i, row, col) in self.elements(self.items.rows_sent(self.me(), to), item) {
-            let element = view::bits(&self.args.a, first + row, col);
-            bits[i] = if dtype == self.dtype {
-                element
+            let element = |col| view::bits(&self.args.a, first + row, col);
+            bits[i] = if self.args.factors.address != 0 {
+                (values(self.dtype).from_f32)(combine::element(self.args, first + row, col))
+            } else if dtype == self.dtype {
+                element(col)
             } else {
-                (values(self.dtype).from_f32)((values(dtype).to_f32)(element))
+                (values(self.dtype).from_f32)((values(dtype).to_f32)(element(col)))
             };
         }
         bits
@@ -142,7 +153,7 @@ impl Body<'_> {
     }
 
     /// Completes the sum of an item (eight bytes of the message): adds this rank's own data if it
-    /// is still missing, then applies bias, GELU and residual.
+    /// is still missing, then applies bias and GELU and adds residual and addend.
     fn finish(&mut self, item: u32) {
         if !self.own {
             self.add_own(item);
@@ -151,7 +162,9 @@ impl Body<'_> {
         for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
             let area = Tile { row, col, rows: 1, cols: 1 };
             finish_values(args, area, &mut self.sum[i..=i], 1);
-            add_residual(args, area, &mut self.sum[i..=i], 1);
+            for matrix in [&args.residual, &args.addend] {
+                add_matrix(matrix, area, &mut self.sum[i..=i], 1);
+            }
         }
     }
 

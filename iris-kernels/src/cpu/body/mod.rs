@@ -3,6 +3,7 @@
 //! names.
 
 pub(crate) mod accumulate;
+mod combine;
 pub(crate) mod deliver;
 mod epilogue;
 pub(crate) mod gather;

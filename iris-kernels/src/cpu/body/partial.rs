@@ -3,7 +3,7 @@
 //! epilogue and residual.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
-use crate::cpu::body::epilogue::{add_residual, finish_values};
+use crate::cpu::body::epilogue::{add_matrix, finish_values};
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
@@ -53,7 +53,7 @@ impl<'a> Partial<'a> {
     pub(crate) fn finish(&mut self, tile: Tile) {
         self.epilogue(tile);
         let ld = self.ld();
-        add_residual(self.args, tile, &mut self.sum, ld);
+        add_matrix(&self.args.residual, tile, &mut self.sum, ld);
         view::store(&self.args.c, tile, &self.sum, self.ld());
     }
 

@@ -86,7 +86,7 @@ int main() {
     args.heap = heap;
     args.channel = channel;
     const Matrix matrix{symmetric, 8, 8, 8, F32, 0};
-    args.a = args.b = args.c = matrix;
+    args.a = args.b = args.c = args.factors = matrix;
     args.list[0] = ListTensor{symmetric, 8, symmetric, 8, 8};
     args.m = args.n = args.k = args.tile_m = args.tile_n = args.k_group = 8;
     args.max_tiles = args.max_results = 4;
