@@ -43,9 +43,9 @@
 //! | `all_reduce`, `all_reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
 //! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type (`bytemuck::Pod`) |
 //! | `reduce_scatter` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
-//! | | [`Comm::all_to_all`], [`Comm::barrier`] |
+//! | `reduce`, `reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16; not faster than `all_reduce` |
+//! | | [`Comm::all_to_all`], [`Comm::gather`], [`Comm::scatter`], [`Comm::barrier`] |
 //! | `ReduceOp::Prod`, `Max`, `Min`, `Avg`; sums of integers and of f64 | missing; the operation is refused by name, the type by the compiler |
-//! | `reduce`, `reduce_in_place` | missing: [`Comm::all_reduce`], or [`Comm::reduce_scatter`] |
 //! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
 //! | `group`, `group_start`, `group_end` | missing: calls of a communicator run one after the other |
 //! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
@@ -58,6 +58,7 @@
 mod calls;
 mod id;
 mod memory;
+mod message;
 mod options;
 mod stream;
 
@@ -149,7 +150,8 @@ struct Operators {
     /// One operator for each collective and element type, and last the barrier.
     all: Vec<Operator>,
     workspace: Arc<Workspace>,
-    /// Send buffer and receive buffer for element types with an alignment of one byte.
+    /// Send buffer and receive buffer for element types with an alignment of one byte, and for
+    /// `reduce`, `gather` and `scatter`.
     stage: Vec<RawSlice>,
 }
 
@@ -286,8 +288,8 @@ impl Comm {
         Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
     }
 
-    /// Allocates the workspace, and the two buffers for types with an alignment of one byte:
-    /// collective over the ranks of this node.
+    /// Allocates the workspace, and the communicator's two buffers: collective over the ranks of this
+    /// node.
     #[track_caller]
     fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, Vec<RawSlice>)> {
         let sharing: Vec<&Plan> = plans.sharing.iter().collect();

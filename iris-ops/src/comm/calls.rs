@@ -6,15 +6,18 @@ use bytemuck::Pod;
 use half::f16;
 use iris_heap::{DType, Element};
 
-use super::memory::{Bytes, Lent, RecvBuffer, SendBuffer};
+use super::memory::{Lent, RecvBuffer, SendBuffer};
+use super::message::{Message, find};
 use super::{Comm, Operators, ReduceOp, Summand};
 use crate::args::Matrices;
 use crate::check;
-use crate::error::{Error, InOp, Result};
-use crate::matrix::MatRef;
+use crate::error::{Error, Result};
 use crate::nodes::{Operator, give_up};
 use crate::op_names::Op;
 use crate::operand::lending;
+
+/// Argument for the result of a call, in errors of a root without it: name, and what it must be.
+const RESULT: (&str, &str) = ("output", "memory for the result");
 
 impl Comm {
     /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank.
@@ -106,17 +109,11 @@ impl Comm {
         output: &mut R,
         root: i32,
     ) -> Result<()> {
-        let root = self.root(root)?;
-        let input = input.filter(|_| root == self.rank());
-        if input.is_none() && root == self.rank() {
-            let expected = format!(
-                "memory to send, since rank {root} is the root; Comm::broadcast_in_place sends what it gets"
-            );
-            return Err(Error::invalid(Op::Broadcast, "input", "None", expected));
-        }
+        let needed = ("input", "memory to send; Comm::broadcast_in_place sends what it gets");
+        let input = self.at_root(Op::Broadcast, needed, input, root)?;
         let (input, output) =
             (input.map(|input| input.lend(&self.stream)), output.lend_mut(&self.stream));
-        self.travel::<T>(Op::Broadcast, input, output, root)
+        self.travel::<T>(Op::Broadcast, input, output, self.root(Op::Broadcast, root)?)
     }
 
     /// Copies `data` of rank `root` to `data` on all ranks.
@@ -128,8 +125,93 @@ impl Comm {
         data: &mut R,
         root: i32,
     ) -> Result<()> {
-        let root = self.root(root)?;
+        let root = self.root(Op::Broadcast, root)?;
         self.travel::<T>(Op::Broadcast, None, data.lend_mut(&self.stream), root)
+    }
+
+    /// Sums `input` over ranks into `output` of rank `root`. The output of other ranks may be `None`
+    /// and is not written. `input` and `output` have the same number of elements.
+    ///
+    /// The sum travels as an all-reduce, in launches of up to 1 MiB, through the communicator's own
+    /// buffers, so it is not faster than [`Comm::all_reduce`]. It saves the memory for the result on the
+    /// other ranks. Errors of a launch name `all_reduce`.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
+    /// root without output.
+    pub fn reduce<T: Summand, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: Option<&mut R>,
+        operation: &ReduceOp,
+        root: i32,
+    ) -> Result<()> {
+        is_sum(Op::AllReduce, *operation)?;
+        let output = self.at_root(Op::AllReduce, RESULT, output, root)?;
+        let output = output.map(|output| output.lend_mut(&self.stream));
+        self.to_root::<T>(Op::AllReduce, size_of::<T>(), input.lend(&self.stream), output, root)
+    }
+
+    /// Sums `data` over ranks in place on rank `root`. `data` of other ranks is only read.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::reduce`].
+    pub fn reduce_in_place<T: Summand, R: RecvBuffer<T> + ?Sized>(
+        &self,
+        data: &mut R,
+        operation: &ReduceOp,
+        root: i32,
+    ) -> Result<()> {
+        is_sum(Op::AllReduce, *operation)?;
+        let data = data.lend_mut(&self.stream);
+        self.to_root::<T>(Op::AllReduce, size_of::<T>(), data, None, root)
+    }
+
+    /// Concatenates the `input` of every rank, in the order of ranks, into `output` of rank `root`.
+    /// The output of other ranks may be `None` and is not written. `output` has
+    /// [`Comm::world_size`] times as many elements as `input`.
+    ///
+    /// The data travels as an all-gather, as the sum of [`Comm::reduce`] does as an all-reduce.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::reduce`], except for sums.
+    pub fn gather<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: Option<&mut R>,
+        root: i32,
+    ) -> Result<()> {
+        let output = self.at_root(Op::AllGather, RESULT, output, root)?;
+        let output = output.map(|output| output.lend_mut(&self.stream));
+        self.to_root::<f32>(Op::AllGather, size_of::<T>(), input.lend(&self.stream), output, root)
+    }
+
+    /// Copies part r of `input` of rank `root` to `output` of rank r. The input of other ranks may be
+    /// `None` and is not read. `input` has [`Comm::world_size`] times as many elements as `output`.
+    ///
+    /// All ranks must pass the same `root`. The data travels as a broadcast of the whole input, as the
+    /// sum of [`Comm::reduce`] does as an all-reduce.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::broadcast`].
+    pub fn scatter<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
+        &self,
+        input: Option<&S>,
+        output: &mut R,
+        root: i32,
+    ) -> Result<()> {
+        let (op, size, rank) = (Op::Broadcast, self.world_size(), self.rank());
+        let input = self.at_root(op, ("input", "memory to send"), input, root)?;
+        let (input, output) =
+            (input.map(|input| input.lend(&self.stream)), output.lend_mut(&self.stream));
+        let operators = self.lock();
+        let all = open(&operators)?;
+        let message = self.message(op, (input.as_ref(), size), (&output, 1), size_of::<T>())?;
+        let message = Message { got: size, ..message };
+        let root = Some(self.root(op, root)?);
+        self.lend(&[input.as_ref(), Some(&output)], || {
+            message.by_stage::<f32>(self, all, root, rank..rank + 1)
+        })
     }
 
     /// Enqueues a barrier over all ranks' streams. Work after the barrier on any rank's stream sees
@@ -144,12 +226,29 @@ impl Comm {
         self.stream.enqueue(|| barrier.try_for_each(run))
     }
 
-    fn root(&self, root: i32) -> Result<usize> {
+    fn root(&self, op: Op, root: i32) -> Result<usize> {
         let found = usize::try_from(root).ok().filter(|&root| root < self.world_size());
         found.ok_or_else(|| {
             let expected = format!("a rank, from 0 to {}", self.world_size() - 1);
-            Error::invalid(Op::Broadcast, "root", root, expected)
+            Error::invalid(op, "root", root, expected)
         })
+    }
+
+    /// Returns `memory` on rank `root`, which must pass it, and `None` on all other ranks. Errors have
+    /// the argument's name and what it must be.
+    fn at_root<M>(
+        &self,
+        op: Op,
+        (what, needed): (&str, &str),
+        memory: Option<M>,
+        root: i32,
+    ) -> Result<Option<M>> {
+        let is_root = self.root(op, root)? == self.rank();
+        if is_root && memory.is_none() {
+            let expected = format!("on rank {root}, which is the root, {needed}");
+            return Err(Error::invalid(op, what, "None", expected));
+        }
+        Ok(memory.filter(|_| is_root))
     }
 
     /// Enqueues a collective that sums, such as an all-reduce. Without `input`, the call is in
@@ -161,11 +260,7 @@ impl Comm {
         output: Lent<'_>,
         operation: ReduceOp,
     ) -> Result<()> {
-        if operation != ReduceOp::Sum {
-            let expected = "Sum, the one operation of this communicator";
-            let value = format!("{operation:?}");
-            return Err(Error::invalid(op, "operation of a reduction", value, expected));
-        }
+        is_sum(op, operation)?;
         let parts = if op == Op::ReduceScatter { self.world_size() } else { 1 };
         // Addresses are looked up under the lock. So a call is refused if another thread has freed
         // its slices while the call waited for the lock.
@@ -174,6 +269,30 @@ impl Comm {
         let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
         let operator = find(all, op, T::DTYPE)?;
         self.lend(&[input.as_ref(), Some(&output)], || message.in_words::<T>(self, operator, None))
+    }
+
+    /// Enqueues a collective whose result only rank `root` keeps: `op` with elements of type `W`,
+    /// through the communicator's own buffers. Elements of the message have `element` bytes. If the
+    /// root passes no `output`, the call is in place.
+    fn to_root<W: Element>(
+        &self,
+        op: Op,
+        element: usize,
+        input: Lent<'_>,
+        output: Option<Lent<'_>>,
+        root: i32,
+    ) -> Result<()> {
+        let is_root = self.root(op, root)? == self.rank();
+        let parts = if op == Op::AllGather { self.world_size() } else { 1 };
+        let operators = self.lock();
+        let all = open(&operators)?;
+        let message = match &output {
+            Some(output) => self.message(op, (Some(&input), 1), (output, parts), element)?,
+            None => self.message(op, (None, 1), (&input, 1), element)?,
+        };
+        let message = Message { got: parts, ..message };
+        let kept = 0..if is_root { parts } else { 0 };
+        self.lend(&[Some(&input), output.as_ref()], || message.by_stage::<W>(self, all, None, kept))
     }
 
     /// Enqueues a collective that only moves data. If the root passes no input, its `output`
@@ -199,7 +318,7 @@ impl Comm {
         // the same operator.
         self.lend(&[input.as_ref(), Some(&output)], || match align_of::<T>() {
             _ if size == 1 => message.copy(self),
-            1 => message.by_stage(self, all, find(all, op, DType::F32)?, root),
+            1 => message.by_stage::<f32>(self, all, root, 0..got),
             2 => message.in_words::<f16>(self, find(all, op, DType::F16)?, root),
             _ => message.in_words::<f32>(self, find(all, op, DType::F32)?, root),
         })
@@ -263,7 +382,7 @@ impl Comm {
     /// the offset and the length of each range. `launch` sets its flag when it has launched
     /// something that peers see. A failure after that is reported to all ranks of all nodes,
     /// because the call can then be neither repeated nor abandoned.
-    fn in_ranges(
+    pub(super) fn in_ranges(
         &self,
         message: &Message,
         most: u64,
@@ -286,124 +405,11 @@ fn open(operators: &Option<Operators>) -> Result<&Operators> {
     operators.as_ref().ok_or_else(closed)
 }
 
-fn find(operators: &Operators, op: Op, dtype: DType) -> Result<&Operator> {
-    let of = |operator: &Operator| operator.plan().request().dtype;
-    operators.family(op).find(|operator| of(operator) == dtype).ok_or_else(|| {
-        let names: Vec<_> = operators.family(op).map(|operator| of(operator).name()).collect();
-        let expected = match names.is_empty() {
-            true => "no sum, since Options::sums of the communicator has no type".into(),
-            false => format!("one of Options::sums of the communicator: {}", names.join(", ")),
-        };
-        Error::invalid(op, "element type", dtype, expected)
-    })
-}
-
-/// Collective call of any length, with the address ranges of its input and its output.
-struct Message {
-    op: Op,
-    rank: usize,
-    input: Bytes,
-    /// Number of consecutive parts of which the input consists.
-    sent: usize,
-    output: Bytes,
-    /// Number of consecutive parts of which the output consists.
-    got: usize,
-    /// Size of a part in bytes.
-    part: u64,
-}
-
-impl Message {
-    /// Runs the call by an operator for elements of type `T`, directly on the caller's input and
-    /// output.
-    fn in_words<T: Element>(
-        &self,
-        comm: &Comm,
-        operator: &Operator,
-        root: Option<usize>,
-    ) -> Result<()> {
-        let size = size_of::<T>() as u64;
-        let most = operator.plan().largest() as u64 * size;
-        comm.in_ranges(self, most, |from, bytes, begun| {
-            let shape = |parts| (parts, (bytes / size) as usize, (self.part / size) as usize);
-            let a = self.input.matrix::<T>(self.op, from, shape(self.sent))?;
-            let c = self.output.matrix::<T>(self.op, from, shape(self.got))?;
-            run(operator, &comm.stream.ours, a, c, root)?;
-            begun.set(true);
-            Ok(())
-        })
+fn is_sum(op: Op, operation: ReduceOp) -> Result<()> {
+    if operation == ReduceOp::Sum {
+        return Ok(());
     }
-
-    /// Runs the call through the communicator's own buffers. Used for element types with an
-    /// alignment of one byte, because addresses and lengths are then not always multiples of a
-    /// word.
-    fn by_stage(
-        &self,
-        comm: &Comm,
-        all: &Operators,
-        operator: &Operator,
-        root: Option<usize>,
-    ) -> Result<()> {
-        let parts = self.sent.max(self.got);
-        let (sent, got) = (all.stage[0], all.stage[1]);
-        // Maximum number of bytes of each part in one launch, rounded down to whole words of four
-        // bytes.
-        let most = sent.bytes() / parts as u64 / 4 * 4;
-        let [sent, got] =
-            [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];
-        let reads = root.is_none_or(|root| root == self.rank);
-        comm.in_ranges(self, most, |from, bytes, begun| {
-            let padded = bytes.next_multiple_of(4);
-            let words = (padded / 4) as usize;
-            for part in 0..if reads { self.sent as u64 } else { 0 } {
-                let source = (self.input, part * self.part + from);
-                self.copy_raw(comm, (sent, part * padded), source, bytes)?;
-            }
-            let a = sent.matrix::<f32>(self.op, 0, (self.sent, words, words))?;
-            let c = got.matrix::<f32>(self.op, 0, (self.got, words, words))?;
-            run(operator, &comm.stream.ours, a, c, root)?;
-            begun.set(true);
-            for part in 0..self.got as u64 {
-                let target = (self.output, part * self.part + from);
-                self.copy_raw(comm, target, (got, part * padded), bytes)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Copies the input to the output, for a world of one rank.
-    fn copy(&self, comm: &Comm) -> Result<()> {
-        match self.input.address == self.output.address {
-            true => Ok(()),
-            false => self.copy_raw(comm, (self.output, 0), (self.input, 0), self.output.bytes),
-        }
-    }
-
-    #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
-    fn copy_raw(
-        &self,
-        comm: &Comm,
-        (to, to_offset): (Bytes, u64),
-        (from, from_offset): (Bytes, u64),
-        bytes: u64,
-    ) -> Result<()> {
-        let issuing = comm.heap.issue().in_op(self.op)?;
-        let to = to.at(&issuing, to_offset, self.op)?;
-        let from = from.at(&issuing, from_offset, self.op)?;
-        // SAFETY: one side is in a buffer that only the communicator's calls use, on one stream, or
-        // both sides are memory that `Lent` guards borrow from the caller until the call is
-        // enqueued. After that, cudarc frees its memory only in the order of the stream, and a
-        // thread that frees a slice of the heap waits for `issuing` and then for the copy. For host
-        // memory, the caller waits for the call.
-        unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
-    }
-}
-
-fn run(
-    operator: &Operator,
-    stream: &iris_heap::Stream,
-    a: MatRef,
-    c: MatRef,
-    root: Option<usize>,
-) -> Result<()> {
-    operator.run(stream, &Matrices { a: Some(a), c: Some(c), root, ..Matrices::default() })
+    let (value, expected) =
+        (format!("{operation:?}"), "Sum, the one operation of this communicator");
+    Err(Error::invalid(op, "operation of a reduction", value, expected))
 }

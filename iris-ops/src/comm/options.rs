@@ -19,8 +19,8 @@ use crate::topology::Topology;
 /// Types in whose units data is moved unchanged: f32 for words of four bytes, f16 for words of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 
-/// Maximum number of bytes that one launch moves of elements with an alignment of one byte, such as
-/// `u8`. Data of such types passes through the communicator's own buffers.
+/// Maximum number of bytes that one launch moves through the communicator's own buffers: data of
+/// elements with an alignment of one byte, such as `u8`, and of `reduce`, `gather` and `scatter`.
 const STAGE_BYTES: u64 = 1 << 20;
 
 /// Largest value that [`Options::max_bytes`] accepts. A launch has at most 2^30 - 1 elements, of at
@@ -261,8 +261,8 @@ pub(super) struct Plans {
     /// Plans of the operators that share a workspace: one for each collective and element type.
     pub(super) sharing: Vec<Plan>,
     pub(super) barrier: Plan,
-    /// Size in bytes of the send buffer, and of the receive buffer, for element types with an
-    /// alignment of one byte. It is a whole number of words for each rank.
+    /// Size in bytes of the communicator's send buffer, and of its receive buffer. It is a whole
+    /// number of words for each rank.
     pub(super) stage: u64,
 }
 

@@ -54,8 +54,21 @@ fn sums<T: Summand + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Resul
     let parts: Vec<T> = (0..count * size).map(|index| T::from_f64(value(rank, index))).collect();
     let mut part = vec![T::from_f64(-1.0); count];
     comm.reduce_scatter(&parts, &mut part, &ReduceOp::Sum)?;
-    let expected: Vec<T> = (rank * count..(rank + 1) * count).map(sum).collect();
-    assert_eq!(part, expected, "reduce_scatter of {count} {}", T::DTYPE);
+    let expected_part: Vec<T> = (rank * count..(rank + 1) * count).map(sum).collect();
+    assert_eq!(part, expected_part, "reduce_scatter of {count} {}", T::DTYPE);
+    let unwritten = vec![T::from_f64(-1.0); count];
+    for root in 0..size {
+        let (mut got, mut data) = (unwritten.clone(), parts[..count].to_vec());
+        comm.reduce(&data, Some(&mut got), &ReduceOp::Sum, root as i32)?;
+        comm.reduce_in_place(&mut data, &ReduceOp::Sum, root as i32)?;
+        let is_root = rank == root;
+        let [kept, in_place] = [&unwritten[..], &parts[..count]].map(|before| match is_root {
+            true => &expected[..],
+            false => before,
+        });
+        assert_eq!(got, kept, "reduce of {count} {} to {root}", T::DTYPE);
+        assert_eq!(data, in_place, "reduce in place of {count} {} to {root}", T::DTYPE);
+    }
     Ok(())
 }
 
@@ -91,6 +104,15 @@ fn moves<T: Pod + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<(
         let mut data = own.clone();
         comm.broadcast_in_place(&mut data, root as i32)?;
         assert_eq!(data, elements(root, 0, count), "broadcast in place of {count} from {root}");
+        // Only the root has memory for the parts of all ranks.
+        let mut all = vec![zero; count * size];
+        comm.gather(&own, (rank == root).then_some(&mut all), root as i32)?;
+        let expected: Vec<T> = (0..size).flat_map(|rank| elements(rank, 0, count)).collect();
+        assert!(rank != root || all == expected, "gather of {count} to {root}: {all:?}");
+        let mut part = vec![zero; count];
+        comm.scatter((rank == root).then_some(&parts), &mut part, root as i32)?;
+        let expected = elements(root, rank * count, count);
+        assert_eq!(part, expected, "scatter of {count} from {root}");
     }
     Ok(())
 }
@@ -204,6 +226,14 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
         }
         if comm.rank() == 1 {
             fails(comm.broadcast(None::<&[f32]>, &mut y, 1), &["broadcast: input is None", "root"]);
+            fails(comm.scatter(None::<&[f32]>, &mut y, 1), &["input is None", "root, memory"]);
+            fails(comm.gather(&x, None::<&mut [f32]>, 1), &["output is None", "root, memory"]);
+        }
+        fails(comm.reduce(&x, Some(&mut y), &ReduceOp::Max, 0), &["Max", "Sum"]);
+        fails(comm.reduce_in_place(&mut y, &ReduceOp::Sum, 2), &["root is 2", "from 0 to 1"]);
+        if comm.rank() == 0 {
+            fails(comm.gather(&x, Some(&mut y), 0), &["input is 4", "2 elements"]);
+            fails(comm.scatter(Some(&x), &mut y, 0), &["input is 4", "4 elements for each"]);
         }
         let slice = comm.heap().zeros::<f32>(8)?;
         let (head, mut tail) = (slice.slice(..5).unwrap(), slice.slice(3..).unwrap());
