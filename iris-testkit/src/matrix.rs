@@ -31,7 +31,8 @@ pub fn room(dtype: DType, elements: usize) -> u64 {
 /// Kernels do not compute with `dtype`.
 pub fn bytes(dtype: DType, values: impl Iterator<Item = f64>) -> Result<Vec<u8>> {
     Ok(with_type!(dtype, T => {
-        values.flat_map(|value| bytemuck::bytes_of(&T::from_f64(value)).to_vec()).collect()
+        let elements: Vec<T> = values.map(T::from_f64).collect();
+        bytemuck::cast_slice(&elements).to_vec()
     }))
 }
 
