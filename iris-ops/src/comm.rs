@@ -58,6 +58,7 @@
 mod calls;
 mod id;
 mod memory;
+mod message;
 mod options;
 mod stream;
 
