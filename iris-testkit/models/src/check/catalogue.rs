@@ -7,6 +7,7 @@ use iris_kernels::schedule::{Grid, Shard, Units};
 use iris_sync::REFRESH_PERIOD;
 use iris_sync::barrier::Members;
 
+use crate::elastic::{self, Decision};
 use crate::ll::{self, Pattern};
 use crate::mutants::{Engine, run};
 use crate::nodes::{self, Handover, Room};
@@ -180,6 +181,13 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("nodes, composition", 3, nodes::composition(3, 3, Handover::Right), Engine::Random(runs));
     for room in [Room::Left, Room::InTurn] {
         add("nodes, residency", 4, nodes::residency(room), Engine::Search);
+    }
+    let mut blows: Vec<(&[u32], &[u32])> = vec![(&[0, 1, 2], &[]), (&[2], &[0, 1])];
+    if full {
+        blows.extend::<[(&[u32], &[u32]); 2]>([(&[0, 2], &[1]), (&[0, 1, 2], &[0])]);
+    }
+    for (crashing, hasty) in blows {
+        add("decide", 3, elastic::decide(Decision::Right, crashing, hasty), Engine::Search);
     }
     let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
     add("ll, tiles", 2, tiles(3), Engine::Random(runs));
