@@ -86,6 +86,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("staged flags", 1, primitives::flags(2), exhaustive);
     add("entry signals", 2, primitives::entry(2, 2), exhaustive);
     add("abort on a fault", 2, primitives::abort(), exhaustive);
+    add("revoked epoch", 2, primitives::revoked(), exhaustive);
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Build = (&'static str, fn(u32, u32) -> Scenario);

@@ -332,13 +332,20 @@ fn several_nodes() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants of the decision which ranks go on after a loss.
+/// Mutants of the code of a revoked epoch, and of the decision which ranks go on after a loss.
 fn lost_ranks() -> Vec<Mutant> {
     let decide = |name, how, crashing, hasty| {
         let scenario = elastic::decide(how, crashing, hasty);
         mutant(name, scenario, [], Check::Wrong).by(Engine::Search).in_scenario()
     };
     vec![
+        // The kernel stores 1 + its own rank, as for another reason of its host.
+        mutant(
+            "revoke-travels-as-gave-up",
+            primitives::revoked(),
+            Change::Value(Access::AbortStore, 1),
+            Check::Wrong,
+        ),
         decide("decide-by-store", Decision::ByStore, &[2], &[]),
         decide("decide-cleared", Decision::Cleared, &[], &[0]),
         decide("propose-before-phase", Decision::BeforePhase, &[], &[]),
