@@ -100,6 +100,7 @@ pub mod bootstrap;
 mod bytes;
 mod control;
 mod dtype;
+mod elastic;
 mod encoding;
 pub mod env;
 mod error;
@@ -126,6 +127,7 @@ pub use bootstrap::unique_id::UniqueId;
 pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
+pub use elastic::{Change, Loss, Member, MemberId, Next, Policy};
 #[doc(hidden)]
 pub use encoding::hash as fnv;
 pub use env::Settings;

@@ -31,7 +31,9 @@ use iris_sync::PROTOCOL_VERSION;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED, abort};
 use crate::backend::nothing_passed;
-use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
+use crate::backend::{
+    Backend, BackendKind, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose,
+};
 use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
@@ -245,6 +247,12 @@ impl SymmetricHeap {
         nodes::check_size(world)?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
+        if world.is_elastic() && options.backend != BackendKind::Cpu {
+            let what = format!("a heap of {} in a world of a Member", options.backend);
+            let why = "nobody has tried what a GPU's store to the memory of a killed process does; use a world that \
+                       no Member has joined";
+            return Err(unsupported(&what, why));
+        }
         let gpu = (options.device, options.legacy_memory);
         let backend = options.backend.open(world, threads, gpu)?;
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
