@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use iris_heap::{
-    Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Stream, SymSlice,
+    Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Retired, Stream, SymSlice,
     SymmetricHeap, World,
 };
 use iris_ops::{AllReduce, CollectiveArgs, MatRef, OpError, all_reduce};
@@ -139,22 +139,31 @@ fn run_rank(case: &str) -> Result<()> {
     let pids: Vec<u32> =
         pids.iter().map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect();
     let member = Member::join(&world, policy(case))?;
+    let mut retired = Vec::new();
     loop {
-        let error = match epoch(case, &member, &world, &pids) {
-            Ok(Done::Closed) => return world.close().context("closing the world"),
+        let error = match epoch(case, &member, &world, &pids, &mut retired) {
+            Ok(Done::Closed) => {
+                check_retired(&retired)?;
+                return world.close().context("closing the world");
+            }
             Ok(Done::Left) => return Ok(()),
             Err(error) => error,
         };
         ensure!(is_loss(&error), "epoch {}: {error:#}", member.epoch());
-        if case == "twice" && member.id() == MemberId(3) && member.epoch() == 0 {
-            // Dies somewhere in the middle of `next`.
+        let dies_in_next = case == "twice" && member.id() == MemberId(3);
+        if dies_in_next {
+            // Anywhere in the middle of `next`, at its end at the latest.
             std::thread::spawn(|| {
                 std::thread::sleep(Duration::from_millis(1));
                 launch::kill_myself()
             });
         }
         world = loop {
-            match member.next() {
+            let next = member.next();
+            if dies_in_next {
+                launch::kill_myself();
+            }
+            match next {
                 Ok(Next::Epoch(world, change)) => {
                     let (rank, from) = (world.rank(), &change.from);
                     let (lost, epoch) = (&change.lost, member.epoch());
@@ -192,10 +201,41 @@ enum Done {
     Left,
 }
 
+/// Builds the model of an epoch and makes its calls. If the epoch ends early, keeps its heap.
+fn epoch(
+    case: &str,
+    member: &Member,
+    world: &World,
+    pids: &[u32],
+    retired: &mut Vec<(Retired, SymSlice<f32>)>,
+) -> Result<Done> {
+    let model = Model::build(world, member.id())?;
+    let done = make_calls(case, member, world, pids, &model);
+    if done.is_err() {
+        retired.push((model.heap.clone().retire()?, model.untouched));
+        ensure!(matches!(model.heap.alloc::<f32>(1), Err(Error::Closed { .. })), "still open");
+    }
+    done
+}
+
+/// Checks that memory of heaps that are retired is as this process has left it.
+fn check_retired(all: &[(Retired, SymSlice<f32>)]) -> Result<()> {
+    for (heap, slice) in all {
+        ensure!(heap.read(*slice)? == [7.5; COUNT], "a retired heap has changed");
+        ensure!(!heap.resolve(*slice)?.is_null(), "no address");
+    }
+    Ok(())
+}
+
 /// Makes the calls of an epoch, and deals the blow of the case.
-fn epoch(case: &str, member: &Member, world: &World, pids: &[u32]) -> Result<Done> {
+fn make_calls(
+    case: &str,
+    member: &Member,
+    world: &World,
+    pids: &[u32],
+    model: &Model,
+) -> Result<Done> {
     let (id, number) = (member.id(), member.epoch());
-    let model = Model::build(world, id)?;
     let blow = blow(case, number);
     let last = if blow.is_some() { usize::MAX } else { CALLS };
     for call in 0..last {

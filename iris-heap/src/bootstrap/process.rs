@@ -216,5 +216,7 @@ pub(crate) mod tests {
     fn ids_of_another_namespace_name_nobody() {
         let other = ProcessId { pid: 1, namespace: 0 };
         assert_eq!(other.to_string(), "process 1");
+        let error = other.open().unwrap_err();
+        assert!(error.to_string().contains("process 1 is in another PID namespace"), "{error}");
     }
 }

@@ -12,10 +12,12 @@ mod nodes;
 mod ops;
 mod options;
 mod order;
+mod retired;
 
 pub use nodes::NodeStream;
 pub use ops::IssueGuard;
 pub use options::HeapOptions;
+pub use retired::Retired;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -1003,6 +1005,11 @@ impl Drop for SymmetricHeap {
             // Debug level suffices: if a peer waits for a further call of this rank, the peer
             // returns an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
+            if self.world.is_elastic() {
+                // This rank leaves the epoch, or goes on without it, and so do its peers. Otherwise the
+                // drop of the backend would tell them that this rank gave up.
+                self.memory.control.set_host_abort(abort::REVOKED);
+            }
             // Each operator holds an `Arc` of its heap, so no operator is left that could issue a
             // further call.
             self.memory.control.publish_end(Some(Ended::Dropped));

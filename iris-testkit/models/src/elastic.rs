@@ -140,7 +140,10 @@ impl Process<'_, '_> {
             let met = |seen: i32| match seen {
                 it if it == State::Waits as i32 => None,
                 it if it == State::Dead as i32 => Some(()),
-                it => Some(thread.check(state(slot), it, State::Meets as i32)),
+                it => {
+                    thread.check(state(slot), it, State::Meets as i32);
+                    Some(())
+                }
             };
             poll(self, slot, met)?;
         }
@@ -189,7 +192,8 @@ pub fn decide(how: Decision, crashing: &'static [u32], hasty: &'static [u32]) ->
         let rank = thread.rank();
         match thread.id().group {
             0 => {
-                if Process(thread).go_on(how, hasty.is_empty()).is_none() {
+                let ended = Process(thread).go_on(how, hasty.is_empty());
+                if ended.is_none() {
                     store(thread, state(rank), State::Dead as i32);
                 }
             }
