@@ -1,12 +1,13 @@
 //! Scenarios of going on after a lost rank: ranks agree on the members of the next epoch, by words of
-//! a page that outlives every process.
+//! a page that outlives every process, and a rank that was stopped stores to memory of the old epoch.
 //!
 //! **Limits.** Only [`search::exhaust`](crate::search::exhaust) can run these scenarios: flags of the
 //! environment, such as a crash, are accessed without atomics, so that a thread reads them in the
 //! step before. A process counts as dead once it has made its last store, as a pidfd tells it.
 
-use iris_sync::{Order, Scope};
+use iris_sync::{Access, Memory, Order, Scope, SymWord, epoch};
 
+use super::ops::value;
 use super::{Operation, Place, Scenario, Thread};
 
 /// Rule by which ranks decide who goes on.
@@ -201,6 +202,96 @@ pub fn decide(how: Decision, crashing: &'static [u32], hasty: &'static [u32]) ->
             2 if hasty.contains(&rank) => thread.write(impatient(rank), 1),
             3 => replace(thread, how),
             _ => {}
+        }
+    })
+}
+
+/// Memory of the old epoch that the new one uses again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reuse {
+    /// None: the new epoch has memory of its own.
+    Nothing,
+    /// Mutant: the signals. The numbers of calls begin anew, so an old signal looks like a new one.
+    Signals,
+    /// Mutant: the inboxes.
+    Inboxes,
+    /// Mutant: C, which peers write directly.
+    DirectC,
+}
+
+/// Rank that is stopped in the old epoch and runs on at any time.
+const LATE: u32 = 1;
+
+/// Memory of one epoch, at rank `at`.
+#[derive(Clone, Copy)]
+struct Epoch {
+    signals: u32,
+    inboxes: u32,
+    c: u32,
+}
+
+impl Epoch {
+    fn signal(self, thread: &Thread<'_>, at: u32, from: u32) -> SymWord {
+        thread.channel().signal(at, from, self.signals)
+    }
+
+    fn inbox(self, thread: &Thread<'_>, at: u32, from: u32) -> Place {
+        thread.cell(at, self.inboxes, from)
+    }
+
+    fn c(self, thread: &Thread<'_>, at: u32) -> Place {
+        thread.cell(at, self.c, 0)
+    }
+
+    /// Sends `sent` as rank `from` into the inbox of rank `at`, and raises the signal.
+    fn send(self, thread: &Thread<'_>, (at, from): (u32, u32), sent: i32) {
+        thread.write(self.inbox(thread, at, from), sent);
+        epoch::publish(thread, self.signal(thread, at, from), thread.call(0));
+    }
+}
+
+/// Scenario of a call in which rank 1 is stopped, and of the first call of the next epoch, which has
+/// the same number: ranks 0 and 2 go on, as ranks 0 and 1. Workgroup 1 of these ranks ends the old
+/// epoch at any step. Rank 1 makes its stores at any time. What is read in the new epoch was stored
+/// in the new epoch.
+pub fn epochs(reuse: Reuse) -> Scenario {
+    let revoked = |rank| Place::Dev { rank, index: 1 << 20 };
+    let scenario = Scenario::new(format!("epochs, reuse {reuse:?}"), 3);
+    let scenario = (0..3).fold(scenario, |it, rank| it.initial(revoked(rank), 0));
+    scenario.groups(&[2, 1, 2]).program(move |thread| {
+        let (me, call) = (thread.rank(), thread.call(0));
+        if thread.id().group == 1 {
+            return thread.write(revoked(me), 1);
+        }
+        let old = Epoch { signals: 0, inboxes: 0, c: 2 };
+        for peer in thread.channel().peers() {
+            old.send(thread, (peer, me), value(me, call.number(), 0, 0));
+            // As the owner of a tile that peers let it write directly.
+            thread.write(old.c(thread, peer), value(me, call.number(), 1, 0));
+        }
+        if me == LATE {
+            return;
+        }
+        let signal = old.signal(thread, me, LATE);
+        while !call.reached_by(thread.load(signal, Access::VersionLoad))
+            && thread.read(revoked(me)) == 0
+        {
+            thread.pause(0);
+        }
+        let new = Epoch {
+            signals: u32::from(reuse != Reuse::Signals),
+            inboxes: u32::from(reuse != Reuse::Inboxes),
+            c: if reuse == Reuse::DirectC { old.c } else { 3 },
+        };
+        // Ranks in the new epoch, and values that no store of the old epoch has.
+        let (own, other, peer) = (me / 2, 1 - me / 2, 2 - me);
+        let sent = |rank| value(rank, call.number(), 2, 0);
+        thread.write(new.c(thread, me), sent(own));
+        new.send(thread, (peer, own), sent(own));
+        let signal = new.signal(thread, me, other);
+        if epoch::wait(thread, thread.channel(), signal, call, other).is_ok() {
+            thread.expect(new.inbox(thread, me, other), sent(other));
+            thread.expect(new.c(thread, me), sent(own));
         }
     })
 }

@@ -7,7 +7,7 @@ use iris_kernels::schedule::{Grid, Shard, Units};
 use iris_sync::REFRESH_PERIOD;
 use iris_sync::barrier::Members;
 
-use crate::elastic::{self, Decision};
+use crate::elastic::{self, Decision, Reuse};
 use crate::ll::{self, Pattern};
 use crate::mutants::{Engine, run};
 use crate::nodes::{self, Handover, Room};
@@ -190,6 +190,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for (crashing, hasty) in blows {
         add("decide", 3, elastic::decide(Decision::Right, crashing, hasty), Engine::Search);
     }
+    add("epochs", 3, elastic::epochs(Reuse::Nothing), Engine::Search);
     let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
     add("ll, tiles", 2, tiles(3), Engine::Random(runs));
     let given_up = ops::given_up(ll::exchange_tiles(2, 3, 3).threads(4).groups(&[2, 1]));

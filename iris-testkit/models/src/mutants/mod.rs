@@ -8,7 +8,7 @@
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind, Order, REFRESH_PERIOD, Scope};
 
-use crate::elastic::{self, Decision};
+use crate::elastic::{self, Decision, Reuse};
 use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate, Beside};
 use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
@@ -332,13 +332,20 @@ fn several_nodes() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants of the code of a revoked epoch, and of the decision which ranks go on after a loss.
+/// Mutants of the code of a revoked epoch, of the decision which ranks go on after a loss, and of
+/// memory of the old epoch that the new one uses again.
 fn lost_ranks() -> Vec<Mutant> {
     let decide = |name, how, crashing, hasty| {
         let scenario = elastic::decide(how, crashing, hasty);
         mutant(name, scenario, [], Check::Wrong).by(Engine::Search).in_scenario()
     };
+    let reuses = |name, reuse| {
+        mutant(name, elastic::epochs(reuse), [], Check::Wrong).by(Engine::Search).in_scenario()
+    };
     vec![
+        reuses("epoch-reuses-signals", Reuse::Signals),
+        reuses("epoch-reuses-inbox", Reuse::Inboxes),
+        reuses("epoch-keeps-direct-c", Reuse::DirectC),
         // The kernel stores 1 + its own rank, as for another reason of its host.
         mutant(
             "revoke-travels-as-gave-up",
