@@ -45,6 +45,7 @@ fn main() -> ExitCode {
             a_stopped_rank_is_left_out_and_changes_nothing,
             a_second_loss_during_the_first_is_survived,
             a_spare_takes_part_when_it_is_needed,
+            a_spare_learns_that_the_job_is_over,
             too_few_ranks_do_not_go_on,
             a_rank_may_leave_and_another_revoke
         ],
@@ -70,7 +71,7 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
         ("kill-2" | "twice", 0) => (Blow::Kill, 2),
         ("stop-0", 0) => (Blow::Stop, 0),
         ("stop-2", 0) => (Blow::Stop, 2),
-        ("spare", 0) => (Blow::Kill, 1),
+        ("spare" | "over", 0) => (Blow::Kill, 1),
         ("spare", 1) => (Blow::Kill, 0),
         ("leave", 0) => (Blow::Leave, 3),
         ("leave", 1) => (Blow::Revoke, 1),
@@ -81,7 +82,7 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
 fn policy(case: &str) -> Policy {
     let policy = Policy::new().patience(Duration::from_millis(PATIENCE));
     match case {
-        "spare" => policy.sizes(&[4, 2]),
+        "spare" | "over" => policy.sizes(&[4, 2]),
         "too-few" => policy.sizes(&[4]),
         _ => policy,
     }
@@ -171,6 +172,10 @@ fn run_rank(case: &str) -> Result<()> {
                     break world;
                 }
                 Ok(Next::Spare) => eprintln!("SPARE in epoch {}", member.epoch()),
+                Ok(Next::Over) => {
+                    eprintln!("OVER");
+                    return Ok(());
+                }
                 Ok(Next::TooFew { alive }) => {
                     eprintln!("TOO FEW {alive}");
                     return Ok(());
@@ -342,6 +347,11 @@ fn a_spare_takes_part_when_it_is_needed() {
     assert_eq!(second[1], "2 rank 0 from [Some(1), None] lost [MemberId(0)]", "{report}");
     assert_eq!(lines(&outcome, 3, "SPARE ").len(), 1, "{report}");
     assert_eq!(third, ["2 rank 1 from [Some(1), None] lost [MemberId(0)]"], "{report}");
+}
+
+fn a_spare_learns_that_the_job_is_over() {
+    let outcome = job("over", 4, &[1]);
+    assert_eq!(lines(&outcome, 3, "OVER").len(), 1, "{}", outcome.report());
 }
 
 fn too_few_ranks_do_not_go_on() {

@@ -36,7 +36,9 @@ impl Shared {
         }
         self.revoke(&old);
         let (mut at, mut own_failures) = (old.clone(), 0);
-        for attempt in 1.. {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
             let (before, epoch) = (at.epoch, at.epoch + 1);
             at.kept = self.agree(&at)?;
             if at.kept >> self.slot & 1 == 0 {
@@ -74,7 +76,6 @@ impl Shared {
             *lock(&self.current) = at.clone();
             self.revoke(&at);
         }
-        unreachable!("the loop ends by `return`")
     }
 
     /// Waits, as a spare of the epoch `current`, until another process has ended the epoch. Returns

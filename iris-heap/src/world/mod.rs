@@ -329,13 +329,14 @@ impl World {
         let returned_errors = parent
             .as_ref()
             .map_or_else(Arc::default, |parent| parent.inner.returned_errors.clone());
+        let elastic = AtomicBool::new(parent.as_ref().is_some_and(World::is_elastic));
         let inner = Inner {
             bootstrap,
             settings,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
             closing: AtomicBool::new(false),
-            elastic: AtomicBool::new(false),
+            elastic,
             open,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
