@@ -266,7 +266,7 @@ pub fn epochs(reuse: Reuse) -> Scenario {
         let old = Epoch { signals: 0, inboxes: 0, c: 2 };
         for peer in thread.channel().peers() {
             old.send(thread, (peer, me), value(me, call.number(), 0, 0));
-            // As the owner of a tile that peers let it write directly.
+            // Direct store of the result of a tile that this rank owns.
             thread.write(old.c(thread, peer), value(me, call.number(), 1, 0));
         }
         if me == LATE {
