@@ -194,6 +194,7 @@ impl Control {
     pub(crate) fn lose(&self, lost: Option<usize>, error: Error) {
         let code = match lost {
             Some(rank) => loss_code(rank),
+            None if matches!(error, Error::Revoked) => abort::REVOKED,
             None if error.kind() == ErrorKind::PeerLost => abort::WORLD_LOST,
             None => abort::HUB_LOST,
         };
@@ -232,19 +233,22 @@ impl Control {
     /// further call: the code of the loss if a loss is the reason, otherwise 1 + `own`.
     pub(crate) fn word_for_peers(&self, own: usize) -> i32 {
         match self.host_abort() {
-            code @ abort::PEER_LOST..=abort::WORLD_LOST => code,
+            code @ abort::PEER_LOST..=abort::REVOKED => code,
             _ => own as i32 + 1,
         }
     }
 
     /// Converts the abort word `word` of this rank into an error for peers; `None` if the word
-    /// names no rank of this node. `number` converts a rank's number on this node into the number
+    /// names no rank of this node and is not [`abort::REVOKED`]. `number` converts a rank's number on this node into the number
     /// that the error shows.
     pub(crate) fn error_of_word(
         &self,
         word: i32,
         number: impl Fn(usize) -> usize,
     ) -> Option<Error> {
+        if word == abort::REVOKED {
+            return Some(Error::Revoked);
+        }
         let of_node = |rank: &usize| *rank < self.boards().map_or(1, Boards::ranks);
         let lost = lost_rank(word).filter(|&rank| self.own_rank() != Some(rank));
         if let Some(rank) = lost.filter(of_node) {
@@ -260,6 +264,7 @@ impl Control {
         match self.error_of_word(word, |rank| rank) {
             Some(Error::GaveUp { rank, .. }) => self.gave_up(rank),
             Some(Error::PeerLost { rank }) => self.loss(rank),
+            Some(error) => error,
             _ if word == abort::WORLD_LOST => self.world_loss(),
             _ => {
                 let reason = "the abort word names no rank of this world".into();
@@ -442,8 +447,8 @@ impl Control {
     /// stopped leaves no fault.
     pub(crate) fn check_results(&self) -> Result<()> {
         let code = self.reason();
-        let ended = [0, abort::CLOSED, abort::HUB_LOST, abort::WORLD_LOST].contains(&code)
-            || lost_rank(code).is_some();
+        let ended = [0, abort::CLOSED, abort::HUB_LOST].contains(&code)
+            || (abort::PEER_LOST..=abort::REVOKED).contains(&code);
         let failed = self.fault().is_some() || self.elsewhere.get().is_some();
         if ended && !failed && self.engine().is_none() {
             return Ok(());
@@ -474,6 +479,7 @@ impl Control {
             FaultKind::PeerLost if fault.seen == abort::WORLD_LOST => {
                 return Some(self.world_loss());
             }
+            FaultKind::PeerLost if fault.seen == abort::REVOKED => return Some(Error::Revoked),
             // The lost rank is this rank: it has left its world, so the error is an abort by the
             // program, not a loss.
             FaultKind::PeerLost if usize::try_from(fault.rank).ok() == self.own_rank() => {
@@ -539,6 +545,7 @@ impl Control {
             abort::HUB_LOST => self.cut_off.get().cloned().or_else(|| Some(aborted(code))),
             abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
             abort::WORLD_LOST => Some(self.world_loss()),
+            abort::REVOKED => Some(Error::Revoked),
             _ => Some(lost_rank(code).map_or_else(|| aborted(code), |rank| self.loss(rank))),
         };
         match (found, told) {

@@ -162,6 +162,21 @@ pub enum Error {
         /// Name and number of the launcher's process.
         launcher: String,
     },
+    /// The epoch of this world has ended: a rank is lost or stopped, or a rank revoked the epoch.
+    #[error(
+        "the epoch of this world was revoked, because a rank is lost or stopped, or asked for it; expected a world of \
+         the current epoch: call Member::next, and go on with its world"
+    )]
+    Revoked,
+    /// The other processes of a job went on without this one.
+    #[error(
+        "the others went on to epoch {epoch} without this process, because it was stopped, or late: expected it to \
+         run; end it, and see what stopped it"
+    )]
+    Evicted {
+        /// Number of the first epoch that does not have this process.
+        epoch: u64,
+    },
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
     Rendezvous {
@@ -566,7 +581,9 @@ impl Error {
             | Error::RankLost { .. }
             | Error::PeerAborted { .. }
             | Error::LauncherLost { .. }
+            | Error::Revoked
             | Error::HubLost { .. } => ErrorKind::PeerLost,
+            Error::Evicted { .. } => ErrorKind::Timeout,
             // A fault has the same kind as the host's error for the same cause, because either the
             // host or a kernel may be the first to notice the cause.
             Error::Fault { fault, .. } => match fault.kind {

@@ -86,7 +86,7 @@
 //! - After an absence, a loss or the close of a heap that has failed, a world is unusable; close it
 //!   and open another one.
 //! - A stopped process (SIGSTOP) is named on stderr after seconds; the other ranks still wait for it
-//!   until their deadlines, as for a late one.
+//!   until their deadlines, as for a late one, unless they are members of a job ([`Member`]).
 //! - If a process dies before it has announced its rank, its absence is noticed only at the
 //!   deadline, unless the launcher reports it (by a file `lost-RANK` in `IRIS_RENDEZVOUS`).
 //! - On the CPU the system provides pages at their first touch. If it has none left, it kills the
@@ -100,6 +100,7 @@ pub mod bootstrap;
 mod bytes;
 mod control;
 mod dtype;
+mod elastic;
 mod encoding;
 pub mod env;
 mod error;
@@ -126,6 +127,7 @@ pub use bootstrap::unique_id::UniqueId;
 pub use bytes::Bytes;
 pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
+pub use elastic::{Change, Loss, Member, MemberId, Next, Policy};
 #[doc(hidden)]
 pub use encoding::hash as fnv;
 pub use env::Settings;
@@ -133,7 +135,7 @@ pub use env::Settings;
 pub use error::shortened;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
-pub use heap::{HeapOptions, IssueGuard, NodeStream, Request, SymmetricHeap};
+pub use heap::{HeapOptions, IssueGuard, NodeStream, Request, Retired, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};

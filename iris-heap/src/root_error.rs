@@ -31,6 +31,7 @@ impl Distance {
             | Error::PeerFailed { .. }
             | Error::PeerAborted { .. }
             | Error::GaveUp { .. }
+            | Error::Revoked
             | Error::Aborted { .. } => Distance::Consequence,
             Error::Absent { .. } | Error::NodeSilent { .. } => Distance::Silence,
             Error::Fault { fault, .. } => match fault.kind {
@@ -80,7 +81,8 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
             | Error::HubLost { .. }
             | Error::LauncherLost { .. }
             | Error::PeerFailed { .. }
-            | Error::PeerAborted { .. },
+            | Error::PeerAborted { .. }
+            | Error::Revoked,
             _,
             distance,
         ) => distance > Distance::Root,

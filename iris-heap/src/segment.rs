@@ -136,7 +136,8 @@ impl SharedMemory {
         // SAFETY: `range` checked that the word lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
         // SAFETY: the word is aligned, as page and `start` are; it lives as long as `self`; and
-        // issue boards, the only users, access this memory by atomic operations only.
+        // issue boards and pages of epochs, the only users, access this memory by atomic operations
+        // only.
         Ok(unsafe { AtomicU64::from_ptr(word.cast::<u64>()) })
     }
 

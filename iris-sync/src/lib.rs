@@ -62,7 +62,7 @@ pub const RESERVED_WORDS: u32 = 1024;
 
 /// Index of the abort word in every rank's signal segment. Values of the word: 0 (no abort); 1 +
 /// the rank that gave up, or for which a rank waited in vain; [`PEER_LOST`] + the rank that was
-/// lost. Once set, it is never reset.
+/// lost, or a later code of [`sym::abort`], which names no rank. Once set, it is never reset.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value

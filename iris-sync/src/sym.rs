@@ -52,6 +52,9 @@ pub mod abort {
     /// A rank of another node was lost, or the process that forwards this rank's messages has
     /// ended. Kernels pass this code on to peers, as they do with the code of a lost peer.
     pub const WORLD_LOST: i32 = PEER_LOST + super::MAX_RANKS as i32;
+    /// The ranks go on without a rank that is lost or stopped, so this heap is not used any more.
+    /// Kernels pass this code on to peers as it is, because it names no rank.
+    pub const REVOKED: i32 = WORLD_LOST + 1;
 }
 
 /// Addresses that a kernel needs to reach symmetric memory. Each rank has its own copy, whose

@@ -730,6 +730,7 @@ mod tests {
 
     use super::*;
     use crate::memory::tests::Words;
+    use crate::sym::abort::REVOKED;
     use crate::{ABORT_WORD, FaultKind, PEER_LOST, RESERVED_WORDS, Shape};
 
     /// Tests that a rank which leaves a call, told by its host or by the abort word, first tells
@@ -747,6 +748,8 @@ mod tests {
             (LOST, 0, [LOST, 0, LOST], FaultKind::PeerLost),
             (0, 3, [3, 3, 3], FaultKind::PeerGaveUp),
             (0, LOST, [LOST, 0, LOST], FaultKind::PeerLost),
+            (REVOKED, 0, [REVOKED; 3], FaultKind::PeerLost),
+            (0, REVOKED, [REVOKED; 3], FaultKind::PeerLost),
         ];
         for ((host, word, told, kind), waits) in
             cases.into_iter().flat_map(|it| [(it, false), (it, true)])

@@ -264,6 +264,7 @@ errors! {
     8 PeerAborted { rank, reason } but host;
     9 GaveUp { rank, reason } but host;
     10 LauncherLost { rank, launcher };
+    11 Revoked {};
 }
 
 /// Encodes an error as bytes for a note file, which a process can read without a connection.

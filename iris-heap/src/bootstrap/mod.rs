@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::util::unsupported;
 
 pub(crate) use loss::lost_rank;
+pub(crate) use peer::is_readable;
 pub use process::ProcessId;
 
 mod ancestors;

@@ -26,7 +26,7 @@ pub(super) struct Peer {
 }
 
 /// Whether a descriptor is readable now; does not wait.
-pub(super) fn is_readable(fd: impl AsFd) -> bool {
+pub(crate) fn is_readable(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
 }

@@ -2,13 +2,17 @@
 
 use std::fmt;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::list_texts;
+use crate::error::{Error, Result, list_texts};
+use crate::util::unsupported;
 
 /// Process of a rank on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +42,19 @@ impl ProcessId {
         let (pid, namespace) = bytes.split_first_chunk::<4>()?;
         let namespace = u64::from_le_bytes(namespace.try_into().ok()?);
         Some(ProcessId { pid: u32::from_le_bytes(*pid), namespace })
+    }
+
+    /// Descriptor of the process, which is readable once the process has ended and its files are
+    /// closed. The process must be alive.
+    pub(crate) fn open(&self) -> Result<OwnedFd> {
+        if self.namespace != ProcessId::own().namespace {
+            let why =
+                format!("process {} is in another PID namespace; expected one for all", self.pid);
+            return Err(unsupported("watching a process", &why));
+        }
+        let failed = |e| Error::system(format!("pidfd_open({})", self.pid), e);
+        let pid = Pid::from_raw(self.pid as i32).ok_or_else(|| failed(Errno::SRCH))?;
+        pidfd_open(pid, PidfdFlags::empty()).map_err(failed)
     }
 
     /// Whether the process is stopped by a signal or a debugger; false if that cannot be
@@ -199,5 +216,7 @@ pub(crate) mod tests {
     fn ids_of_another_namespace_name_nobody() {
         let other = ProcessId { pid: 1, namespace: 0 };
         assert_eq!(other.to_string(), "process 1");
+        let error = other.open().unwrap_err();
+        assert!(error.to_string().contains("process 1 is in another PID namespace"), "{error}");
     }
 }

@@ -105,6 +105,26 @@ fn a_rank_that_is_cut_off_has_the_error_of_its_world() {
     assert!(matches!(outcome(&Error::PeerLost { rank: 2 }, None), Error::PeerLost { rank: 2 }));
 }
 
+/// Tests that a revoked epoch is one error on every rank, however the rank learns of it: from its
+/// host, from a peer's word, or from the fault of a kernel.
+#[test]
+fn a_revoked_epoch_is_one_error_on_every_rank() {
+    let told_by_host = Control::default();
+    told_by_host.lose(None, Error::Revoked);
+    assert_eq!(told_by_host.word_for_peers(1), abort::REVOKED);
+    assert!(told_by_host.check_results().is_ok(), "no call was stopped");
+    let stopped = Control::default();
+    let mut words = [0; FAULT_WORDS];
+    words[..6].copy_from_slice(&[FaultKind::PeerLost as i32, 0, 1, -1, 65, abort::REVOKED]);
+    assert!(stopped.record_fault(&words));
+    stopped.set_host_abort(abort::REVOKED);
+    let by_peer = Control::default().told_by_peer(abort::REVOKED);
+    for error in [told_by_host.check().unwrap_err(), stopped.check().unwrap_err(), by_peer] {
+        assert!(matches!(error, Error::Revoked), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::PeerLost);
+    }
+}
+
 #[test]
 fn a_fault_counts_as_returned_after_check() {
     let c = Control::default();

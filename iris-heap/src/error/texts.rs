@@ -22,7 +22,7 @@ use crate::{Group, HeapOptions, Network, Settings, Stream, SymmetricHeap, Unique
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
-    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, LauncherLost, Rendezvous, OutOfHeap, Closed,
+    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, LauncherLost, Revoked, Evicted, Rendezvous, OutOfHeap, Closed,
     StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, NodeSilent, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
@@ -188,6 +188,8 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ],
         ),
         (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),
+        (Error::Evicted { epoch: 3 }, ["to epoch 3", "expected it to run", "see what stopped it"]),
+        (Error::Revoked, ["was revoked", "expected a world of the current epoch", "Member::next"]),
         (
             Error::LauncherLost { rank: 1, launcher: "mpirun (process 42)".into() },
             [

@@ -323,7 +323,7 @@ impl SymmetricHeap {
         }
     }
 
-    fn located(
+    pub(super) fn located(
         &self,
         state: &State,
         slice: &RawSlice,

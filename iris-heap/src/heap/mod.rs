@@ -12,10 +12,12 @@ mod nodes;
 mod ops;
 mod options;
 mod order;
+mod retired;
 
 pub use nodes::NodeStream;
 pub use ops::IssueGuard;
 pub use options::HeapOptions;
+pub use retired::Retired;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,7 +33,9 @@ use iris_sync::PROTOCOL_VERSION;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED, abort};
 use crate::backend::nothing_passed;
-use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
+use crate::backend::{
+    Backend, BackendKind, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose,
+};
 use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
@@ -245,6 +249,12 @@ impl SymmetricHeap {
         nodes::check_size(world)?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
+        if world.is_elastic() && options.backend != BackendKind::Cpu {
+            let what = format!("a heap of {} in a world of a Member", options.backend);
+            let why = "nobody has tried what a GPU's store to the memory of a killed process does; use a world that \
+                       no Member has joined";
+            return Err(unsupported(&what, why));
+        }
         let gpu = (options.device, options.legacy_memory);
         let backend = options.backend.open(world, threads, gpu)?;
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
@@ -995,6 +1005,11 @@ impl Drop for SymmetricHeap {
             // Debug level suffices: if a peer waits for a further call of this rank, the peer
             // returns an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
+            if self.world.is_elastic() {
+                // This rank leaves the epoch, or goes on without it, and so do its peers. Otherwise the
+                // drop of the backend would tell them that this rank gave up.
+                self.memory.control.set_host_abort(abort::REVOKED);
+            }
             // Each operator holds an `Arc` of its heap, so no operator is left that could issue a
             // further call.
             self.memory.control.publish_end(Some(Ended::Dropped));

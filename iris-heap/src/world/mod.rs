@@ -13,9 +13,9 @@ mod split;
 mod threads;
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::launcher_env::Launch;
 use crate::bootstrap::threads::Threads;
@@ -96,6 +96,10 @@ struct Inner {
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
+    /// Whether this rank closes the world, or has closed it cleanly.
+    closing: AtomicBool,
+    /// Whether the world is an epoch of a job ([`Member`](crate::Member)).
+    elastic: AtomicBool,
     /// Open heaps, whose waiting kernels learn that a peer is lost. The callback by which the bootstrap
     /// reports a lost rank shares the list.
     open: Arc<Mutex<Vec<OpenHeap>>>,
@@ -194,7 +198,8 @@ impl World {
         };
         let job = format!("{job}, world {number}");
         let meeting = rendezvous::Place::new(job, launch.folder.is_some())?;
-        World::rendezvous(meeting.of_launched(other.is_some())?, rank, size, place, settings)
+        let meeting = meeting.of_launched(other.is_some())?;
+        World::rendezvous(meeting, rank, size, place, settings, None)
     }
 
     /// Makes the world of `size` processes of this host that share `id`, for programs with a
@@ -238,12 +243,24 @@ impl World {
                 format!("0 to {}", size - 1),
             ));
         }
+        World::of_job(format!("unique id {id}"), rank, size, settings, None)
+    }
+
+    /// Makes the world of `size` processes of this host that know the name `job`, which no other
+    /// processes have. They meet within `limit`; if it is `None`, within [`Settings::meeting`].
+    pub(crate) fn of_job(
+        job: String,
+        rank: usize,
+        size: usize,
+        settings: Result<Settings>,
+        limit: Option<Duration>,
+    ) -> Result<World> {
         let place = Place { node: 0, local_rank: rank, local_size: size };
         if size == 1 {
             return World::alone(settings, place);
         }
-        rendezvous::Place::new(format!("unique id {id}"), false)
-            .and_then(|meeting| World::rendezvous(meeting, rank, size, place, settings))
+        rendezvous::Place::new(job, false)
+            .and_then(|meeting| World::rendezvous(meeting, rank, size, place, settings, limit))
             .map_err(|error| error.on_rank(rank))
     }
 
@@ -259,11 +276,12 @@ impl World {
         size: usize,
         place: Place,
         settings: Result<Settings>,
+        limit: Option<Duration>,
     ) -> Result<World> {
         let settings = meeting.prepared(rank, settings.and_then(Settings::checked))?;
-        let job = meeting.job.clone();
-        let processes = Processes::rendezvous(meeting, rank, size, settings.meeting_deadline())?;
-        let deadline = Instant::now() + settings.meeting_deadline();
+        let (job, limit) = (meeting.job.clone(), limit.unwrap_or(settings.meeting_deadline()));
+        let processes = Processes::rendezvous(meeting, rank, size, limit)?;
+        let deadline = Instant::now() + limit;
         let what = "exchange of process ids".into();
         processes.share_processes(&Step { what, deadline, on_missing: None, numbers: None })?;
         tracing::debug!(rank, size, job, "all ranks have met");
@@ -311,11 +329,14 @@ impl World {
         let returned_errors = parent
             .as_ref()
             .map_or_else(Arc::default, |parent| parent.inner.returned_errors.clone());
+        let elastic = AtomicBool::new(parent.as_ref().is_some_and(World::is_elastic));
         let inner = Inner {
             bootstrap,
             settings,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
+            closing: AtomicBool::new(false),
+            elastic,
             open,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
@@ -404,6 +425,8 @@ impl World {
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
         let worlds = self.inner.children.load(Ordering::Relaxed);
         let message = Writer::default().u64(heaps as u64).u64(worlds as u64).finish();
+        // Set before the exchange: once it has ended on any rank, all ranks have set it.
+        self.inner.closing.store(true, Ordering::Release);
         let outcome = self.exchange(kind, &message, None).and_then(|all| {
             for (rank, message) in all.iter().enumerate() {
                 let mut r = Reader::new("close", message);
@@ -427,7 +450,31 @@ impl World {
             Err(Error::StillOpen { .. } | Error::Closed { .. } | Error::Mismatch { .. }) => {}
             Err(_) => self.inner.leave(false, None),
         }
+        if outcome.is_err() {
+            self.inner.closing.store(false, Ordering::Release);
+        }
         self.note(outcome)
+    }
+
+    /// Whether this rank is closing the world, or has closed it without an error.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.inner.closing.load(Ordering::Acquire)
+    }
+
+    /// Records that the world is an epoch of a job.
+    pub(crate) fn set_elastic(&self) {
+        self.inner.elastic.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the world is an epoch of a job, whose ranks may go on after a loss.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.inner.elastic.load(Ordering::Relaxed)
+    }
+
+    /// Ends the exchanges of all ranks of this world, and of worlds that were split off it, with
+    /// [`Error::Revoked`], and stops the kernels of their heaps. Waits for no rank.
+    pub(crate) fn revoke(&self) {
+        self.inner.revoke();
     }
 
     /// Checks that this process made the world and is not a forked child of that process.
@@ -531,6 +578,14 @@ impl Inner {
         let open = lock(&self.open);
         let own = open.iter().filter(|heap| heap.nodes.is_none());
         own.filter_map(|heap| heap.control.upgrade()).collect()
+    }
+
+    fn revoke(&self) {
+        if !*lock(&self.closed) {
+            self.bootstrap.give_up(Error::Revoked);
+        }
+        let split: Vec<_> = lock(&self.split).iter().filter_map(Weak::upgrade).collect();
+        split.iter().for_each(|world| world.revoke());
     }
 
     fn abort(&self, reason: Option<&str>) {

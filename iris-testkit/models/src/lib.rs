@@ -54,6 +54,7 @@
 mod arena;
 #[cfg(feature = "checks")]
 pub mod check;
+pub mod elastic;
 #[cfg(iris_cxx)]
 mod hooks;
 pub mod ll;

@@ -2,8 +2,10 @@
 //! aborts.
 
 use iris_sync::barrier::{Members, arrive_and_wait};
+use iris_sync::sym::abort::REVOKED;
 use iris_sync::{
-    Aborted, Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, epoch, lock, tile_flags,
+    ABORT_WORD, Aborted, Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, SymWord, epoch,
+    lock, tile_flags,
 };
 
 use super::headers::programs;
@@ -211,18 +213,35 @@ pub fn abort() -> Scenario {
             Failure::Other(format!("{:?} keeps {kept:?}", thread.id())).raise();
         }
     };
-    Scenario::new("abort on a fault", 2)
-        .expires(|id, limit, _| id.rank == 0 && limit == Limit::Progress)
-        .headers(Headers::new(programs::ABORT, 1).after(expect))
-        .program(move |thread| {
-            let result = thread.launch().run(End::Advance, |wg| {
-                wg.enter()?;
-                if thread.rank() == 0 {
-                    return wg.wait_tile(1, 0);
-                }
-                let never = thread.channel().result(1, 0, 0);
-                epoch::wait(thread, thread.channel(), never, thread.call(0), 0).map(drop)
-            });
-            expect(thread, result.is_ok());
-        })
+    let scenario = Scenario::new("abort on a fault", 2)
+        .expires(|id, limit, _| id.rank == 0 && limit == Limit::Progress);
+    waits_in_vain(scenario, expect)
+}
+
+/// Scenario of a revoked epoch: the host of rank 0 stops its kernel by
+/// [`REVOKED`](iris_sync::sym::abort::REVOKED). The kernels of all ranks leave with this code, which
+/// names no rank.
+pub fn revoked() -> Scenario {
+    let expect = |thread: &Thread<'_>, _: bool| {
+        let seen = thread.fault().map_or(0, |fault| fault.seen);
+        let word = SymWord { rank: thread.rank(), index: ABORT_WORD };
+        thread.check(word.into(), seen, REVOKED);
+    };
+    waits_in_vain(Scenario::new("revoked epoch", 2).host_revokes(0), expect)
+}
+
+/// Makes the program of `scenario` one in which ranks 0 and 1 enter a call and wait for words that
+/// are never set. `expect` checks a thread afterwards; its argument tells whether the wait ended well.
+fn waits_in_vain(scenario: Scenario, expect: fn(&Thread<'_>, bool)) -> Scenario {
+    scenario.headers(Headers::new(programs::ABORT, 1).after(expect)).program(move |thread| {
+        let result = thread.launch().run(End::Advance, |wg| {
+            wg.enter()?;
+            if thread.rank() == 0 {
+                return wg.wait_tile(1, 0);
+            }
+            let never = thread.channel().result(1, 0, 0);
+            epoch::wait(thread, thread.channel(), never, thread.call(0), 0).map(drop)
+        });
+        expect(thread, result.is_ok());
+    })
 }

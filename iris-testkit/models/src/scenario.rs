@@ -1,6 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use iris_sync::sym::abort::REVOKED;
 use iris_sync::{
     ABORT_WORD, Call, Channel, LINE_WORDS, Limit, LlWord, RESERVED_WORDS, Record, Shape, SymPair,
 };
@@ -34,7 +35,7 @@ pub struct Scenario {
     pub(super) words: Option<i32>,
     pub(super) initial: Vec<(Place, i64)>,
     pub(super) expires: Option<fn(ThreadId, Limit, u32) -> bool>,
-    pub(super) host_stops: Option<u32>,
+    pub(super) host_stops: Option<(u32, i32)>,
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
     pub(super) without_heads: bool,
@@ -230,7 +231,13 @@ impl Scenario {
     /// and the rank gives up. Waits of the other ranks time out at their first failed poll.
     #[must_use]
     pub fn host_stops(self, rank: u32) -> Self {
-        Self { host_stops: Some(rank), ..self.expires(|_, _, _| true) }
+        Self { host_stops: Some((rank, 1)), ..self.expires(|_, _, _| true) }
+    }
+
+    /// Lets the host of `rank` stop its kernels by [`REVOKED`]; no wait times out.
+    #[must_use]
+    pub fn host_revokes(self, rank: u32) -> Self {
+        Self { host_stops: Some((rank, REVOKED)), ..self.expires(|_, _, _| false) }
     }
 
     /// Name of the scenario.

@@ -7,6 +7,7 @@ use iris_kernels::schedule::{Grid, Shard, Units};
 use iris_sync::REFRESH_PERIOD;
 use iris_sync::barrier::Members;
 
+use crate::elastic::{self, Decision, Reuse};
 use crate::ll::{self, Pattern};
 use crate::mutants::{Engine, run};
 use crate::nodes::{self, Handover, Room};
@@ -85,6 +86,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("staged flags", 1, primitives::flags(2), exhaustive);
     add("entry signals", 2, primitives::entry(2, 2), exhaustive);
     add("abort on a fault", 2, primitives::abort(), exhaustive);
+    add("revoked epoch", 2, primitives::revoked(), exhaustive);
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Build = (&'static str, fn(u32, u32) -> Scenario);
@@ -181,6 +183,14 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for room in [Room::Left, Room::InTurn] {
         add("nodes, residency", 4, nodes::residency(room), Engine::Search);
     }
+    let mut blows: Vec<(&[u32], &[u32])> = vec![(&[0, 1, 2], &[]), (&[2], &[0, 1])];
+    if full {
+        blows.extend::<[(&[u32], &[u32]); 2]>([(&[0, 2], &[1]), (&[0, 1, 2], &[0])]);
+    }
+    for (crashing, hasty) in blows {
+        add("decide", 3, elastic::decide(Decision::Right, crashing, hasty), Engine::Search);
+    }
+    add("epochs", 3, elastic::epochs(Reuse::Nothing), Engine::Search);
     let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
     add("ll, tiles", 2, tiles(3), Engine::Random(runs));
     let given_up = ops::given_up(ll::exchange_tiles(2, 3, 3).threads(4).groups(&[2, 1]));

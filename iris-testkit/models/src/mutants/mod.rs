@@ -8,6 +8,7 @@
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind, Order, REFRESH_PERIOD, Scope};
 
+use crate::elastic::{self, Decision, Reuse};
 use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate, Beside};
 use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
@@ -34,6 +35,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(given_up());
     all.extend(kernels_beside());
     all.extend(several_nodes());
+    all.extend(lost_ranks());
     all.extend(ll::all());
     all
 }
@@ -327,6 +329,35 @@ fn several_nodes() -> Vec<Mutant> {
         mutant("no-room-for-step", nodes::residency(Room::Filled), [], Check::Lost)
             .by(Engine::Search)
             .in_scenario(),
+    ]
+}
+
+/// Mutants of the code of a revoked epoch, of the decision which ranks go on after a loss, and of
+/// memory of the old epoch that the new one uses again.
+fn lost_ranks() -> Vec<Mutant> {
+    let decide = |name, how, crashing, hasty| {
+        let scenario = elastic::decide(how, crashing, hasty);
+        mutant(name, scenario, [], Check::Wrong).by(Engine::Search).in_scenario()
+    };
+    let reuses = |name, reuse| {
+        mutant(name, elastic::epochs(reuse), [], Check::Wrong).by(Engine::Search).in_scenario()
+    };
+    vec![
+        reuses("epoch-reuses-signals", Reuse::Signals),
+        reuses("epoch-reuses-inbox", Reuse::Inboxes),
+        reuses("epoch-keeps-direct-c", Reuse::DirectC),
+        // The kernel stores 1 + its own rank, as for another reason of its host.
+        mutant(
+            "revoke-travels-as-gave-up",
+            primitives::revoked(),
+            Change::Value(Access::AbortStore, 1),
+            Check::Wrong,
+        ),
+        decide("decide-by-store", Decision::ByStore, &[2], &[]),
+        decide("decide-cleared", Decision::Cleared, &[], &[0]),
+        decide("propose-before-phase", Decision::BeforePhase, &[], &[]),
+        decide("mask-without-self", Decision::WithoutSelf, &[], &[]),
+        decide("slot-reused-before-meet", Decision::SlotReused, &[2], &[]),
     ]
 }
 

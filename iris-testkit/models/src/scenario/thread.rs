@@ -505,7 +505,9 @@ impl Memory for Thread<'_> {
     }
 
     fn host_abort(&self) -> i32 {
-        (self.scenario.host_stops == Some(self.id.rank)).into()
+        self.scenario
+            .host_stops
+            .map_or(0, |(rank, code)| if rank == self.id.rank { code } else { 0 })
     }
 
     fn expired(&self, limit: Limit, spins: u32) -> bool {
