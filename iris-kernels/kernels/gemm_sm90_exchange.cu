@@ -110,7 +110,8 @@ class TileBody {
     IRIS_DEVICE void add_residual(u32 k) {
         if (args.residual.dtype == IRIS_RESULT) return add(k, rest[k]);
         const u64 first = u64(at.item(k)) << SHIFT;
-        sum[k] = add_residual_pieces(View::of(args.residual), args.n, first, SHIFT, sum[k]);
+        const Elements from{View::of(args.residual), u64(args.m) * args.n, args.n};
+        sum[k] = add_pieces(from, first, SHIFT, sum[k]);
     }
 
     const OpArgs& args;
