@@ -24,11 +24,25 @@ namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
+/// Credit words of a peer, one for each parity of call numbers.
+class Credits {
+  public:
+    IRIS_DEVICE Credits(const Words& m, u32 peer) : even(number(m.entry(m.channel.rank, peer, 0))) {}
+
+    /// Load, without waiting, the number of the last call with parity `parity` that the peer has entered.
+    IRIS_DEVICE i32 look(const Words& m, u32 parity) const {
+        return m.load<Access::CreditLoad>(even.after(u64(parity) * LINE_WORDS));
+    }
+    /// See port::compute_now().
+    IRIS_DEVICE void compute_now() const { even.compute_now(); }
+
+  private:
+    SymWord even;
+};
+
 /// Load, without waiting, the credit of `peer`: the number of the last call with parity `parity`
 /// that `peer` has entered.
-IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
-    return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
-}
+IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) { return Credits(m, peer).look(m, parity); }
 
 /// Wait until `peer` has entered the previous call. The slots at `peer` that this call writes are
 /// then free.

@@ -94,12 +94,11 @@ class Workgroup {
         return true;
     }
 
-    /// Variant of begin_push() between two ranks, for one thread, which may push its items at once. `words` are
-    /// the peer's two credit words. Both are loaded before the call number is known.
-    [[nodiscard]] IRIS_DEVICE bool begin_push_alone(Members to, SymWord words) {
+    /// Variant of begin_push() between two ranks, for one thread, which may push its items at once. `credits`
+    /// are those of the peer. Both are loaded before the call number is known.
+    [[nodiscard]] IRIS_DEVICE bool begin_push_alone(Members to, const entry::Credits& credits) {
         const u32 at = peer(1);
-        const i32 seen[2] = {m.load<Access::CreditLoad>(words),
-                             m.load<Access::CreditLoad>(words.after(LINE_WORDS))};
+        const i32 seen[2] = {credits.look(m, 0), credits.look(m, 1)};
         if (index != count - 1 && !to.contains(at)) return true;
         const Call want = number.previous();
         const bool there = !given_up && m.reached<Access::CreditLoad>(want, want.parity() ? seen[1] : seen[0]);

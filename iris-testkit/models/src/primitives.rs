@@ -218,9 +218,8 @@ pub fn abort() -> Scenario {
     waits_in_vain(scenario, expect)
 }
 
-/// Scenario of a revoked epoch: the host of rank 0 stops its kernel by
-/// [`REVOKED`](iris_sync::sym::abort::REVOKED). The kernels of all ranks leave with this code, which
-/// names no rank.
+/// Scenario of a revoked epoch: the host of rank 0 stops its kernel by [`REVOKED`]. The kernels of all ranks
+/// leave with this code, which names no rank.
 pub fn revoked() -> Scenario {
     let expect = |thread: &Thread<'_>, _: bool| {
         let seen = thread.fault().map_or(0, |fault| fault.seen);

@@ -1,5 +1,5 @@
 // Skeletons of collectives of small messages, which use the LL protocol (data and flag in one word);
-// transcribes iris_sync::flow::ll.
+// transcribes iris_sync::flow::ll. The file is long because it has the skeletons of items, rows, parts and tiles.
 #ifndef IRIS_FLOW_LL_H
 #define IRIS_FLOW_LL_H
 
@@ -44,23 +44,22 @@ struct Heads {
     }
 };
 
-/// What an exchange computes from arguments alone, before the previous launch has ended.
+/// Part of an exchange that is computed from arguments alone, before the previous launch has ended.
 template <u32 N, class LlUnit = ll::Ll64> struct Ahead {
     const Heads heads;
     const ll::Share share;
     const ll::Lanes<N, LlUnit> lanes;
-    /// Credit words of the only peer, if there are two ranks.
-    const SymWord credit;
+    /// Credits of the only peer, if there are two ranks.
+    const entry::Credits credits;
 
     /// `index`: number of this workgroup, of `count`.
     template <class Exchange>
     IRIS_DEVICE Ahead(const Words& m, u32 index, u32 count, const Exchange& exchange)
         : heads(m.channel, exchange), share(Workgroup::share_of_threads(index, count)),
-          lanes(m, share.first),
-          credit(entry::number(m.entry(m.channel.rank, m.channel.peer(1), 0))) {
+          lanes(m, share.first), credits(m, m.channel.peer(1)) {
         port::compute_now(share.first);
         port::compute_now(share.step);
-        if constexpr (N == 1) credit.compute_now();
+        if constexpr (N == 1) credits.compute_now();
     }
 };
 
@@ -108,7 +107,7 @@ IRIS_DEVICE bool push_items(Workgroup& wg, const Ahead<N, LlUnit>& ahead, u32 mo
     // a waiting thread could hold up pushes that peers wait for.
     if constexpr (ALONE) {
         const bool pushed = port::divergent([&]() IRIS_INLINE {
-            if (!wg.begin_push_alone(heads, ahead.credit)) return false;
+            if (!wg.begin_push_alone(heads, ahead.credits)) return false;
             wg.trace.begin(Span::Signal, 0);
             wg.push_header(heads);
             push();
