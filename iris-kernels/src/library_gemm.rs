@@ -22,8 +22,8 @@ pub struct LibraryGemm {
 impl LibraryGemm {
     /// Loads the GEMM implementations for this product on the heap's device. `None` if there is
     /// neither the vendor's library nor a build of the built-in GEMM. The vendor's library is not
-    /// used if ranks share the device, unless CUDA_MODULE_LOADING=EAGER. This function may compile and load kernels, so call it where
-    /// all ranks make an op.
+    /// used if ranks share the device, unless `CUDA_MODULE_LOADING` is `EAGER`. This function may
+    /// compile and load kernels, so call it where all ranks make an op.
     ///
     /// # Errors
     /// Errors of the device, of the compiler, and of an installed library that fails.

@@ -88,26 +88,26 @@ pub struct Config {
     pub root: u8,
     /// Whether the call has a bias.
     pub bias: bool,
-    /// Whether the call has a residual.
-    pub residual: bool,
-    /// Hash (only the lower 24 bits are kept) of the tile shape and other options of the op. If
+    /// Number of matrices that the call adds to the sum, such as a residual: 0, 1 or 2.
+    pub added: u8,
+    /// Hash (only the lower 23 bits are kept) of the tile shape and other options of the op. If
     /// ranks read each other's A, the hash includes the offset of A in the heap and its leading
     /// dimension.
     pub hash: u32,
 }
 
 impl Config {
-    /// Encodes the arguments and the lower 24 bits of the hash in a word.
+    /// Encodes the arguments and the lower 23 bits of the hash in a word.
     pub fn to_word(self) -> i32 {
-        let options = u32::from(self.bias) << 6 | u32::from(self.residual) << 7;
-        (self.hash << 8 | options | u32::from(self.root & 63)) as i32
+        let options = u32::from(self.bias) << 6 | u32::from(self.added & 3) << 7;
+        (self.hash << 9 | options | u32::from(self.root & 63)) as i32
     }
 
     /// Decodes a word of [`Config::to_word`].
     pub fn from_word(word: i32) -> Self {
         let word = word as u32;
-        let option = |bit: u32| word >> bit & 1 != 0;
-        Self { root: word as u8 & 63, bias: option(6), residual: option(7), hash: word >> 8 }
+        let added = (word >> 7 & 3) as u8;
+        Self { root: word as u8 & 63, bias: word >> 6 & 1 != 0, added, hash: word >> 9 }
     }
 
     /// Texts of two words of [`Config::to_word`], each listing only the arguments that differ
@@ -127,8 +127,11 @@ impl Config {
         if self.bias != other.bias {
             texts.push(some(self.bias, "bias"));
         }
-        if self.residual != other.residual {
-            texts.push(some(self.residual, "residual"));
+        if self.added != other.added {
+            texts.push(match self.added.max(other.added) {
+                1 => some(self.added == 1, "residual"),
+                _ => format!("{} added matrices", self.added),
+            });
         }
         texts
     }
@@ -281,8 +284,13 @@ mod tests {
             "rank 2 entered with M 100, this rank has 107: call -7 of operator 3"
         );
         let root = Config { root: 63, bias: true, hash: 0xabcdef12, ..Config::default() };
-        assert_eq!(Config::from_word(root.to_word()), Config { hash: 0xcdef12, ..root });
-        let (seen, wanted) = (root.to_word(), Config { residual: true, ..root }.to_word());
+        assert_eq!(Config::from_word(root.to_word()), Config { hash: 0x4def12, ..root });
+        let sum = Config { added: 2, ..Config::default() };
+        assert_eq!(Config::from_word(sum.to_word()), sum);
+        let alone = Config { added: 1, ..sum };
+        let differ = Config::differences([sum, alone].map(Config::to_word));
+        assert_eq!(differ, ["2 added matrices", "1 added matrices"]);
+        let (seen, wanted) = (root.to_word(), Config { added: 1, ..root }.to_word());
         let options = Fault { field: Field::Config as i32, seen, wanted, ..fault };
         assert_eq!(
             options.to_string(),

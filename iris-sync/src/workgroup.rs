@@ -154,7 +154,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Variant of [`Workgroup::begin_push`] between two ranks, for one thread, which may push its items at
     /// once. Both credit words of the peer are loaded, so the loads need no call number.
-    pub fn begin_push_alone(&self, peers: barrier::Members) -> Result<(), Aborted> {
+    pub fn begin_push_of_thread(&self, peers: barrier::Members) -> Result<(), Aborted> {
         let peer = 1 - self.channel.rank;
         let seen = [0, 1].map(|parity| entry::look_at_credit(self.m, self.channel, peer, parity));
         if self.index != self.count - 1 && !peers.contains(peer) {
@@ -173,7 +173,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Counting early is safe, because the next launch reads the advanced call number only after
     /// this launch has ended.
     ///
-    /// An LL exchange counts before it pushes items. The release of the counting thread waits until
+    /// An LL exchange counts before it pushes items, between two ranks behind its pushes. The release of the counting thread waits until
     /// the thread's pushes have arrived at the peers, so the last thread counts, because it pushes
     /// no items. In workgroup 0 and in the last workgroup, the last thread pushes the header or
     /// announces the entry, so the thread before it counts. In calls that refresh words, this

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
             a_second_loss_during_the_first_is_survived,
             a_spare_takes_part_when_it_is_needed,
             a_spare_learns_that_the_job_is_over,
+            a_spare_may_end_an_epoch,
             too_few_ranks_do_not_go_on,
             a_rank_may_leave_and_another_revoke
         ],
@@ -71,7 +72,9 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
         ("kill-2" | "twice", 0) => (Blow::Kill, 2),
         ("stop-0", 0) => (Blow::Stop, 0),
         ("stop-2", 0) => (Blow::Stop, 2),
-        ("spare" | "over", 0) => (Blow::Kill, 1),
+        ("spare" | "over" | "spare-revokes", 0) => (Blow::Kill, 1),
+        // The ranks make calls until the spare has ended the epoch.
+        ("spare-revokes", 1) => (Blow::Revoke, 3),
         ("spare", 1) => (Blow::Kill, 0),
         ("leave", 0) => (Blow::Leave, 3),
         ("leave", 1) => (Blow::Revoke, 1),
@@ -82,7 +85,7 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
 fn policy(case: &str) -> Policy {
     let policy = Policy::new().patience(Duration::from_millis(PATIENCE));
     match case {
-        "spare" | "over" => policy.sizes(&[4, 2]),
+        "spare" | "over" | "spare-revokes" => policy.sizes(&[4, 2]),
         "too-few" => policy.sizes(&[4]),
         _ => policy,
     }
@@ -171,7 +174,12 @@ fn run_rank(case: &str) -> Result<()> {
                     eprintln!("EPOCH {epoch} rank {rank} from {from:?} lost {lost:?}");
                     break world;
                 }
-                Ok(Next::Spare) => eprintln!("SPARE in epoch {}", member.epoch()),
+                Ok(Next::Spare) => {
+                    eprintln!("SPARE in epoch {}", member.epoch());
+                    if case == "spare-revokes" && member.epoch() == 1 {
+                        member.revoke();
+                    }
+                }
                 Ok(Next::Over) => {
                     eprintln!("OVER");
                     return Ok(());
@@ -352,6 +360,17 @@ fn a_spare_takes_part_when_it_is_needed() {
 fn a_spare_learns_that_the_job_is_over() {
     let outcome = job("over", 4, &[1]);
     assert_eq!(lines(&outcome, 3, "OVER").len(), 1, "{}", outcome.report());
+}
+
+fn a_spare_may_end_an_epoch() {
+    let outcome = job("spare-revokes", 4, &[1]);
+    let report = outcome.report();
+    for (rank, member) in [0, 2].into_iter().enumerate() {
+        let last = format!("2 rank {rank} from [Some(0), Some(1)] lost []");
+        assert_eq!(lines(&outcome, member, "EPOCH ").last(), Some(&last.as_str()), "{report}");
+    }
+    assert_eq!(lines(&outcome, 3, "SPARE in epoch "), ["1", "2"], "{report}");
+    assert_eq!(lines(&outcome, 3, "OVER").len(), 1, "{report}");
 }
 
 fn too_few_ranks_do_not_go_on() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::page::{LAST_EPOCH, Phase};
 use super::policy::slots;
 use super::{Change, Current, MemberId, Next, Shared, watch};
+use crate::abi::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::root_error::Distance;
 use crate::util::{lock, unsupported};
@@ -25,6 +26,7 @@ impl Shared {
     /// Does [`Member::next`].
     pub(super) fn next(&self) -> Result<Next> {
         let old = self.current();
+        self.check_in_job()?;
         if let Some(epoch) = old.evicted {
             return Err(Error::Evicted { epoch });
         }
@@ -82,13 +84,16 @@ impl Shared {
     /// false if the job is over.
     fn is_needed(&self, current: &Current) -> bool {
         let is_over = || slots(current.kept).any(|slot| self.page.phase(slot) == Phase::ENDED);
-        while self.page.phase(self.slot) < Phase::revoked(current.epoch) {
+        loop {
+            // This is looked at first: a rank whose process ends behind the end of the job ends no epoch.
             if is_over() {
                 return false;
             }
+            if self.page.phase(self.slot) >= Phase::revoked(current.epoch) {
+                return true;
+            }
             std::thread::sleep(watch::TICK);
         }
-        true
     }
 
     /// Agrees with the other processes of the epoch `at` on those who go on in the next epoch. Returns
@@ -100,7 +105,9 @@ impl Shared {
             return Err(unsupported("another epoch", &why));
         }
         self.page.enter(self.slot, Phase::waits(at.epoch));
-        let mut waited = Duration::ZERO;
+        let (mut waited, mut look) = (Duration::ZERO, Duration::ZERO);
+        // For how long each process has been seen stopped without a break.
+        let mut still = [Duration::ZERO; MAX_RANKS];
         loop {
             let begun = Instant::now();
             match self.page.decided(next) {
@@ -119,29 +126,44 @@ impl Shared {
                 if phase >= Phase::waits(at.epoch) {
                     proposed |= 1 << slot;
                 } else {
-                    is_awaited |= self.is_awaited(at, slot, phase, waited);
+                    still[slot] = match self.is_stopped(slot) {
+                        true => still[slot] + look,
+                        false => Duration::ZERO,
+                    };
+                    is_awaited |= self.is_awaited(at, slot, phase, (waited, still[slot]));
                 }
             }
             if !is_awaited {
                 return Ok(self.page.decide(next, proposed));
             }
-            std::thread::sleep(LOOK);
-            waited += begun.elapsed().min(LONGEST_LOOK);
+            // Processes that run are left to do so.
+            std::thread::sleep(if waited < self.policy.patience { LOOK } else { watch::TICK });
+            look = begun.elapsed().min(LONGEST_LOOK);
+            waited += look;
         }
     }
 
     /// Whether a living process in `slot` that does not wait for the next epoch yet is awaited any
-    /// longer, if this process has waited for the time `waited`.
-    fn is_awaited(&self, at: &Current, slot: usize, phase: Phase, waited: Duration) -> bool {
+    /// longer, if this process has waited for the time `waited`, and has seen that one stopped for the
+    /// time `still`.
+    fn is_awaited(
+        &self,
+        at: &Current,
+        slot: usize,
+        phase: Phase,
+        (waited, still): (Duration, Duration),
+    ) -> bool {
         let given_up = self.given_up.load(Ordering::Acquire) >> slot & 1 == 1;
-        if given_up && self.is_stopped(slot) {
+        if given_up && !still.is_zero() {
             return false;
         }
         // A process whose thread has ended the epoch runs, and its program will come. A spare has
         // nothing to do but wait.
         let will_come = phase >= Phase::revoked(at.epoch) && at.ranks.contains(&slot);
         waited < self.policy.patience
-            || will_come && waited < self.settings.meeting_deadline() && !self.is_stopped(slot)
+            || will_come
+                && waited < self.settings.meeting_deadline()
+                && still < self.policy.patience
     }
 }
 
@@ -149,6 +171,7 @@ impl Shared {
 fn change(old: &Current, new: &Current) -> Change {
     let rank_of = |slot: &usize| old.ranks.iter().position(|was| was == slot);
     Change {
+        members: new.ranks.iter().copied().map(MemberId).collect(),
         from: new.ranks.iter().map(rank_of).collect(),
         lost: slots(old.kept & !new.kept).map(MemberId).collect(),
     }
@@ -166,6 +189,7 @@ mod tests {
         };
         let change = change(&at(0b11110, &[1, 3]), &at(0b11000, &[3, 4]));
         let lost = vec![MemberId(1), MemberId(2)];
-        assert_eq!(change, Change { from: vec![Some(1), None], lost });
+        let members = vec![MemberId(3), MemberId(4)];
+        assert_eq!(change, Change { members, from: vec![Some(1), None], lost });
     }
 }

@@ -32,21 +32,26 @@ use policy::mask;
 ///
 /// ```no_run
 /// # use iris_heap::{Error, ErrorKind, Member, Next, Policy, World};
-/// # fn build(world: &World) -> Result<(), Error> { unimplemented!() }
-/// # fn step(model: &mut ()) -> Result<(), Error> { unimplemented!() }
-/// let world = World::from_env()?;
+/// /// Opens a heap, plans, makes operators, and takes steps until the job is over.
+/// fn serve(world: &World) -> Result<(), Error> {
+///     # unimplemented!()
+/// }
+///
+/// let mut world = World::from_env()?;
 /// let member = Member::join(&world, Policy::new().sizes(&[4, 2, 1]))?;
-/// let mut model = build(&world)?; // opens a heap, plans, makes operators
-/// drop(world);
 /// loop {
-///     match step(&mut model) {
+///     match serve(&world) {
 ///         // `Fault`: a rank gave up, and will leave or go on, too.
-///         Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Fault) => match member.next()? {
-///             Next::Epoch(world, _) => model = build(&world)?,
-///             _ => break, // a spare or too few
-///         },
-///         outcome => outcome?,
+///         Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Fault) => {}
+///         outcome => break outcome?,
 ///     }
+///     world = loop {
+///         match member.next()? {
+///             Next::Epoch(world, _) => break world,
+///             Next::Spare => {} // the next call waits
+///             _ => return Ok(()),
+///         }
+///     };
 /// }
 /// # Ok::<(), Error>(())
 /// ```
@@ -109,8 +114,12 @@ pub enum Next {
 /// Difference between a world and the world before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// Members of the job that are the ranks of the new world, in the order of their ranks; equal on all
+    /// ranks.
+    pub members: Vec<MemberId>,
     /// For each rank of the new world, its rank in the epoch that this process was in before; `None` if
-    /// it was a spare then.
+    /// it was a spare then. If a process was lost while the ranks met, ranks may come from different
+    /// epochs.
     pub from: Vec<Option<usize>>,
     /// Processes that are no longer part of the job, lost since that epoch.
     pub lost: Vec<MemberId>,
@@ -157,12 +166,14 @@ struct Shared {
 
 impl Member {
     /// Makes this process a member of a job that may go on without some of the ranks of `world`, the
-    /// first world. Collective. Open heaps of `world` afterwards.
+    /// first world. Collective, once, before heaps of `world` are opened and worlds are split off it.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the policies differ; [`Error::Invalid`] for a policy that no world
     /// can keep; [`Error::Unsupported`] for ranks that are threads of one process, on several nodes,
-    /// or in different PID namespaces; [`Error::System`]; errors of [`World::barrier`].
+    /// whose processes are not known (they met over the network) or are in different PID namespaces,
+    /// and for a world that has a heap, a split world or a member; [`Error::System`];
+    /// [`Error::PeerFailed`] with the reason of another rank; errors of [`World::barrier`].
     #[track_caller]
     pub fn join(world: &World, policy: Policy) -> Result<Member> {
         check_may_wait("Member::join")?;
@@ -203,7 +214,8 @@ impl Member {
             left: AtomicBool::new(false),
         });
         let watched = shared.clone();
-        spawn("iris-member", move || watch::run(&watched))?;
+        spawn("iris-member", move || watch::run(&watched))
+            .inspect_err(|_| shared.leave(Phase::LEFT))?;
         Ok(Member { shared, step: Mutex::new(()) })
     }
 
@@ -224,6 +236,7 @@ impl Member {
     /// spare.
     pub fn world(&self) -> Result<World> {
         let current = self.shared.current();
+        self.shared.check_in_job()?;
         match (current.evicted, current.world) {
             (Some(epoch), _) => Err(Error::Evicted { epoch }),
             (None, _) if self.is_revoked() => Err(Error::Revoked),
@@ -327,6 +340,34 @@ impl Shared {
         }
         if world.size() > 1 && world.same_process() {
             return Err(unsupported(WHAT, "the ranks are threads; expected a process for each"));
+        }
+        let mut others = (0..world.size()).filter(|&rank| rank != world.rank());
+        if let Some(rank) = others.find(|&rank| world.process(rank).is_none()) {
+            let why = format!(
+                "the process of rank {rank} is not known; expected ranks that met on this host, not over the \
+                 network"
+            );
+            return Err(unsupported(WHAT, &why));
+        }
+        if world.is_elastic() {
+            return Err(unsupported(WHAT, "the world has a member; expected one call of join"));
+        }
+        match world.open_parts() {
+            (0, 0) => Ok(()),
+            (heaps, worlds) => {
+                let why = format!(
+                    "the world has {heaps} open heaps and {worlds} split worlds; expected 0 of both"
+                );
+                Err(unsupported(WHAT, &why))
+            }
+        }
+    }
+
+    /// Checks that this process has not left the job.
+    fn check_in_job(&self) -> Result<()> {
+        if self.page.phase(self.slot).has_left() {
+            let why = "this process has left its job after an error; start it anew with the others";
+            return Err(unsupported("a member of a job", why));
         }
         Ok(())
     }

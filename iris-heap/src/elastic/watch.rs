@@ -12,6 +12,8 @@ use rustix::time::Timespec;
 use super::page::Phase;
 use super::policy::{mask, slots};
 use super::{Current, Shared};
+use crate::util::lock;
+use crate::world::World;
 
 /// Interval between two looks at the phases of the other processes. A death shows at once.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -22,20 +24,28 @@ const STOPS: u32 = 4;
 /// Watches until the member has left.
 pub(super) fn run(shared: &Arc<Shared>) {
     let mut dead: u64 = 0;
-    let (mut stops, mut looked) = (0, Instant::now());
+    let (mut stops, mut last, mut looked) = (0, None, Instant::now());
     while !shared.left.load(Ordering::Acquire) {
+        // No handle of the world is held during the wait: its last one, dropped here, could take seconds.
+        let ranks = mask(&lock(&shared.current).ranks);
+        dead |= shared.await_death(ranks & !dead);
         let current = shared.current();
-        dead |= shared.await_death(mask(&current.ranks) & !dead);
         if looked.elapsed() >= shared.policy.patience / STOPS {
             looked = Instant::now();
             let next = shared.next_slot(&current, dead);
             let stopped = next.filter(|&slot| shared.is_stopped(slot));
-            stops = if stopped.is_some() { stops + 1 } else { 0 };
+            stops = match stopped {
+                Some(_) if stopped == last => stops + 1,
+                Some(_) => 1,
+                None => 0,
+            };
+            last = stopped;
             let given_up = stopped.filter(|_| stops >= STOPS).map_or(0, |slot| 1 << slot);
             shared.given_up.store(given_up, Ordering::Release);
         }
+        let is_closed = current.world.as_ref().is_some_and(World::is_closed);
         if shared.page.phase(shared.slot) < Phase::revoked(current.epoch)
-            && !current.world.as_ref().is_some_and(|world| world.is_closing())
+            && !is_closed
             && shared.has_ended(&current)
         {
             shared.revoke(&current);
@@ -69,18 +79,21 @@ impl Shared {
         slots(if later != 0 { later } else { others }).next()
     }
 
-    /// Whether a rank of the epoch shows that the epoch has ended: its process is lost, stands still, or
-    /// has ended the epoch itself. Spares end no epoch.
+    /// Whether another process shows that the epoch has ended: a rank whose process is lost, stands still,
+    /// or has ended the epoch itself, or a spare that has ended it. A spare that is lost ends no epoch.
+    /// While this process closes the world, ranks that have closed it may end.
     fn has_ended(&self, current: &Current) -> bool {
         let given_up = self.given_up.load(Ordering::Acquire);
-        let has_ended = |&slot: &usize| match self.page.phase(slot) {
-            Phase::ENDED => false,
-            phase => {
-                phase >= Phase::revoked(current.epoch)
-                    || self.is_dead(slot)
-                    || given_up >> slot & 1 == 1
+        let is_closing = current.world.as_ref().is_some_and(World::is_closing);
+        let has_ended = |slot: usize| {
+            let phase = self.page.phase(slot);
+            let revoked = phase >= Phase::revoked(current.epoch);
+            if !current.ranks.contains(&slot) {
+                return revoked && !phase.has_left();
             }
+            let is_still = || given_up >> slot & 1 == 1 && self.is_stopped(slot);
+            phase != Phase::ENDED && (revoked || !is_closing && self.is_dead(slot) || is_still())
         };
-        current.ranks.iter().filter(|&&slot| slot != self.slot).any(has_ended)
+        slots(current.kept).filter(|&slot| slot != self.slot).any(has_ended)
     }
 }

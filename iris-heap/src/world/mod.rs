@@ -438,6 +438,8 @@ impl World {
             }
             Ok(())
         });
+        // Without an exchange of all ranks, the others may go on.
+        let is_collective = outcome.is_ok();
         let outcome = match outcome {
             Err(error) if error.is_surrender() => match (heaps, worlds) {
                 (0, 0) => Ok(()),
@@ -450,7 +452,7 @@ impl World {
             Err(Error::StillOpen { .. } | Error::Closed { .. } | Error::Mismatch { .. }) => {}
             Err(_) => self.inner.leave(false, None),
         }
-        if outcome.is_err() {
+        if !is_collective {
             self.inner.closing.store(false, Ordering::Release);
         }
         self.note(outcome)
@@ -459,6 +461,16 @@ impl World {
     /// Whether this rank is closing the world, or has closed it without an error.
     pub(crate) fn is_closing(&self) -> bool {
         self.inner.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether this rank has closed the world in an exchange of all ranks.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closing() && *lock(&self.inner.closed)
+    }
+
+    /// Numbers of open heaps of this world, and of open worlds that were split off it.
+    pub(crate) fn open_parts(&self) -> (usize, usize) {
+        (self.inner.heaps.load(Ordering::Relaxed), self.inner.children.load(Ordering::Relaxed))
     }
 
     /// Records that the world is an epoch of a job.

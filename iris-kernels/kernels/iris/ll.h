@@ -289,8 +289,8 @@ struct Ll128 {
 };
 
 /// Words of the items that this thread sends and receives in an exchange; N as in an exchange.
-template <u32 N, class LlUnit> struct Lanes {
-    IRIS_DEVICE Lanes(const Words&, u32) {}
+template <u32 N, class LlUnit> struct PeerWords {
+    IRIS_DEVICE PeerWords(const Words&, u32) {}
 
     IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 item,
                           const u32 (&data)[LlUnit::WORDS]) const {
@@ -306,10 +306,10 @@ template <u32 N, class LlUnit> struct Lanes {
 
 /// Words between two ranks, whose addresses are computed from arguments alone, before the previous launch has
 /// ended: a small message consists of few loads, and each address in between would delay it.
-template <> class Lanes<1, Ll64> {
+template <> class PeerWords<1, Ll64> {
   public:
     /// `first`: this thread's first item.
-    IRIS_DEVICE Lanes(const Words& m, u32 first)
+    IRIS_DEVICE PeerWords(const Words& m, u32 first)
         : out(m.pair(1 - m.channel.rank, m.channel.rank, 0, HEAD + first)),
           in(m.pair(m.channel.rank, 1 - m.channel.rank, 0, HEAD + first)),
           of_parity(m.channel.size * m.channel.pair_count), first(first) {

@@ -19,8 +19,9 @@ IRIS_DEVICE void take_turn() {
 #endif
 }
 
-/// Computes `value`, which must not be ~0 - 1, here: before take_turn(), while the previous launch still runs.
-/// Without an instruction that needs the value, the assembler would compute it where it is used.
+/// Computes `value` here: before take_turn(), while the previous launch still runs. Without an instruction that
+/// needs the value and has an effect, the assembler computes it where it is used. So this one sleeps for a
+/// nanosecond if the value is ~0 - 1.
 template <class T> IRIS_DEVICE void compute_now(const T& value) {
     if constexpr (sizeof(T) == 8) {
         asm volatile("{ .reg .pred p; setp.eq.u64 p, %0, -2; @p nanosleep.u32 1; }" ::"l"(u64(value)) : "memory");

@@ -30,6 +30,7 @@ IRIS_DEVICE void barrier(Site site) {
 /// Does nothing: launches on a HIP stream do not overlap. In the CUDA form, this function waits for
 /// the previous launch.
 IRIS_DEVICE void take_turn() {}
+/// Does nothing: there is no previous launch to compute beside.
 template <class T> IRIS_DEVICE void compute_now(const T&) {}
 
 /// Number of threads in a wave on all supported architectures.

@@ -74,6 +74,7 @@ inline u32 workgroups() { return iris_hook_workgroups(); }
 /// Does nothing: on the host, launches on a stream do not overlap. In the CUDA form, this function
 /// waits for the previous launch.
 inline void take_turn() {}
+/// Does nothing: there is no previous launch to compute beside.
 template <class T> inline void compute_now(const T&) {}
 
 /// Number of threads in a wave: one, so that models can have workgroups of several waves.

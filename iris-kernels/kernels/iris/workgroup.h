@@ -96,13 +96,20 @@ class Workgroup {
 
     /// Variant of begin_push() between two ranks, for one thread, which may push its items at once. `credits`
     /// are those of the peer. Both are loaded before the call number is known.
-    [[nodiscard]] IRIS_DEVICE bool begin_push_alone(Members to, const entry::Credits& credits) {
+    [[nodiscard]] IRIS_DEVICE bool begin_push_of_thread(Members to, const entry::Credits& credits) {
         const u32 at = peer(1);
         const i32 seen[2] = {credits.look(m, 0), credits.look(m, 1)};
         if (index != count - 1 && !to.contains(at)) return true;
         const Call want = number.previous();
         const bool there = !given_up && m.reached<Access::CreditLoad>(want, want.parity() ? seen[1] : seen[0]);
-        if (!there && !credit_of(at)) return false;
+        if (!there) {
+            if (given_up) {
+                leave();
+                return false;
+            }
+            if (port::thread() == 0) trace.add(Counter::Waits, 1);
+            if (!entry::wait_credit(m, number, at)) return false;
+        }
         hold<Hold::Entered>(rank());
         return true;
     }
@@ -128,7 +135,7 @@ class Workgroup {
     /// Count this workgroup as finished before its end, so that the count overlaps with waits for
     /// data. All of its threads have then read the call number and passed a barrier. The next launch
     /// begins when this one has ended, so until then nobody relies on the count. An LL exchange
-    /// counts before it pushes items. The release of the counting thread waits until the thread's
+    /// counts before it pushes items, between two ranks behind its pushes. The release of the counting thread waits until the thread's
     /// pushes have arrived at the peers, so a thread of the last wave counts, because that wave
     /// pushes no items. In workgroup 0 and in the last one, the last wave pushes the header or
     /// announces the entry, so a thread of the wave before it counts. Does nothing in calls that

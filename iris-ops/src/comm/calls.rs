@@ -134,7 +134,7 @@ impl Comm {
     ///
     /// The sum travels as an all-reduce, in launches of up to 1 MiB, through the communicator's own
     /// buffers, so it is not faster than [`Comm::all_reduce`]. It saves the memory for the result on the
-    /// other ranks. Errors of a launch name `all_reduce`.
+    /// other ranks. Errors name `all_reduce`.
     ///
     /// # Errors
     /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
@@ -174,7 +174,7 @@ impl Comm {
     /// The data travels as an all-gather, as the sum of [`Comm::reduce`] does as an all-reduce.
     ///
     /// # Errors
-    /// The errors of [`Comm::reduce`], except for sums.
+    /// The errors of [`Comm::reduce`], except for sums; they name `all_gather`.
     pub fn gather<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: &S,
@@ -193,7 +193,7 @@ impl Comm {
     /// sum of [`Comm::reduce`] does as an all-reduce.
     ///
     /// # Errors
-    /// The errors of [`Comm::broadcast`].
+    /// The errors of [`Comm::broadcast`], which they name.
     pub fn scatter<T: Pod, S: SendBuffer<T> + ?Sized, R: RecvBuffer<T> + ?Sized>(
         &self,
         input: Option<&S>,

@@ -55,10 +55,8 @@ impl Operator {
         }
         let mut config = Config::from_word(record.fields[Field::Config as usize]);
         config.root = call.root as u8;
-        [config.bias, config.residual] = call.matrices.options();
-        if call.matrices.added().count() > 1 {
-            config.hash ^= hash(b"a second matrix is added") as u32;
-        }
+        config.bias = call.matrices.bias.is_some();
+        config.added = call.matrices.added().count() as u8;
         if form.pulls {
             // Each rank reads its peers' A at the offset and leading dimension of its own A. Offset
             // and leading dimension must therefore be equal on all ranks, so they are part of the

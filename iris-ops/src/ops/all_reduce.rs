@@ -31,7 +31,7 @@ impl Options {
     /// Sums weighted parts: a row of this rank's message is the sum of `parts` parts of a row of the
     /// input, each times a weight. In a mixture of experts whose experts are split over the ranks, the
     /// parts are what this rank's slices of a token's experts computed, and the weights are the
-    /// router's. The input is M x (`parts` N), or `parts` x N for each row, without gaps within a row;
+    /// router's. The input is M x (`parts` N), as row-major M x `parts` x N lies in memory;
     /// a call passes the weights by [`CollectiveArgs::weights`], and up to two matrices that are added
     /// to the sum by [`CollectiveArgs::plus`].
     ///
@@ -42,7 +42,7 @@ impl Options {
     ///
     /// The message is sent by the variant `ll`, for at most 2 MiB from one rank to another. Planning
     /// fails for a larger message, for another variant, and over several nodes; then sum the parts
-    /// before the call.
+    /// before the call. With one rank the size is not limited, and the RMSNorm is a second launch.
     ///
     /// ```
     /// use iris_heap::World;

@@ -387,7 +387,7 @@ fn push_items<I: LlUnit, M: Memory + ?Sized>(
     // runs in lockstep, a waiting thread could hold up pushes for which peers wait.
     if alone {
         let pushed = divergent(m, || {
-            wg.begin_push_alone(heads)?;
+            wg.begin_push_of_thread(heads)?;
             m.begin(Span::Signal, 0);
             wg.push_header(heads);
             push(wg);

@@ -209,7 +209,7 @@ using namespace iris;
 using namespace iris::model;
 
 template <u32 N, class LlUnit, class Exchange>
-static flow::Ahead<N, LlUnit> ahead(const Launch& launch, const Exchange& exchange) {
+static flow::ExchangeArgs<N, LlUnit> arguments(const Launch& launch, const Exchange& exchange) {
     return {Words(launch.heap, launch.channel), launch.index, launch.count, exchange};
 }
 
@@ -225,16 +225,16 @@ template <class LlUnit> static bool in_items(const Model& model, const Plan& pla
         PartsMessage<LlUnit> body{{model, plan}};
         const flow::Parts parts = body.parts();
         const bool done = plan.ranks <= ll::FEW
-                              ? flow::two_shot_ll(launch, ahead<ll::FEW, LlUnit>(launch, parts), parts, body)
-                              : flow::two_shot_ll(launch, ahead<ll::SOURCES, LlUnit>(launch, parts), parts, body);
+                              ? flow::two_shot_ll(launch, arguments<ll::FEW, LlUnit>(launch, parts), parts, body)
+                              : flow::two_shot_ll(launch, arguments<ll::SOURCES, LlUnit>(launch, parts), parts, body);
         return after(done, body);
     }
     Message<LlUnit> body{model, plan};
     const bool done = [&] {
-        if (plan.ranks == 2) return flow::exchange(launch, ahead<1, LlUnit>(launch, plan), plan, body);
+        if (plan.ranks == 2) return flow::exchange(launch, arguments<1, LlUnit>(launch, plan), plan, body);
         return plan.ranks <= ll::FEW
-                   ? flow::exchange(launch, ahead<ll::FEW, LlUnit>(launch, plan), plan, body)
-                   : flow::exchange(launch, ahead<ll::SOURCES, LlUnit>(launch, plan), plan, body);
+                   ? flow::exchange(launch, arguments<ll::FEW, LlUnit>(launch, plan), plan, body)
+                   : flow::exchange(launch, arguments<ll::SOURCES, LlUnit>(launch, plan), plan, body);
     }();
     return after(done, body);
 }

@@ -116,7 +116,7 @@ fn words_that_carry_their_data() {
             (exchange(Pattern::TwoShot, 1), Some(2), 200),
         ],
         [
-            (exchange(Pattern::All, 2), Some(2), 13_000),
+            (exchange(Pattern::All, 2), Some(3), 40_000),
             (exchange(Pattern::Root, 3), Some(3), 10_500),
         ],
         [(exchange(Pattern::All, 1), None, 400), (exchange(Pattern::All, 3), Some(2), 20_000)],

@@ -66,7 +66,7 @@ fn plants() -> Vec<Plant> {
         ("iris/body/combine.h", "const u32 dtype = from.parts.dtype;", COMBINE),
         ("iris/body/ll_list.h", "const u64 bits = u64(data[1]) << 32 | data[0];", LIST),
         ("iris/copy.h", "if (rows <= 1 || (to_ld == cols", "all_gather.cu"),
-        ("iris/flow/ll.h", "const ll::Share& share = ahead.share;", LL),
+        ("iris/flow/ll.h", "const ll::Share& share = given.share;", LL),
         ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", LL),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),

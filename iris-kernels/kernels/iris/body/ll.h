@@ -707,15 +707,15 @@ IRIS_DEVICE void run_exchange_norm(const OpArgs& given) { run_exchange_norm_of<f
 
 /// Part of an exchange that reads arguments only, so that it runs before the previous launch has ended.
 template <u32 N, class LlUnit = ll::Ll64, class Exchange>
-IRIS_DEVICE flow::Ahead<N, LlUnit> ahead_of(const OpArgs& args, const Exchange& exchange) {
+IRIS_DEVICE flow::ExchangeArgs<N, LlUnit> exchange_args(const OpArgs& args, const Exchange& exchange) {
     return {Words(args.heap, args.channel), port::workgroup(), port::workgroups(), exchange};
 }
 
 template <u32 N, class Body, class LlUnit = ll::Ll64> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
     Body body(args);
-    const flow::Ahead<N, LlUnit> ahead = ahead_of<N, LlUnit>(args, body);
+    const flow::ExchangeArgs<N, LlUnit> given = exchange_args<N, LlUnit>(args, body);
     port::take_turn();
-    flow::exchange<N, LlUnit>(launch_of(args), ahead, body, body);
+    flow::exchange<N, LlUnit>(launch_of(args), given, body, body);
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
@@ -834,9 +834,9 @@ template <u32 N, class LlUnit> class RelayBody : public ExchangeBody<Collective:
 template <u32 N, class LlUnit, class Body> IRIS_DEVICE void run_two_shot_ll_of(const OpArgs& args) {
     Body body(args);
     const flow::Parts parts = body.parts();
-    const flow::Ahead<N, LlUnit> ahead = ahead_of<N, LlUnit>(args, parts);
+    const flow::ExchangeArgs<N, LlUnit> given = exchange_args<N, LlUnit>(args, parts);
     port::take_turn();
-    flow::two_shot_ll<N, LlUnit>(launch_of(args), ahead, parts, body);
+    flow::two_shot_ll<N, LlUnit>(launch_of(args), given, parts, body);
 }
 
 template <template <u32, class> class Body> IRIS_DEVICE void run_two_shot_ll(const OpArgs& given) {

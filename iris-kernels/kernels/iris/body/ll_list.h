@@ -125,9 +125,9 @@ class ListBody {
 
 template <u32 N> IRIS_DEVICE void run_gather_list_of(const OpArgs& args) {
     ListBody body(args);
-    const flow::Ahead<N> ahead = ahead_of<N>(args, body);
+    const flow::ExchangeArgs<N> given = exchange_args<N>(args, body);
     port::take_turn();
-    flow::exchange<N>(launch_of(args), ahead, body, body);
+    flow::exchange<N>(launch_of(args), given, body, body);
 }
 
 /// Copies the tensors of a world of one rank, which has no words of the LL protocol.
