@@ -30,6 +30,11 @@ template <class T> IRIS_DEVICE void compute_now(const T& value) {
     }
 }
 
+/// Whether threads may push before the vote after which another wave releases a word.
+constexpr bool PUSHES_BEFORE_VOTE = true;
+/// Whether the compiler keeps vectors of several weighted parts of a row in registers.
+constexpr bool HOLDS_VECTORS_OF_PARTS = true;
+
 /// Number of threads in a wave, which CUDA calls a warp.
 constexpr u32 WAVE = 32;
 

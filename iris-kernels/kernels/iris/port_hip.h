@@ -33,6 +33,12 @@ IRIS_DEVICE void take_turn() {}
 /// Does nothing: there is no previous launch to compute beside.
 template <class T> IRIS_DEVICE void compute_now(const T&) {}
 
+/// Whether threads may push before the vote after which another wave releases a word: no, because the vote would
+/// then have to wait until the pushes have arrived.
+constexpr bool PUSHES_BEFORE_VOTE = false;
+/// Whether the compiler keeps vectors of several weighted parts of a row in registers: clang puts them into memory.
+constexpr bool HOLDS_VECTORS_OF_PARTS = false;
+
 /// Number of threads in a wave on all supported architectures.
 constexpr u32 WAVE = 64;
 

@@ -77,6 +77,8 @@ inline void take_turn() {}
 /// Does nothing: there is no previous launch to compute beside.
 template <class T> inline void compute_now(const T&) {}
 
+constexpr bool PUSHES_BEFORE_VOTE = true, HOLDS_VECTORS_OF_PARTS = true;
+
 /// Number of threads in a wave: one, so that models can have workgroups of several waves.
 constexpr u32 WAVE = 1;
 

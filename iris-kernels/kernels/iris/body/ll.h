@@ -691,13 +691,15 @@ template <Collective C, u32 N> using CombiningBody = AddingBody<ExchangeBody<C, 
 /// All-reduce with a residual and an RMSNorm by the LL protocol. The workgroup that receives and adds a row
 /// also normalises it. `args` are in parameter memory, because the body keeps a reference to them.
 template <bool COMBINES> IRIS_DEVICE void run_exchange_norm_of(const OpArgs& args) {
-    const bool pair = args.channel.size == 2;
+    [[maybe_unused]] const bool pair = args.channel.size == 2;
+    if constexpr (!COMBINES || port::HOLDS_VECTORS_OF_PARTS) {
 #define IRIS_TWO(name) if (pair && run_exchange_norm_vectors<name, true, COMBINES>(args)) return;
 #define IRIS_MORE(name) if (!pair && run_exchange_norm_vectors<name, false, COMBINES>(args)) return;
-    IRIS_DTYPES_16_TRIED(IRIS_TWO)
-    IRIS_DTYPES_16_TRIED(IRIS_MORE)
+        IRIS_DTYPES_16_TRIED(IRIS_TWO)
+        IRIS_DTYPES_16_TRIED(IRIS_MORE)
 #undef IRIS_TWO
 #undef IRIS_MORE
+    }
     constexpr Collective C = Collective::AllReduce;
     if constexpr (COMBINES) run_exchange_norm_items<CombiningBody<C, 1>>(args);
     else run_exchange_norm_items<AddingBody<ExchangeBody<C, 1>, 1>>(args);

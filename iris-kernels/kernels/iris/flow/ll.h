@@ -160,7 +160,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const ExchangeArgs<N, LlUnit>& gi
     const u32 me = wg.rank();
     const ll::Share& share = given.share;
     const Heads& heads = given.heads;
-    const bool pushed = push_items<N == 1>(
+    const bool pushed = push_items<N == 1 && port::PUSHES_BEFORE_VOTE>(
         wg, given, heads.pushed, [&](u32 peer) IRIS_INLINE { return exchange.sent(me, peer); },
         [&](u32 first, u32 item) IRIS_INLINE { body.load(first, item); },
         [&](u32 i, u32 peer, u32 item, u32 (&data)[LlUnit::WORDS]) IRIS_INLINE {
@@ -188,8 +188,8 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const ExchangeArgs<N, LlUnit>& gi
 ///
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
 /// entry also does so before it waits. So the waits form no cycle. Between two ranks a thread pushes as soon as it
-/// has the peer's credit: a vote before it costs 0.15 us of 2.6 (all_reduce of 8 KiB, 2 x H200, 2026-11-30). N is 1 with two ranks, ll::FEW or
-/// more with up to four, otherwise ll::SOURCES. `given` is that of `exchange`.
+/// has the peer's credit: a vote before it costs 0.15 us of 2.6 (all_reduce of 8 KiB, 2 x H200, 2026-11-30). N is
+/// 1 with two ranks, ll::FEW or more with up to four, otherwise ll::SOURCES. `given` is that of `exchange`.
 template <u32 N, class LlUnit = ll::Ll64, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const ExchangeArgs<N, LlUnit>& given, const Exchange& exchange,
                           Body& body) {

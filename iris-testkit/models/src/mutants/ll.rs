@@ -89,7 +89,7 @@ pub(super) fn all() -> Vec<Mutant> {
             "ll-no-vote-behind-pushes",
             ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads(),
             Change::DropVote { rank: 0, group: 0, position: 0 },
-            Check::Lost,
+            Check::Race,
         )
         .by(RUNS),
         mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost).by(Engine::Search),
