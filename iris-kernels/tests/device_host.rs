@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 #[path = "host/combines.rs"]
 mod combines;
+#[path = "host/forms.rs"]
+mod forms;
 #[path = "host/lists.rs"]
 mod lists;
 #[path = "host/messages.rs"]

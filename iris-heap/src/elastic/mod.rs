@@ -432,6 +432,20 @@ mod tests {
         let error = member.next().unwrap_err();
         assert!(error.to_string().contains("at most 4096; start all ranks anew"), "{error}");
         assert_eq!(member.shared.page.phase(0), Phase::LEFT);
+        for error in [member.next().unwrap_err(), member.world().unwrap_err()] {
+            assert!(error.to_string().contains("has left its job after an error"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_world_that_is_in_use_is_refused() {
+        let (world, _member) = alone();
+        let error = Member::join(&world, Policy::new()).unwrap_err();
+        assert!(error.to_string().contains("expected one call of join"), "{error}");
+        let world = World::of_job("heap".into(), 0, 1, Ok(Settings::default()), None).unwrap();
+        let _heap = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
+        let error = Member::join(&world, Policy::new()).unwrap_err();
+        assert!(error.to_string().contains("1 open heaps and 0 split worlds"), "{error}");
     }
 
     #[test]

@@ -1,15 +1,14 @@
 //! Tests of sums of weighted parts: the Rust kernel, and the device source compiled for the host, bit
 //! by bit.
 
-use std::ffi::c_int;
-
 use iris_kernels::Kernel;
 use iris_kernels::args::{Matrix, OpArgs, producer};
 use iris_kernels::schedule::{Collective, Items};
 use iris_sync::Shape;
 
+use super::Numbers;
+use super::forms::{Run, in_each_form};
 use super::messages::{EPSILON, FIRST_CALL, arguments, kernels, ranks, rounded, value_of};
-use super::{Numbers, symbol};
 
 /// Message to be tested: element type, type of transferred sums, rows, columns, number of parts, gap
 /// behind each row in elements, number of matrices that are added, and whether an RMSNorm follows.
@@ -74,15 +73,9 @@ impl Room {
     }
 }
 
-/// Function that runs one workgroup of a launch, from (arguments, index of the workgroup, number of
-/// workgroups).
-type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
-
 /// Tests worlds of 1 to 9 ranks, in which some ranks own no rows, and several calls of each.
 pub(super) fn weighted_parts_are_summed_in_rust_and_as_device_source() {
     let library = kernels();
-    type HostRun = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
-    let run: HostRun = symbol(library, "iris_host_run");
     let plain =
         Message { dtype: 2, wire: 2, rows: 7, cols: 16, parts: 8, gap: 0, added: 2, norm: false };
     let messages = [
@@ -106,28 +99,15 @@ pub(super) fn weighted_parts_are_summed_in_rust_and_as_device_source() {
         ];
         for (kernel, collective) in collectives.into_iter().take(if message.norm { 1 } else { 2 }) {
             let suffix = if message.norm { "_norm" } else { "" };
-            let entry: usize = symbol(library, &format!("iris_{}{suffix}", kernel.name()));
-            let rust = |args: &OpArgs, index, count| {
-                // SAFETY: `args` holds addresses of memory that outlives the calls.
-                unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
-            };
-            // SAFETY: `entry` is a kernel of this library; every address in `args` is that of memory
-            // that outlives the calls.
-            let device =
-                |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
-            // Ranks with Rust kernels and ranks with device kernels take part in the same calls.
-            let mixed = |args: &OpArgs, index, count| match args.channel.rank % 2 {
-                0 => rust(args, index, count),
-                _ => device(args, index, count),
-            };
-            for run in [&rust as &Run<'_>, &device, &mixed] {
+            let function = format!("iris_{}{suffix}", kernel.name());
+            in_each_form(library, (kernel, &function), |run| {
                 for size in [1, 2, 3, 5, 9] {
                     // With one rank the RMSNorm is a launch of its own.
                     if size > 1 || !message.norm {
                         sum(collective, size, message, run);
                     }
                 }
-            }
+            });
         }
     }
 }

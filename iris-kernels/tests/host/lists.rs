@@ -1,14 +1,13 @@
 //! Tests of gathers of a list of tensors: the Rust kernel, and the device source compiled for the host.
 
-use std::ffi::c_int;
-
 use iris_kernels::Kernel;
 use iris_kernels::args::{ListTensor, MOST_TENSORS, OpArgs};
 use iris_kernels::schedule::{Collective, Items, split};
 use iris_sync::Shape;
 
+use super::forms::{Run, in_each_form};
 use super::messages::{FIRST_CALL, arguments, ranks};
-use super::{Numbers, library, symbol};
+use super::{Numbers, library};
 
 /// Tensor to be tested, in bytes: length of a row, gap behind each row of input and output, and
 /// distance of both from an address that is a multiple of 16.
@@ -24,40 +23,20 @@ const LISTS: [&[Tensor]; 5] = [
     &[(0, [0, 0], 0), (48, [16, 0], 0), (0, [8, 0], 0), (6, [0, 0], 2)],
 ];
 
-/// Function that runs one workgroup of a launch, from (arguments, index of the workgroup, number of
-/// workgroups).
-type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
-
 /// Tests worlds of 1 to 9 ranks, in which some ranks have no rows, and several calls of each, so that
 /// both parities and a periodic refresh of words come up.
 pub(super) fn lists_are_right_in_rust_and_as_device_source() {
     let options = ["-std=c++20", "-DIRIS_THREADS=4"];
     let sources = ["kernels/all_gather.cu", "tests/host/hooks.cpp"];
     let (library, _folder) = library(&sources, &options);
-    type HostRun = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
-    let run: HostRun = symbol(&library, "iris_host_run");
     let kernel = Kernel::AllGatherListLl;
-    let entry: usize = symbol(&library, &format!("iris_{}", kernel.name()));
-    let rust = |args: &OpArgs, index, count| {
-        // SAFETY: `args` holds addresses of memory that outlives the calls.
-        unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
-    };
-    // SAFETY: `entry` is a kernel of this library; every address in `args` is that of memory that
-    // outlives the calls.
-    let device =
-        |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
-    // Ranks with Rust kernels and ranks with device kernels take part in the same calls.
-    let mixed = |args: &OpArgs, index, count| match args.channel.rank % 2 {
-        0 => rust(args, index, count),
-        _ => device(args, index, count),
-    };
-    for run in [&rust as &Run<'_>, &device, &mixed] {
+    in_each_form(&library, (kernel, &format!("iris_{}", kernel.name())), |run| {
         for (size, rows) in [(1, 5), (2, 7), (2, 1), (3, 2), (4, 11), (5, 13), (9, 20)] {
             for list in LISTS {
                 gather(size, rows, list, run);
             }
         }
-    }
+    });
 }
 
 fn gather(size: u32, rows: u32, list: &[Tensor], run: &Run<'_>) {

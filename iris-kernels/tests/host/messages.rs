@@ -10,6 +10,7 @@ use iris_kernels::schedule::{Collective, Grid, Items, SplitGrid, part_of};
 use iris_sync::{Channel, REFRESH_PERIOD, RESERVED_WORDS, Shape};
 use libloading::os::unix::Library;
 
+use super::forms::Run;
 use super::{Numbers, library, symbol};
 
 /// Memory of one rank: data segment, signal segment, device words and control block.
@@ -317,10 +318,6 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         }
     }
 }
-
-/// Function that runs one workgroup of a launch, from (arguments, index of the workgroup, number of
-/// workgroups).
-type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(collective: Collective, size: u32, message: Message, launches: &[&Run<'_>]) {
     let Message { dtype, rows, cols, .. } = message;
