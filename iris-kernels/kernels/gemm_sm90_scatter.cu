@@ -13,7 +13,7 @@
 using namespace iris;
 using namespace iris::gemm;
 
-/// Largest number of peers to which a launch stores.
+/// Largest number of peers to which a launch stores. 1: there are two ranks.
 #ifndef IRIS_GEMM_PEERS
 #define IRIS_GEMM_PEERS 7
 #endif

@@ -10,9 +10,9 @@ use crate::dtype::{Role, dtype_code};
 use crate::rtc::{Options, Vendor};
 use crate::source::{GEMMS, Text};
 
-/// Largest number of peers of [`GemmKernel::Scattering`]. For five peers and more, the kernel's
-/// parameters need more than 4 KiB, which compilers support since CUDA 12.1.
-pub(super) const PEERS: usize = 7;
+/// Numbers of peers for which [`GemmKernel::Scattering`] is built; a launch takes the smallest that is enough.
+/// With seven, the kernel's parameters need more than 4 KiB, which compilers support since CUDA 12.1.
+pub(super) const PEERS: [usize; 2] = [1, 7];
 
 /// Layouts of A and B in operators, as in [`Config::with_layout`]: A row-major, B row-major or
 /// column-major.
@@ -25,7 +25,7 @@ pub(super) enum GemmKernel {
     Plain,
     /// GEMM that waits for the rows or columns of A that copy engines deliver.
     Gathering,
-    /// GEMM that stores to peers.
+    /// GEMM that stores to up to `peers` peers, one of [`PEERS`].
     Scattering {
         peers: usize,
         /// Whether the parts of ranks are added in the order of ranks.
@@ -43,7 +43,8 @@ pub(super) enum GemmKernel {
 impl GemmKernel {
     fn all() -> impl Iterator<Item = GemmKernel> {
         use GemmKernel::*;
-        let stores = (1..=PEERS)
+        let stores = PEERS
+            .into_iter()
             .flat_map(|peers| [false, true].map(|in_order| Scattering { peers, in_order }));
         let exchanges = [false, true].map(|pair| ExchangingLl { pair });
         [Plain, Gathering, ExchangingTiles].into_iter().chain(stores).chain(exchanges)

@@ -14,7 +14,7 @@
 //! [`crate::schedule`] says why no waits form a cycle.
 //!
 //! **Limits.** Those of [`Gemm`], and: each rank owns at least one row; partials have the type of
-//! A; at most eight ranks, and CUDA 12.1 for more than five. All workgroups of the launch are
+//! A; at most eight ranks, and CUDA 12.1 for more than two. All workgroups of the launch are
 //! resident.
 
 use bytemuck::{Pod, Zeroable};
@@ -27,6 +27,8 @@ use crate::args::{Matrix, OpArgs, rows_of};
 use crate::build::FaultInjection;
 use crate::library::GemmRequest;
 use crate::schedule::split;
+
+const MOST_PEERS: usize = PEERS[PEERS.len() - 1];
 
 /// Division of C into one block of rows per rank, counted in rows of a cluster's tiles, and the
 /// numbers of signals; same layout as `Blocks` in `gemm_sm90_scatter.cu`.
@@ -58,6 +60,8 @@ pub struct Scattering {
     gemm: Gemm,
     /// Number of rows and columns of C that share a signal.
     signalled: [u32; 2],
+    /// Number of peers for which the kernels are built.
+    peers: usize,
     /// Number of workgroups that can be resident at once. A launch with more could deadlock:
     /// resident workgroups of the peers would wait for tiles of workgroups that cannot start.
     resident: u32,
@@ -65,7 +69,7 @@ pub struct Scattering {
 
 impl Scattering {
     /// Largest number of ranks for which there are builds.
-    pub const RANKS: usize = PEERS + 1;
+    pub const RANKS: usize = MOST_PEERS + 1;
 
     /// Number of rows and columns of C that share a signal: the rows that a consumer warpgroup
     /// multiplies, and the columns of a tile. A rank multiplies up to `rows` rows and `cols`
@@ -122,7 +126,9 @@ impl Scattering {
         let Some(signalled) = whole.signalled else { return Ok(None) };
         let size = heap.local_size();
         let configs = Self::builds(signalled, whole.shape, size);
-        let peers = (size - 1).clamp(1, PEERS);
+        let Some(peers) = PEERS.into_iter().find(|&peers| size <= peers + 1) else {
+            return Ok(None);
+        };
         let in_order = whole.batch_invariant;
         let kernel = (GemmKernel::Scattering { peers, in_order }, fault_injection);
         let Some(gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
@@ -139,7 +145,7 @@ impl Scattering {
             let clusters = function.resident_clusters(shape, config.cluster)?;
             resident = resident.min(clusters / heap.ranks_on_device() * config.cluster);
         }
-        Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
+        Ok((resident > 0).then_some(Scattering { gemm, signalled, peers, resident }))
     }
 
     /// Build, grid and kernel for the launch of this call; `None` if no loaded build can do the
@@ -203,8 +209,8 @@ impl Scattering {
         let result = |_| messages.results.map(|(it, _)| rows_of(it.c, &owned(rank)));
         let sends = messages.results.is_some() && args.record.direct != 0;
         let direct = |_| sends.then_some(args.c);
-        let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<[TensorMap; PEERS]> {
-            let mut maps = [TensorMap::zeroed(); PEERS];
+        let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<[TensorMap; MOST_PEERS]> {
+            let mut maps = [TensorMap::zeroed(); MOST_PEERS];
             for (map, peer) in maps.iter_mut().zip(channel.peers()) {
                 if let Some(rows) = of(peer) {
                     *map = config.c_map(dtype, &at_peer(rows, peer))?;
@@ -240,9 +246,7 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
-        // The kernel takes exactly as many tensor maps as the number of peers for which it is
-        // built.
-        let count = size as usize - 1;
+        let count = self.peers;
         let given = [
             a.bytes(),
             b.bytes(),
