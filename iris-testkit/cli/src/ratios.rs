@@ -19,6 +19,8 @@ use crate::progress::Progress;
 use crate::timing::{balanced, in_turns, median};
 use iris_heap::DType::F32;
 
+mod experts;
+
 /// Pair of sides whose times a ratio compares: the measured one and its baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -29,6 +31,12 @@ pub(crate) enum Kind {
     Fusion,
     /// Op on `ranks` ranks, compared with the op on the first `base_ranks` of them.
     Ranks,
+    /// Gather of a list of tensors (M x N, and two of M x K), compared with a gather of each, all by the
+    /// variant `ll`.
+    List,
+    /// Reduce-scatter of rows of N columns that are sums of K weighted parts, compared with one of
+    /// rows of K N columns, in which the parts are not combined; both by the variant `ll`.
+    Combine,
 }
 
 /// Ratio to measure, in f32, and the limit that it must not exceed.
@@ -39,7 +47,8 @@ pub(crate) struct Ratio {
     pub(crate) kind: Kind,
     pub(crate) m: usize,
     pub(crate) n: usize,
-    /// K of the whole product, which is split over the ranks.
+    /// K of the whole product, which is split over the ranks; of a mixture of experts, the number of
+    /// experts of a token.
     pub(crate) k: usize,
     #[serde(default = "auto")]
     pub(crate) variant: String,
@@ -53,6 +62,13 @@ pub(crate) struct Ratio {
     tile: Option<[usize; 2]>,
     repetitions: usize,
     pub(crate) at_most: f64,
+}
+
+impl Ratio {
+    /// Whether a message of a mixture of experts is measured, and not a product.
+    fn is_of_experts(&self) -> bool {
+        matches!(self.kind, Kind::List | Kind::Combine)
+    }
 }
 
 fn auto() -> String {
@@ -79,7 +95,14 @@ impl RatioJob {
             return Err(usage(format!("base_ranks of {name:?}"), base_ranks, expected));
         }
         known_variant("variant", Op::MatmulAllReduce, &ratio.variant)?;
-        fused(ratio, Topology::new(0, *ranks))?;
+        if ratio.is_of_experts() {
+            if ratio.variant != "auto" {
+                return Err(usage(format!("variant of {name:?}"), &ratio.variant, "none"));
+            }
+            experts::plans(ratio, Topology::new(0, *ranks))?;
+        } else {
+            fused(ratio, Topology::new(0, *ranks))?;
+        }
         Ok(RatioJob(ratio.clone()))
     }
 }
@@ -151,6 +174,15 @@ pub(crate) struct Times {
     pub(crate) ratio: f64,
 }
 
+impl Times {
+    /// Medians of the samples of both sides.
+    fn of(samples: Vec<Vec<f64>>) -> Times {
+        let [time, base] = samples.try_into().expect("two sides");
+        let ratios = time.iter().zip(&base).map(|(time, base)| time / base).collect();
+        Times { ratio: median(ratios), time: median(time), base: median(base) }
+    }
+}
+
 impl Job for RatioJob {
     type Report = Times;
 
@@ -158,6 +190,9 @@ impl Job for RatioJob {
 
     fn run_rank(&self, world: &World) -> Result<Option<Times>> {
         let ratio = &self.0;
+        if ratio.is_of_experts() {
+            return experts::run(ratio, world);
+        }
         let ranks = Topology::from(world);
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
@@ -219,16 +254,11 @@ impl Job for RatioJob {
                 }
                 times
             }
+            Kind::List | Kind::Combine => unreachable!("they have a function of their own"),
         };
         drop(op);
         bed.rig.heap.close()?;
-        let [time, base] = times.try_into().expect("two sides");
-        let ratios = time.iter().zip(&base).map(|(time, base)| time / base).collect();
-        Ok((ranks.rank == 0).then(|| Times {
-            ratio: median(ratios),
-            time: median(time),
-            base: median(base),
-        }))
+        Ok((ranks.rank == 0).then(|| Times::of(times)))
     }
 }
 

@@ -631,17 +631,22 @@ fn every_op_is_timed_beside_the_libraries() {
     let [sums, products] = ["\"ll\", \"one_shot\", \"two_shot\"", "\"unfused\", \"unfused_ll\""];
     cases += &row("all_reduce", "bf16", &normed(sums), "[8, 64, 0]");
     cases += &row("matmul_all_reduce", "bf16", &normed(products), "[16, 64, 32]");
+    // Messages of a mixture of experts.
+    cases += &row("all_gather", "bf16", "list = [[\"i32\", 6], [\"f32\", 2]]", "[8, 64, 0]");
+    cases += &row("reduce_scatter", "bf16", "combine = 3", "[8, 64, 0]");
+    cases += &row("all_reduce", "f32", "combine = 3", "[8, 64, 0]");
+    cases += &row("all_reduce", "bf16", "combine = 3\nrms_norm = 1e-5", "[8, 64, 0]");
     let (out, lines, calls) = bench(Fake::with_libraries(), &cases);
     assert!(
         out.starts_with("2 ranks on 2 x a fake of HIP; RCCL 2.27.7; hipBLASLt 1.2.2\n"),
         "{out}"
     );
-    assert!(out.contains("14 shapes, 0 failed, 0 wrong"), "{out}");
+    assert!(out.contains("18 shapes, 0 failed, 0 wrong"), "{out}");
     assert_eq!(failed(&calls), [""; 0]);
-    // A window is opened and closed on each of two ranks for ten shapes.
+    // A window is opened and closed on each of two ranks for 13 shapes.
     let windows = ["ncclCommWindowRegister", "ncclCommWindowDeregister"];
-    assert_eq!(windows.map(|call| calls_of(&calls, call).len()), [20; 2]);
-    assert_eq!(lines.len(), 17);
+    assert_eq!(windows.map(|call| calls_of(&calls, call).len()), [26; 2]);
+    assert_eq!(lines.len(), 21);
     for line in &lines {
         let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
         assert!(
@@ -801,7 +806,10 @@ fn a_benchmark_that_was_cut_off_goes_on() {
 fn a_tuning_file_need_not_be_there_before() {
     let folder = tempfile::tempdir().unwrap();
     let [cases, file] = ["cases.toml", "tuned.toml"].map(|name| folder.path().join(name));
-    std::fs::write(&cases, "[[row]]\nop = \"all_to_all\"\nshapes = [[8, 64, 0]]\n").unwrap();
+    // No tuning rows are made for weighted parts, so the second row is left out.
+    let [plain, parts] = ["all_to_all\"", "all_reduce\"\ncombine = 3"]
+        .map(|op| format!("[[row]]\nop = \"{op}\nshapes = [[8, 64, 0]]\n"));
+    std::fs::write(&cases, plain + &parts).unwrap();
     let words = ["tune", "--backend", "hip", "--limit", "36000", "--cases"];
     let words = [&words[..], &[cases.to_str().unwrap()]].concat();
     let set = [("IRIS_TUNING", file.to_str().unwrap())];

@@ -5,7 +5,10 @@ use anyhow::{Result, ensure};
 use half::bf16;
 use iris_heap::{DType, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
-use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, NormArgs, Plan, Topology, matmul_all_reduce};
+use iris_ops::{
+    AllGather, AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, NormArgs, Plan,
+    ReduceScatter, Topology, all_gather, all_reduce, matmul_all_reduce, reduce_scatter,
+};
 
 use crate::calls::Captured;
 use crate::library::{Machine, Standin};
@@ -15,12 +18,15 @@ const HIDDEN: usize = 1024;
 const LAYERS: usize = 4;
 /// Number of tokens of a step, one for each sequence of the batch.
 const ROWS: usize = 8;
+/// Number of experts that the router of a mixture chooses for a token.
+const CHOSEN: usize = 4;
 
 /// Model reduced to the communication between ranks: row-parallel layers with residual and norm, a
-/// sum, all logits, and a token.
+/// sum, mixtures of experts, all logits, and a token.
 struct Model {
     comm: Comm,
     layer: MatmulAllReduce,
+    mixture: Mixture,
     x: SymSlice<bf16>,
     weight: SymSlice<bf16>,
     residual: SymSlice<bf16>,
@@ -30,13 +36,78 @@ struct Model {
     tokens: SymSlice<u32>,
 }
 
+/// Mixture of experts that are split over the ranks. Arrays have what belongs to this rank's tokens,
+/// then the same for all tokens.
+struct Mixture {
+    gather: AllGather,
+    own_sum: ReduceScatter,
+    sum: AllReduce,
+    own_rows: usize,
+    tokens: [SymSlice<bf16>; 2],
+    ids: [SymSlice<i32>; 2],
+    weights: [SymSlice<f32>; 2],
+    /// Results of this rank's part of the experts, for all tokens.
+    parts: SymSlice<bf16>,
+}
+
+impl Mixture {
+    fn plans(ranks: Topology) -> Result<[Plan; 3]> {
+        let gather = all_gather::Options::rows(ROWS, HIDDEN).dtype(DType::BF16);
+        let own_sum = reduce_scatter::Options::rows(ROWS, HIDDEN).dtype(DType::BF16);
+        let sum = all_reduce::Options::rows(ROWS, HIDDEN).dtype(DType::BF16);
+        Ok([
+            gather.and(DType::I32, CHOSEN).and(DType::F32, CHOSEN).plan(ranks)?,
+            own_sum.combine(CHOSEN).plan(ranks)?,
+            sum.combine(CHOSEN).rms_norm(1e-5).plan(ranks)?,
+        ])
+    }
+
+    /// Makes the operators. Collective.
+    fn new(heap: &std::sync::Arc<SymmetricHeap>, plans: &[Plan; 3]) -> Result<Mixture> {
+        let [gather, own_sum, sum] = plans;
+        Ok(Mixture {
+            own_rows: gather.rows_of(heap.rank(), ROWS).len(),
+            gather: AllGather::new(heap, gather)?,
+            own_sum: ReduceScatter::new(heap, own_sum)?,
+            sum: AllReduce::new(heap, sum)?,
+            tokens: [heap.alloc(ROWS * HIDDEN)?, heap.alloc(ROWS * HIDDEN)?],
+            ids: [heap.alloc(ROWS * CHOSEN)?, heap.alloc(ROWS * CHOSEN)?],
+            weights: [heap.alloc(ROWS * CHOSEN)?, heap.alloc(ROWS * CHOSEN)?],
+            parts: heap.alloc(ROWS * CHOSEN * HIDDEN)?,
+        })
+    }
+
+    /// Enqueues the exchanges of a mixture whose tokens are split over the ranks, and the sum of one
+    /// whose tokens are replicated.
+    fn run(&self, residual: MatRef, norm: NormArgs, stream: &Stream) -> Result<()> {
+        let m = [self.own_rows, ROWS];
+        let [own, all] = [0, 1].map(|at| {
+            let (ids, weights) = (self.ids[at], self.weights[at]);
+            let chosen = (MatRef::sym(ids, m[at], CHOSEN), MatRef::sym(weights, m[at], CHOSEN));
+            (MatRef::sym(self.tokens[at], m[at], HIDDEN), chosen.0, chosen.1)
+        });
+        let list = CollectiveArgs::new(own.0, all.0).and(own.1, all.1).and(own.2, all.2);
+        self.gather.run(&list, stream)?;
+        let parts = MatRef::sym(self.parts, ROWS, CHOSEN * HIDDEN);
+        self.own_sum.run(&CollectiveArgs::new(parts, own.0).weights(all.2).plus(own.0), stream)?;
+        let sum = CollectiveArgs::new(parts, residual).weights(all.2);
+        Ok(self.sum.run(&sum.norm(norm.residual(residual)), stream)?)
+    }
+}
+
 impl Model {
     /// Makes the operators of the model. Collective.
-    fn new(heap: &std::sync::Arc<SymmetricHeap>, stream: &Stream, plan: &Plan) -> Result<Model> {
+    fn new(
+        heap: &std::sync::Arc<SymmetricHeap>,
+        stream: &Stream,
+        plan: &Plan,
+        mixture: &[Plan; 3],
+    ) -> Result<Model> {
         let size = heap.size();
         Ok(Model {
             comm: Comm::in_heap(stream, heap, &Options::new().max_bytes(1 << 20))?,
             layer: MatmulAllReduce::new(heap, plan)?,
+            mixture: Mixture::new(heap, mixture)?,
             x: heap.alloc(ROWS * HIDDEN)?,
             weight: heap.alloc(HIDDEN * HIDDEN)?,
             residual: heap.alloc(ROWS * HIDDEN)?,
@@ -56,6 +127,7 @@ impl Model {
             let args = MatmulArgs::new(rows(self.x), weight, rows(self.residual));
             self.layer.run(&args.norm(norm.residual(rows(self.residual))), stream)?;
             self.comm.all_reduce_in_place(&mut self.x, &ReduceOp::Sum)?;
+            self.mixture.run(rows(self.residual), norm, stream)?;
             if layer == LAYERS / 2 {
                 between()?;
             }
@@ -74,7 +146,7 @@ fn waits(log: &str) -> Result<Vec<&str>> {
     let (Some((first, _)), Some((last, _))) = (first, last) else {
         anyhow::bail!("no launch: {log}")
     };
-    ensure!(launches().count() > 2 * LAYERS, "few launches: {log}");
+    ensure!(launches().count() > 5 * LAYERS, "few launches: {log}");
     Ok(lines[first..last].iter().copied().filter(|line| line.starts_with("HOST")).collect())
 }
 
@@ -82,15 +154,18 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     let standin = Standin::get(machine.backend());
     standin.rank(world.rank());
     let options = matmul_all_reduce::Options::new(ROWS, HIDDEN, HIDDEN).dtype(DType::BF16);
-    let plan = options.rms_norm(1e-5).plan(Topology::from(world).on(machine.backend()))?;
+    let ranks = Topology::from(world).on(machine.backend());
+    let plan = options.rms_norm(1e-5).plan(ranks)?;
+    let mixture = Mixture::plans(ranks)?;
+    let plans: Vec<_> = [&plan].into_iter().chain(&mixture).collect();
     let device = world.rank() % machine.devices;
     let heap = SymmetricHeap::open(
         world,
-        Plan::heap_options(&[&plan], iris_heap::Bytes::mib(64))?.device(device),
+        Plan::heap_options(&plans, iris_heap::Bytes::mib(64))?.device(device),
     )?;
     let captured = Captured::new(&heap, machine)?;
     let mut outcome = Ok(());
-    let mut model = captured.with(|stream| Model::new(&heap, stream, &plan))?;
+    let mut model = captured.with(|stream| Model::new(&heap, stream, &plan, &mixture))?;
     standin.log_waits(true);
     // Two steps are run: the first also prepares the GEMM algorithms of each problem; the second is
     // like all later steps of a server.

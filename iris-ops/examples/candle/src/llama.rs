@@ -1,19 +1,22 @@
-//! Llama model with grouped-query attention, rotary position embeddings and a KV cache.
+//! Llama model with grouped-query attention, rotary position embeddings, a KV cache, and a mixture of
+//! experts in all layers but the first.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use candle_core::{D, DType, Device, IndexOp, Tensor, safetensors};
-use iris_ops::comm::Comm;
+use candle_core::{DType, Device, IndexOp, Tensor, safetensors};
 use iris_ops::Plan;
+use iris_ops::comm::Comm;
 
 use crate::config::Config;
+use crate::functions::{norm, softmax};
+use crate::mixture::{Exchange, Mixture};
 use crate::parallel::{ColumnParallel, RowParallel, Shard};
 
 /// Writes the weights of a model, generated from a fixed seed, with Llama's tensor names and layout
-/// (N x K).
+/// (N x K; experts one after the other).
 pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut uniform = || {
@@ -24,29 +27,40 @@ pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
         (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1 << 24) as f32 - 0.5
     };
     let mut tensors = HashMap::new();
-    let mut add = |name: String, rows: usize, cols: usize| -> Result<()> {
-        let scale = 3.0 / (cols as f32).sqrt();
-        let values: Vec<f32> = (0..rows * cols).map(|_| uniform() * scale).collect();
-        tensors.insert(name, Tensor::from_vec(values, (rows, cols), &Device::Cpu)?);
+    let mut add = |name: String, shape: &[usize]| -> Result<()> {
+        let scale = 3.0 / (shape[shape.len() - 1] as f32).sqrt();
+        let count = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|_| uniform() * scale).collect();
+        tensors.insert(name, Tensor::from_vec(values, shape, &Device::Cpu)?);
         Ok(())
     };
-    let Config { vocabulary, hidden, kv_heads, feed_forward, .. } = *config;
+    let Config { vocabulary, hidden, kv_heads, feed_forward, experts, expert, .. } = *config;
     let kv = kv_heads * config.head();
-    add("embed_tokens".into(), vocabulary, hidden)?;
+    add("embed_tokens".into(), &[vocabulary, hidden])?;
     for layer in 0..config.layers {
-        for (name, rows, cols) in [
-            ("q_proj", hidden, hidden),
-            ("k_proj", kv, hidden),
-            ("v_proj", kv, hidden),
-            ("o_proj", hidden, hidden),
-            ("gate_proj", feed_forward, hidden),
-            ("up_proj", feed_forward, hidden),
-            ("down_proj", hidden, feed_forward),
-        ] {
-            add(format!("layers.{layer}.{name}"), rows, cols)?;
+        let attention = [
+            ("q_proj", &[hidden, hidden][..]),
+            ("k_proj", &[kv, hidden]),
+            ("v_proj", &[kv, hidden]),
+            ("o_proj", &[hidden, hidden]),
+        ];
+        let dense = [
+            ("gate_proj", &[feed_forward, hidden][..]),
+            ("up_proj", &[feed_forward, hidden]),
+            ("down_proj", &[hidden, feed_forward]),
+        ];
+        let mixture = [
+            ("router", &[experts, hidden][..]),
+            ("experts.gate_proj", &[experts, expert, hidden]),
+            ("experts.up_proj", &[experts, expert, hidden]),
+            ("experts.down_proj", &[experts, hidden, expert]),
+        ];
+        let feed_forward = if layer == 0 { &dense[..] } else { &mixture };
+        for (name, shape) in attention.iter().chain(feed_forward) {
+            add(format!("layers.{layer}.{name}"), shape)?;
         }
     }
-    add("lm_head".into(), vocabulary, hidden)?;
+    add("lm_head".into(), &[vocabulary, hidden])?;
     Ok(safetensors::save(&tensors, file)?)
 }
 
@@ -64,9 +78,12 @@ struct Attention {
 
 struct Layer {
     attention: Attention,
-    gate: ColumnParallel,
-    up: ColumnParallel,
-    down: RowParallel,
+    feed_forward: FeedForward,
+}
+
+enum FeedForward {
+    Dense { gate: ColumnParallel, up: ColumnParallel, down: RowParallel },
+    Mixture(Mixture),
 }
 
 /// Part of the model that one rank holds.
@@ -80,7 +97,8 @@ pub struct Llama {
 
 impl Llama {
     /// Reads this rank's part of the weights: collective. With `plans`, a row-parallel layer fuses
-    /// its GEMM and its sum in one operator.
+    /// its GEMM and its sum in one operator. Without `exchange`, which is for one rank, candle sums the
+    /// results of the experts.
     pub fn load(
         config: &Config,
         file: &Path,
@@ -88,6 +106,7 @@ impl Llama {
         shard: Shard,
         comm: &Arc<Comm>,
         plans: Option<&[Plan; 2]>,
+        exchange: Option<Arc<Exchange>>,
     ) -> Result<Self> {
         let tensors = safetensors::load(file, device)?;
         let get = |name: &str| tensors.get(name).cloned().with_context(|| name.to_string());
@@ -113,9 +132,15 @@ impl Llama {
                     group,
                     head,
                 },
-                gate: ColumnParallel::new(&get("gate_proj")?, &middle)?,
-                up: ColumnParallel::new(&get("up_proj")?, &middle)?,
-                down: down.layer(&get("down_proj")?, &middle)?,
+                feed_forward: if layer == 0 {
+                    FeedForward::Dense {
+                        gate: ColumnParallel::new(&get("gate_proj")?, &middle)?,
+                        up: ColumnParallel::new(&get("up_proj")?, &middle)?,
+                        down: down.layer(&get("down_proj")?, &middle)?,
+                    }
+                } else {
+                    FeedForward::Mixture(Mixture::new(get, config, shard, exchange.clone())?)
+                },
             })
         });
         Ok(Self {
@@ -137,8 +162,13 @@ impl Llama {
         for layer in &mut self.layers {
             x = (&x + layer.attention.forward(&norm(&x)?, self.seen)?)?;
             let y = norm(&x)?;
-            let gate = layer.gate.forward(&y)?.silu()?;
-            x = (&x + layer.down.forward(&(gate * layer.up.forward(&y)?)?)?)?;
+            x = match &layer.feed_forward {
+                FeedForward::Dense { gate, up, down } => {
+                    let gate = gate.forward(&y)?.silu()?;
+                    (&x + down.forward(&(gate * up.forward(&y)?)?)?)?
+                }
+                FeedForward::Mixture(mixture) => mixture.forward(&y, &x)?,
+            };
         }
         self.seen += tokens.elem_count();
         let last = norm(&x.i(x.dim(0)? - 1..)?)?;
@@ -179,17 +209,6 @@ impl Attention {
 /// Range of elements that the items `range` occupy, if each item has `by` elements.
 fn scaled(range: &std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
     range.start * by..range.end * by
-}
-
-/// RMSNorm with all weights equal to one.
-fn norm(x: &Tensor) -> Result<Tensor> {
-    let mean = (x.sqr()?.sum_keepdim(D::Minus1)? / x.dim(D::Minus1)? as f64)?;
-    Ok(x.broadcast_div(&(mean + 1e-5)?.sqrt()?)?)
-}
-
-fn softmax(x: &Tensor) -> Result<Tensor> {
-    let x = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
-    Ok(x.broadcast_div(&x.sum_keepdim(D::Minus1)?)?)
 }
 
 /// Attention mask: 0 in the columns to which row i (token `seen + i`) may attend, which are the

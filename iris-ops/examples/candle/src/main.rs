@@ -4,15 +4,18 @@
 //! ```text
 //! iris-candle check                    # makes weights, runs one rank and several in every way, compares tokens
 //! iris-candle weights FILE             # weights from a fixed seed
-//! iris-candle run FILE [--threads N] [--fused] [--cuda]
+//! iris-candle run FILE [--threads N] [--fused] [--split-tokens] [--cuda]
 //! ```
 //!
 //! `run` without `--threads` is one rank among the processes of a launcher: mpirun, or a launcher
 //! that sets `RANK` and `WORLD_SIZE` in the environment.
 
+mod call;
 mod check;
 mod config;
+mod functions;
 mod llama;
+mod mixture;
 mod parallel;
 #[cfg(feature = "cuda")]
 #[allow(dead_code, reason = "compared with what it was over NCCL, and compiled")]
@@ -20,15 +23,17 @@ mod parallel;
 mod swap;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use candle_core::{Device, Tensor};
 use iris_heap::{BackendKind, World};
-use iris_ops::comm::{Comm, OnStream, Options};
 use iris_ops::Topology;
+use iris_ops::comm::{Comm, OnStream, Options};
 
 use config::Config;
 use llama::Llama;
+use mixture::Exchange;
 use parallel::{RowParallel, Shard};
 
 /// Token numbers of the prompt.
@@ -42,6 +47,10 @@ const NEW_TOKENS: usize = 24;
 struct Ways {
     /// Whether row-parallel layers use one operator that fuses the GEMM with the sum over ranks.
     fused: bool,
+    /// Whether each rank routes its own rows of the tokens in a mixture of experts.
+    split_tokens: bool,
+    /// Whether candle alone sums the results of experts, for one rank: the reference of the check.
+    candle_alone: bool,
     cuda: bool,
 }
 
@@ -52,7 +61,9 @@ fn main() -> Result<()> {
         ["check"] => check::run(),
         ["weights", file] => llama::make_weights(&Config::small(), Path::new(file)),
         ["run", file, ref options @ ..] => run(PathBuf::from(file), options),
-        _ => bail!("expected check, weights FILE, or run FILE [--threads N] [--fused] [--cuda]"),
+        _ => bail!(
+            "expected check, weights FILE, or run FILE [--threads N] [--fused] [--split-tokens] [--cuda]"
+        ),
     }
 }
 
@@ -65,6 +76,7 @@ fn run(file: PathBuf, options: &[&str]) -> Result<()> {
     while let Some(&option) = rest.next() {
         match option {
             "--fused" => ways.fused = true,
+            "--split-tokens" => ways.split_tokens = true,
             "--cuda" => ways.cuda = true,
             "--threads" => {
                 let number = rest.next().context("--threads without a number")?;
@@ -101,13 +113,18 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     // Each rank has a part of the heads and of the feed-forward columns; the parts may differ in
     // size.
     let shard = Shard { rank: world.rank(), size: world.size() };
-    let ranks = Topology::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
-    // Planning is local. Fused row-parallel layers need room in the heap in addition to the
-    // communicator.
+    let ranks =
+        Topology::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
+    // Planning is local. Operators need room in the heap in addition to the communicator.
     let plans = RowParallel::plans(&config, PROMPT.len(), shard, ranks)?;
-    let sizes = Options::new().max_bytes(1 << 16).operators(&plans.each_ref());
-    let comm = std::sync::Arc::new(Comm::from_world(stream, world, &sizes)?);
-    let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
+    let experts = Exchange::plans(&config, PROMPT.len(), ranks)?;
+    let operators: Vec<_> = plans.iter().chain(&experts).collect();
+    let sizes = Options::new().max_bytes(1 << 16).operators(&operators);
+    let comm = Arc::new(Comm::from_world(stream, world, &sizes)?);
+    let exchange = || Exchange::new(&comm, shard, &experts, ways.split_tokens);
+    let exchange = (!ways.candle_alone).then(exchange).transpose()?.map(Arc::new);
+    let plans = ways.fused.then_some(&plans);
+    let mut llama = Llama::load(&config, file, &device, shard, &comm, plans, exchange)?;
     let mut tokens = PROMPT.to_vec();
     for _ in 0..NEW_TOKENS {
         // The first step processes the whole prompt, each later step only the new token, because

@@ -28,6 +28,7 @@ use crate::problem::{TimedVariant, known_variant};
 use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
+use message::Message;
 use print::{is_wrong, line, print_line};
 use rank::{Rank, all_shapes};
 
@@ -36,8 +37,10 @@ pub(crate) use vendor::{NO_MULTICAST, Vendors};
 
 mod baseline;
 mod bench_device;
+mod called;
 mod driver_loop;
 mod matrix_contents;
+mod message;
 mod norm;
 mod plans;
 mod print;
@@ -73,6 +76,12 @@ struct Row {
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
+    /// Further tensors that an all_gather gathers in the same message: element type and number of
+    /// columns of each.
+    #[serde(default)]
+    list: Vec<(DType, usize)>,
+    /// Number of weighted parts of each row of an all_reduce or reduce_scatter.
+    combine: Option<usize>,
     /// Number of layers in a decoder step. If set, graphs of `layers` calls, and of half as many,
     /// are timed as well, to find the cost of one more layer.
     layers: Option<usize>,
@@ -104,6 +113,8 @@ pub(crate) struct Shape {
     choices: Vec<TimedVariant>,
     /// Options of the op's plan, except variant and tile, which each choice sets.
     pub(crate) options: OpOptions,
+    /// Input of the calls.
+    message: Message,
     beside: Beside,
     /// Number of layers of a decoder step that is timed in addition to the op; `None` for no step.
     layers: Option<usize>,
@@ -310,17 +321,18 @@ pub(crate) fn read(
         }
         let able = op.variants_on(device);
         let mut variants = Vec::new();
-        for name in row.variants {
-            match known_variant("variant", op, &name)? {
+        for name in &row.variants {
+            match known_variant("variant", op, name)? {
                 Some(variant) if !able.contains(&variant) => {
                     note!("{op} {name} is left out: {device} has no kernels for it");
                 }
-                _ => variants.push(name),
+                _ => variants.push(name.clone()),
             }
         }
         if variants.is_empty() {
             continue;
         }
+        let message = Message::new(&row, op)?;
         for [m, n, k] in row.shapes {
             // Options of the plan; `uniform_shape` is set because all ranks have the same M, N and
             // K in the benchmark.
@@ -339,6 +351,7 @@ pub(crate) fn read(
                 op,
                 choices,
                 options,
+                message: message.clone(),
                 beside,
                 layers,
                 larger_plan,
@@ -408,6 +421,9 @@ mod tests {
         let norms = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/norm.toml");
         let norms = read(BackendKind::Cuda, Some(Path::new(norms)), None).unwrap();
         assert!(norms.iter().all(|shape| shape.options.rms_norm.is_some()));
+        let experts = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/experts.toml");
+        let experts = read(BackendKind::Cuda, Some(Path::new(experts)), None).unwrap();
+        assert!(experts.iter().all(|shape| shape.message != Message::Plain));
         let steps = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/decode.toml");
         let steps = read(BackendKind::Cuda, Some(Path::new(steps)), None).unwrap();
         let bytes = |shape: &Shape| shape.options.m * shape.options.n * shape.options.dtype.size();
@@ -415,8 +431,8 @@ mod tests {
         assert!(steps.iter().all(|shape| shape.layers == Some(80) && shape.op == Op::AllReduce));
         let large = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/large.toml");
         let large = read(BackendKind::Cuda, Some(Path::new(large)), None).unwrap();
-        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&steps).chain(&large)
-        {
+        let more = more.iter().chain(&norms).chain(&experts).chain(&steps).chain(&large);
+        for shape in cuda.iter().chain(&hip).chain(more) {
             shape.choices.iter().for_each(|choice| {
                 shape.plan(choice, Topology::new(0, 4)).unwrap();
             });

@@ -4,8 +4,8 @@
 use anyhow::Result;
 use iris_heap::Stream;
 use iris_kernels::rtc::KernelSource;
-use iris_testkit::suite::{AnyOp, Operands};
 
+use super::called::Called;
 use super::row_kernel::RowKernel;
 
 /// Source of the kernel `add_norm`, which adds the residual to rows of C and normalises them.
@@ -15,15 +15,14 @@ pub(super) const SOURCE: KernelSource<'_> =
 /// Two-step baseline: the op without its RMSNorm, then a kernel that adds the residual and
 /// normalises.
 pub(super) struct Apart {
-    pub(super) op: AnyOp,
-    /// Operands of the op without its RMSNorm; the kernel then normalises their C.
-    pub(super) operands: Operands,
+    /// Op without its RMSNorm; the kernel normalises the C of its calls.
+    pub(super) op: Called,
     pub(super) kernel: RowKernel,
 }
 
 impl Apart {
     pub(super) fn run(&self, stream: &Stream) -> Result<()> {
-        self.op.run(&self.operands, stream)?;
+        self.op.run(stream)?;
         self.kernel.run(stream)
     }
 }

@@ -37,7 +37,7 @@ impl Plans {
         let OpRequest { m, n, k, dtype, rms_norm, .. } = *shape.options;
         let mut plain = shape.options.clone();
         plain.rms_norm = None;
-        let apart = || suite::plan(shape.op, "auto", ranks, &plain);
+        let apart = || shape.message.plan(shape.op, "auto", ranks, &plain);
         let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
             let steps = shape.layers.is_some();

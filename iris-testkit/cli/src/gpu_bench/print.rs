@@ -33,7 +33,10 @@ pub(super) fn print_line(value: &Value) -> Result<()> {
     let columns = if value["columns"].is_boolean() { " c" } else { normed };
     let other = value["dtype"].as_str().filter(|&dtype| dtype != "bf16");
     let other = other.map(|dtype| format!(" {dtype}")).unwrap_or_default();
-    let shape = format!("{} x {} x {}{columns}{other}", value["m"], value["n"], value["k"]);
+    let parts = value["combine"].as_u64().map(|parts| format!(" {parts} parts"));
+    let message = if value["list"].is_array() { " list" } else { &parts.unwrap_or_default() };
+    let [m, n, k] = ["m", "n", "k"].map(|name| &value[name]);
+    let shape = format!("{m} x {n} x {k}{message}{columns}{other}");
     let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
     let tile = &value["tile"];
     let tile = format!("{}x{}{}", tile[0], tile[1], groups.unwrap_or_default());

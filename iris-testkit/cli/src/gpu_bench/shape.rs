@@ -6,18 +6,20 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use bytemuck::Zeroable;
-use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
+use iris_heap::{DType, HeapOptions, SymSlice, SymmetricHeap, random_unit};
 use iris_kernels::args::OpArgs;
-use iris_ops::{NormArgs, OpRequest, Plan, Shard, TileShape, Topology};
-use iris_testkit::matrix::matrix;
+use iris_ops::{CollectiveArgs, MatRef, NormArgs, OpRequest, Plan, Shard, TileShape, Topology};
+use iris_testkit::matrix::{bytes, matrix, values};
 use iris_testkit::oracle::{Meaning, Rows};
 use iris_testkit::rank_setup::{Rig, Room};
-use iris_testkit::suite::{self, AnyOp, Case, Op, Operands};
+use iris_testkit::suite::{Case, Op, Operands};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::baseline::{Baseline, Buffers};
+use super::called::{Arguments, Called};
 use super::matrix_contents::{Noise, Sampled, relative};
+use super::message::{self, Message};
 use super::norm::{self, Apart};
 use super::plans::Plans;
 use super::row_kernel::{self, RowKernel};
@@ -34,7 +36,7 @@ impl Shape {
     pub(super) fn plan(&self, choice: &TimedVariant, ranks: Topology) -> Result<Plan> {
         let mut options = self.options.clone();
         options.tile = choice.tile.map(|[m, n]| TileShape { m, n });
-        suite::plan(self.op, &choice.variant, ranks, &options)
+        self.message.plan(self.op, &choice.variant, ranks, &options)
     }
 
     /// Fields of a result line that say what was measured: the call that `choice` asks for. A field
@@ -46,23 +48,33 @@ impl Shape {
         let layers = self.layers.filter(|_| is_first);
         let larger_plan = self.larger_plan.filter(|_| is_first);
         let batch_invariant = (self.batch_invariant && is_first).then_some(true);
+        let (list, combine) = match &self.message {
+            Message::Plain => (None, None),
+            Message::List(list) => (Some(list), None),
+            Message::Parts(parts) => (None, Some(parts)),
+        };
         json!({
             "op": self.op.name(), "asked": choice.variant, "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "columns": (shard == Shard::Columns).then_some(true),
             "workgroups": workgroups, "rms_norm": rms_norm, "layers": layers,
             "larger_plan": larger_plan, "batch_invariant": batch_invariant,
+            "list": list, "combine": combine,
         })
     }
 }
 
 /// Shapes (rows, columns) of A, B and C on a rank.
 fn shapes(shape: &Shape, ranks: Topology) -> [(usize, usize); 3] {
-    Case::new(shape.op, "auto", shape.options.clone()).shapes(ranks, shape.options.m)
+    let case = Case::new(shape.op, "auto", shape.options.clone());
+    let [a, b, c] = case.shapes(ranks, shape.options.m);
+    let columns = shape.message.columns(&shape.options, [a.1, c.1]);
+    [(a.0, columns[0]), b, (c.0, columns[1])]
 }
 
 /// Matrices: A, B, C of the ops, C of the libraries, and the intermediate matrix that libraries
 /// gather or scatter. With an RMSNorm the sum goes to the intermediate matrix, and the normalised
-/// rows go to the C of the op or of the baseline.
+/// rows go to the C of the op or of the baseline. The intermediate matrix of weighted parts without an
+/// RMSNorm has the combined rows, which the libraries sum.
 struct Matrices {
     heap: Arc<SymmetricHeap>,
     a: SymSlice<u8>,
@@ -73,6 +85,8 @@ struct Matrices {
     workspace: SymSlice<u8>,
     residual: SymSlice<u8>,
     weight: SymSlice<u8>,
+    /// Weights of the parts, M x number of parts, f32.
+    part_weights: SymSlice<f32>,
 }
 
 impl Matrices {
@@ -80,6 +94,7 @@ impl Matrices {
     fn new(rank: &Rank<'_>, shape: &Shape, plans: &Plans) -> Result<Matrices> {
         let OpRequest { m, n, k, dtype, .. } = *shape.options;
         let size = rank.world.size();
+        let parts = if let Message::Parts(parts) = shape.message { parts } else { 0 };
         let mut most = [0; 3];
         for rank in 0..size {
             for (most, (rows, cols)) in
@@ -91,12 +106,13 @@ impl Matrices {
         let between = match shape.op {
             Op::AllGatherMatmul => m * k,
             Op::MatmulReduceScatter => m * n,
-            _ if plans.apart.is_some() => m * n,
+            _ if plans.apart.is_some() || parts > 0 => m * n,
             _ => 0,
         };
         let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
         let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
-        let Room { data, signal } = plans.room().matrices(dtype, elements);
+        let room = plans.room().matrices(DType::F32, [m * parts]);
+        let Room { data, signal } = room.matrices(dtype, elements);
         // Plans of different ranks may need different amounts of memory, but all ranks must open
         // heaps of the same size.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
@@ -109,6 +125,7 @@ impl Matrices {
         let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
         let workspace = heap.alloc::<u8>(Multiplier::WORKSPACE)?;
         let (residual, weight) = (alloc(5)?, alloc(6)?);
+        let part_weights = heap.alloc::<f32>((m * parts).max(1))?;
         for (seed, slice) in [(1, a), (2, b), (3, between)] {
             Noise::new(dtype, seed, rank.world.rank())?.fill(&heap, slice)?;
         }
@@ -116,34 +133,57 @@ impl Matrices {
         for (seed, slice) in [(4, residual), (5, weight)] {
             Noise::new(dtype, seed, 0)?.fill(&heap, slice)?;
         }
-        Ok(Matrices { heap, a, b, c, other_c, between, workspace, residual, weight })
+        let drawn = |at| random_unit(6, rank.world.rank(), at) as f32;
+        let factors: Vec<f32> = (0..part_weights.len()).map(drawn).collect();
+        heap.write(part_weights, &factors)?;
+        if parts > 0 && plans.apart.is_none() {
+            let rows = message::combined(&values(dtype, &heap.read(a)?)?, &factors, (parts, n));
+            let rows = bytes(dtype, rows.into_iter())?;
+            heap.write(between.slice(..rows.len())?, &rows)?;
+        }
+        Ok(Matrices { heap, a, b, c, other_c, between, workspace, residual, weight, part_weights })
     }
 
-    fn operands(&self, shape: &Shape, ranks: Topology) -> Result<Operands> {
-        let (dtype, [a, b, c]) = (shape.options.dtype, shapes(shape, ranks));
+    /// Matrices of a call of the op, with those of its RMSNorm if `normed`.
+    fn arguments(&self, shape: &Shape, ranks: Topology, normed: bool) -> Result<Arguments> {
+        let OpRequest { m, n, dtype, rms_norm, .. } = *shape.options;
+        let [a, b, c] = shapes(shape, ranks);
         let matrix = |slice, shape| matrix(slice, dtype, shape);
-        let (a, b) = (matrix(self.a, a)?, matrix(self.b, b)?);
-        if shape.options.rms_norm.is_none() {
-            return Ok(Operands::new(a, b, matrix(self.c, c)?));
-        }
-        let norm = NormArgs::new(matrix(self.weight, (1, c.1))?, matrix(self.c, c)?);
-        let norm = Some(norm.residual(matrix(self.residual, c)?));
-        Ok(Operands::new(a, b, matrix(self.between, c)?).norm(norm))
+        let (c, norm) = match rms_norm {
+            None => (matrix(self.c, c)?, None),
+            Some(_) => {
+                let norm = NormArgs::new(matrix(self.weight, (1, c.1))?, matrix(self.c, c)?);
+                (matrix(self.between, c)?, Some(norm.residual(matrix(self.residual, c)?)))
+            }
+        };
+        let norm = norm.filter(|_| normed);
+        let mut collective = match &shape.message {
+            Message::Plain => {
+                let operands = Operands::new(matrix(self.a, a)?, matrix(self.b, b)?, c);
+                return Ok(Arguments::Any(operands.norm(norm)));
+            }
+            Message::List(list) => message::gather([self.a, self.c], [a.0, m], (dtype, n), list)?,
+            Message::Parts(parts) => {
+                let weights = MatRef::sym(self.part_weights, m, *parts);
+                CollectiveArgs::new(matrix(self.a, a)?, c).weights(weights)
+            }
+        };
+        collective.norm = norm;
+        Ok(Arguments::Collective(collective))
     }
 
     /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without the
     /// RMSNorm.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Topology) -> Result<Apart> {
         let OpRequest { m, n, dtype, rms_norm, .. } = *shape.options;
-        let op = AnyOp::new(&self.heap, plan)?;
-        let operands = self.operands(shape, ranks)?.norm(None);
+        let op = Called::new(&self.heap, plan, &self.arguments(shape, ranks, false)?)?;
         let matrix = |slice, rows| row_kernel::matrix(&self.heap, slice, dtype, (rows, n));
         let (c, residual) = (matrix(self.between, m)?, matrix(self.residual, m)?);
         let (weight, normed) = (matrix(self.weight, 1)?, matrix(self.other_c, m)?);
         let (m, n, epsilon) = (m as u32, n as u32, rms_norm.unwrap_or_default());
         let args = OpArgs { m, n, epsilon, a: c, c, residual, weight, normed, ..OpArgs::zeroed() };
         let kernel = RowKernel::new(&self.heap, norm::SOURCE, "add_norm", args)?;
-        Ok(Apart { op, operands, kernel })
+        Ok(Apart { op, kernel })
     }
 
     /// Data that this rank must send in a call, as a block of memory, and the ranks that receive
@@ -151,6 +191,7 @@ impl Matrices {
     /// a pipeline in which each rank sends to the next one.
     fn crossing(&self, shape: &Shape, of: Topology) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpRequest { m, n, k, dtype, .. } = *shape.options;
+        let [_, n] = shape.message.columns(&shape.options, [n; 2]);
         let part = |elements: usize| elements / of.size;
         let others: Vec<usize> = (1..of.size).map(|by| (of.rank + by) % of.size).collect();
         let meaning = Meaning::of(shape.op);
@@ -201,16 +242,21 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
 
     // Sides in this order: the ops, the ops of the other plans, this rank's GEMM by the kernel of iris, then the libraries.
     let mut sides = Vec::new();
-    let operands = matrices.operands(shape, ranks)?;
+    let arguments = matrices.arguments(shape, ranks, true)?;
     for plan in &plans.variants {
-        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
+        sides.push(Side::op(Called::new(heap, plan, &arguments)?));
     }
     let variants = sides.len();
     for (_, plan) in &plans.others {
-        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
+        sides.push(Side::op(Called::new(heap, plan, &arguments)?));
     }
     let ops = sides.len();
-    let slices = [matrices.a, matrices.b, matrices.other_c, matrices.between, matrices.workspace];
+    // Libraries sum the rows that the host has combined.
+    let a = match shape.message {
+        Message::Parts(_) if plans.apart.is_none() => matrices.between,
+        _ => matrices.a,
+    };
+    let slices = [a, matrices.b, matrices.other_c, matrices.between, matrices.workspace];
     let buffers = Buffers::new(heap, slices)?;
     let nccl = rank.nccl.as_ref().map_err(String::clone);
     let blas = rank.blas.as_ref().map_err(String::clone);
@@ -219,7 +265,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     if let Some((dimensions, plan)) = &plans.alone {
         let operands = matrices.operands_alone(shape, *dimensions)?;
         own = Some(sides.len());
-        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
+        sides.push(Side::op(Called::new(heap, plan, &Arguments::Any(operands))?));
         if let Ok(blas) = blas {
             let gathered = shape.op == Op::AllGatherMatmul;
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
@@ -231,9 +277,11 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             }
         }
     }
+    let mut theirs = shape.options.clone();
+    [_, theirs.n] = shape.message.columns(&shape.options, [theirs.n; 2]);
     let libraries = |nccl| {
         let with = (nccl, blas.clone());
-        rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
+        rank.home.current(|| Baseline::new(shape.op, &theirs, ranks, with, &buffers))
     };
     // A side for the libraries is added if they are present. If both libraries are missing, a
     // message before the first shape has already said so.
@@ -277,7 +325,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         Some(layers) => {
             let library =
                 if base.is_some() && plans.apart.is_none() { libraries(nccl).ok() } else { None };
-            let op = (AnyOp::new(heap, &plans.variants[0])?, operands);
+            let op = Called::new(heap, &plans.variants[0], &arguments)?;
             let OpRequest { m, n, .. } = *shape.options;
             let c = row_kernel::matrix(heap, matrices.c, dtype, (m, n))?;
             let args = OpArgs { m: m as u32, n: n as u32, c, ..OpArgs::zeroed() };
@@ -414,7 +462,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
 fn add_steps<'a>(
     sides: &mut Vec<Side<'a>>,
     layers: usize,
-    op: (AnyOp, Operands),
+    op: Called,
     library: Option<Baseline<'a>>,
     between: RowKernel,
 ) -> Steps {

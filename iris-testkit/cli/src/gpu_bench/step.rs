@@ -6,9 +6,9 @@ use std::rc::Rc;
 use anyhow::Result;
 use iris_heap::Stream;
 use iris_kernels::rtc::KernelSource;
-use iris_testkit::suite::{AnyOp, Operands};
 
 use super::baseline::Baseline;
+use super::called::Called;
 use super::row_kernel::RowKernel;
 
 /// Source of the kernel `touch`, which runs between two all-reduces of a step, in place of a layer's
@@ -18,7 +18,7 @@ pub(super) const SOURCE: KernelSource<'_> =
 
 /// Implementation of the all-reduce of a layer.
 pub(super) enum Sum<'a> {
-    Op(Rc<(AnyOp, Operands)>),
+    Op(Rc<Called>),
     Library(Rc<Baseline<'a>>),
     /// No all-reduce: the step has only the kernels between, whose time is then subtracted.
     None,
@@ -34,7 +34,7 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     pub(super) fn name(&self) -> String {
         let sum = match &self.sum {
-            Sum::Op(called) => format!("{:?}", called.0),
+            Sum::Op(called) => called.name(),
             Sum::Library(_) => "a library's sum".into(),
             Sum::None => "no sum".into(),
         };
@@ -53,7 +53,7 @@ impl Step<'_> {
                 between.run(stream)?;
             }
             match &self.sum {
-                Sum::Op(called) => called.0.run(&called.1, stream)?,
+                Sum::Op(called) => called.run(stream)?,
                 Sum::Library(baseline) => library(baseline)?,
                 Sum::None => {}
             }
@@ -64,9 +64,7 @@ impl Step<'_> {
     /// Frees the operator of the step. Collective.
     pub(super) fn free(self) -> Result<()> {
         match self.sum {
-            Sum::Op(called) => {
-                Rc::into_inner(called).map_or(Ok(()), |called| Ok(called.0.free()?))
-            }
+            Sum::Op(called) => Rc::into_inner(called).map_or(Ok(()), Called::free),
             Sum::Library(_) | Sum::None => Ok(()),
         }
     }

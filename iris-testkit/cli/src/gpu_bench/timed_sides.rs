@@ -9,12 +9,12 @@ use cudarc::driver::{CudaGraph, sys};
 use iris_heap::{Stream, SymSlice, SymmetricHeap};
 use iris_kernels::vendor::Communicator;
 use iris_testkit::note;
-use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
 use super::baseline::{Baseline, Buffers};
 use super::bench_device::Events;
+use super::called::Called;
 use super::driver_loop::Bare;
 use super::norm::Apart;
 use super::step::Step;
@@ -49,7 +49,7 @@ const MOST: Duration = Duration::from_secs(60);
 
 /// Work that one side of a measurement repeats in each of its calls.
 pub(super) enum Work<'a> {
-    Op(Box<(AnyOp, Operands)>),
+    Op(Box<Called>),
     /// Op, followed by a separate RMSNorm kernel.
     Apart(Box<Apart>),
     /// Library calls, and their name in messages.
@@ -89,8 +89,8 @@ pub(super) struct Times {
 }
 
 impl<'a> Side<'a> {
-    pub(super) fn op(op: AnyOp, operands: Operands) -> Self {
-        Self::of(Work::Op(Box::new((op, operands))))
+    pub(super) fn op(called: Called) -> Self {
+        Self::of(Work::Op(Box::new(called)))
     }
 
     pub(super) fn libraries(baseline: Baseline<'a>, name: &'static str) -> Self {
@@ -107,8 +107,8 @@ impl<'a> Side<'a> {
 
     fn name(&self) -> String {
         match &self.work {
-            Work::Op(called) => format!("{:?}", called.0),
-            Work::Apart(apart) => format!("{:?}, and its norm", apart.op),
+            Work::Op(called) => called.name(),
+            Work::Apart(apart) => format!("{}, and its norm", apart.op.name()),
             Work::Libraries(_, name) => (*name).into(),
             Work::Step(step) => step.name(),
             Work::Copies { .. } => "copies by engines".into(),
@@ -120,7 +120,7 @@ impl<'a> Side<'a> {
     pub(super) fn free(self) -> Result<()> {
         drop((self.bare, self.graph));
         match self.work {
-            Work::Op(called) => called.0.free()?,
+            Work::Op(called) => called.free()?,
             Work::Apart(apart) => apart.op.free()?,
             Work::Step(step) => step.free()?,
             Work::Libraries(..) | Work::Copies { .. } => {}
@@ -160,7 +160,7 @@ impl<'a> Clock<'a> {
     fn enqueue(&self, side: &mut Side<'_>, calls: usize) -> Result<()> {
         for _ in 0..calls {
             match &mut side.work {
-                Work::Op(called) => called.0.run(&called.1, &self.stream)?,
+                Work::Op(called) => called.run(&self.stream)?,
                 Work::Apart(apart) => apart.run(&self.stream)?,
                 Work::Step(step) => {
                     let library = |it: &Baseline<'_>| self.rank.home.current(|| it.run(self.raw));
@@ -262,7 +262,7 @@ impl<'a> Clock<'a> {
             self.rank.world.barrier()?;
             for _ in 0..calls {
                 let begun = Instant::now();
-                called.0.run(&called.1, &self.stream)?;
+                called.run(&self.stream)?;
                 side.times.run.push(begun.elapsed().as_secs_f64() * 1e6);
             }
             self.stream.sync()?;

@@ -13,7 +13,7 @@ use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
-use super::{Beside, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
+use super::{Beside, Message, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
 use crate::bench::origin::provenance;
 use crate::job::Place;
 use crate::problem::TimedVariant;
@@ -42,8 +42,9 @@ pub(crate) fn tune(
         shape.beside = Beside::First;
         (shape.larger_plan, shape.batch_invariant) = (None, false);
     }
-    // A shape with only one choice is not timed, because there is nothing to choose.
-    shapes.retain(|shape| shape.choices.len() > 1);
+    // A shape with only one choice is not timed, because there is nothing to choose; tuning rows are
+    // not for lists and weighted parts.
+    shapes.retain(|shape| shape.choices.len() > 1 && shape.message == Message::Plain);
     watch(options.limit)?;
     let vendors = Vendors::load(kind);
     let (faster, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -87,6 +88,7 @@ pub(crate) fn timed(
             op: *op,
             choices,
             options,
+            message: Message::Plain,
             beside: Beside::First,
             layers: None,
             larger_plan: None,

@@ -44,4 +44,15 @@ pub(crate) struct Line {
     pub(crate) torch_us: Option<f64>,
     /// Epsilon of an RMSNorm, for which the baseline is not a library.
     pub(crate) rms_norm: Option<f64>,
+    /// Further tensors of a gather of a list: element type and number of columns of each.
+    pub(crate) list: Option<Vec<(String, usize)>>,
+    /// Number of weighted parts of each row of a sum.
+    pub(crate) combine: Option<usize>,
+}
+
+impl Line {
+    /// Whether the call sends a list of tensors or weighted parts, and not one matrix.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.list.is_some() || self.combine.is_some()
+    }
 }

@@ -118,10 +118,10 @@ pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
 }
 
 /// Line of an operator with a library baseline; `None` for other lines, and for lines with an
-/// RMSNorm.
+/// RMSNorm, a list of tensors or weighted parts.
 fn line_of(value: serde_json::Value) -> Option<Line> {
     let line: Option<Line> = serde_json::from_value(value).ok();
-    line.filter(|line| line.rms_norm.is_none())
+    line.filter(|line| line.rms_norm.is_none() && !line.has_parts())
 }
 
 fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
@@ -304,7 +304,9 @@ mod tests {
     fn what_is_beside_no_library_is_left_out() {
         let plain = r#"{"op": "all_reduce", "variant": "ll", "m": 1, "n": 8, "k": 0, "ranks": 2, "us": 5.0}"#;
         let normed = plain.replace("2,", "2, \"rms_norm\": 1e-5,");
-        let lines = parse(&format!("{plain}\n{normed}")).unwrap();
+        let list = plain.replace("2,", "2, \"list\": [[\"i32\", 8]],");
+        let parts = plain.replace("2,", "2, \"combine\": 8,");
+        let lines = parse(&[plain, &normed, &list, &parts].join("\n")).unwrap();
         assert_eq!(lines.len(), 1);
         assert!(lines[0].rms_norm.is_none());
     }

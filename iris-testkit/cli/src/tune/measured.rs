@@ -42,8 +42,12 @@ pub(crate) fn of_line(line: serde_json::Value, ranks: Topology) -> Option<Measur
     measured(serde_json::from_value(line).ok()?, ranks.untuned())
 }
 
-/// Plans the call of the line `row`; `None` if its variant no longer exists.
+/// Plans the call of the line `row`; `None` if its variant no longer exists, and for lists of tensors and
+/// weighted parts, whose predicted times leave out what the parts cost.
 pub(super) fn measured(row: Line, ranks: Topology) -> Option<Measured> {
+    if row.has_parts() {
+        return None;
+    }
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
     let columns = row.columns;
     let mut options =
@@ -65,4 +69,27 @@ pub(super) fn measured(row: Line, ranks: Topology) -> Option<Measured> {
         spread: high / low,
         plan,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::BackendKind;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lists_and_weighted_parts_tell_nothing_of_a_plain_message() {
+        let line = |name: &str, value: serde_json::Value| {
+            let mut line = json!({
+                "op": "all_gather", "variant": "ll", "dtype": "bf16", "m": 8, "n": 64, "k": 0,
+                "ranks": 2, "us": 5.0,
+            });
+            line[name] = value;
+            of_line(line, Topology::new(0, 2).on(BackendKind::Cuda))
+        };
+        assert!(line("asked", json!("auto")).is_some());
+        assert!(line("list", json!([["i32", 8]])).is_none());
+        assert!(line("combine", json!(8)).is_none());
+    }
 }

@@ -185,6 +185,30 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
     }
 }
 
+#[test]
+fn messages_of_experts_are_timed_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cases, lines] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
+    let ratio = |kind: &str, ranks: usize, more: &str| {
+        format!(
+            "[[ratio]]\nname = \"{kind}\"\nkind = \"{kind}\"\nm = 5\nn = 12\nk = 3\nranks = {ranks}\n\
+             threads = 1\nrepetitions = 2\nat_most = 1e9\n{more}\n"
+        )
+    };
+    std::fs::write(&cases, ratio("list", 2, "") + &ratio("combine", 3, "")).unwrap();
+    let [cases_, lines_] = [&cases, &lines].map(|path| path.to_str().unwrap());
+    let out = good(&["bench", "--cases", cases_, "--json", lines_]);
+    for line in std::fs::read_to_string(&lines).unwrap().lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let times = ["time_us", "base_us", "value"].map(|name| line[name].as_f64().unwrap());
+        assert!(times.iter().all(|&time| time > 0.0) && line["ok"] == true, "{line}");
+    }
+    assert_eq!(out.lines().filter(|line| line.ends_with("ok ")).count(), 2, "{out}");
+    std::fs::write(&cases, ratio("list", 2, "variant = \"two_shot\"")).unwrap();
+    let error = refused(&["bench", "--cases", cases_]);
+    assert!(error.contains("variant of \"list\" is two_shot"), "{error}");
+}
+
 /// Tests that a command refuses, by name, each option that it does not read.
 #[test]
 fn an_option_that_a_command_does_not_read_is_refused() {
