@@ -267,7 +267,10 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64, class Source = UnitsOf<L
         // Data that is equal for all peers is loaded once. Otherwise the loads for all N peers are
         // issued together, so that their latencies overlap.
         if constexpr (SAME_FOR_ALL) {
-            if (N == 1 || first == 1) mine.load(item, dtype, held[0]);
+            if (N == 1 || first == 1) {
+                mine.load(item, dtype, held[0]);
+                held_item = item;
+            }
         } else {
             IRIS_UNROLL
             for (u32 i = 0; i < LOADED; ++i) {
@@ -285,8 +288,10 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64, class Source = UnitsOf<L
 
     IRIS_DEVICE void begin(u32 item) {
         if constexpr (REDUCES) {
-            // This rank's own item is loaded while this thread waits for the peers' items.
-            mine.load(item, dtype, own);
+            // This rank's own item is loaded while this thread waits for the peers' items. A sum of parts is not
+            // made again if it is the item that this thread pushed last.
+            if (Source::COMBINES && SAME_FOR_ALL && item == held_item) copy_words(held[0], own);
+            else mine.load(item, dtype, own);
             // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of
             // -0.0 into 0.0.
             IRIS_UNROLL
@@ -375,6 +380,8 @@ template <Collective C, u32 N, class LlUnit = ll::Ll64, class Source = UnitsOf<L
     Data own;
     /// This rank's items for the next pushes: one per peer, or one for all peers.
     Data held[SAME_FOR_ALL ? 1 : LOADED];
+    /// Item in `held`, if all peers get the same data.
+    u32 held_item = ~0u;
     bool own_is_added;
 };
 
