@@ -229,6 +229,11 @@ impl Member {
         self.shared.current().epoch
     }
 
+    /// Members of the job that are the ranks of the present epoch, in the order of their ranks.
+    pub fn members(&self) -> Vec<MemberId> {
+        self.shared.current().ranks.into_iter().map(MemberId).collect()
+    }
+
     /// World of the epoch that this process is in.
     ///
     /// # Errors
@@ -254,12 +259,15 @@ impl Member {
         }
     }
 
-    /// Whether the epoch has ended for this process, so that [`Member::next`] is due. An error of the
-    /// kind [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) may be a moment earlier.
+    /// Whether the epoch has ended for this process, so that [`Member::next`] is due: it was revoked, a
+    /// rank is lost, or a call or an exchange has returned an error about another rank after which no
+    /// further one can succeed (a loss, a rank that gave up, one that is late). A failure of this rank
+    /// itself does not end the epoch. If a program got an error from the library, this tells without
+    /// delay whether to go on.
     pub fn is_revoked(&self) -> bool {
         let current = self.shared.current();
         self.shared.page.phase(self.shared.slot) >= Phase::revoked(current.epoch)
-            || current.world.is_some_and(|world| world.has_lost())
+            || current.world.is_some_and(|world| world.has_ended())
     }
 
     /// Processes that are lost to the job so far, in the order of their numbers.

@@ -511,6 +511,12 @@ impl World {
         self.inner.bootstrap.lost().is_some()
     }
 
+    /// Whether no exchange or call with the other ranks of this world can succeed, because a rank is lost
+    /// or because this rank has got an error that says so.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_lost() || self.inner.returned_errors.has_ended()
+    }
+
     /// Rank whose loss ended this world: its process or thread ended, it called [`World::abort`] or
     /// dropped the world unclosed, or it cannot be reached. `None` if no rank is lost, or none of
     /// this world. Only the first loss is returned, not later losses, for example of ranks that end

@@ -4,18 +4,26 @@
 //!
 //! The program starts itself as the ranks. The time from the blow to the first right call is printed.
 
+mod sessions;
+
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use iris_heap::{
-    Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Retired, Stream, SymSlice,
-    SymmetricHeap, World,
+    Change, Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Retired, Stream,
+    SymSlice, SymmetricHeap, World,
 };
 use iris_ops::{AllReduce, CollectiveArgs, MatRef, OpError, all_reduce};
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{self, End, Options, Outcome, launch};
 use rustix::process::{Pid, Signal, getpid, kill_process};
+use sessions::{
+    a_communicator_goes_on, a_session_goes_on_after_a_rank_gave_up,
+    a_session_goes_on_and_takes_a_spare, a_session_loses_a_rank_while_it_builds,
+    a_session_returns_the_errors_of_its_own_rank,
+};
 
 /// Call of an epoch in which a rank is struck.
 const STRUCK: usize = 21;
@@ -32,7 +40,11 @@ fn main() -> ExitCode {
         && rank == "rank"
     {
         launch::end_with_launcher();
-        let outcome = run_rank(case);
+        let outcome = match case.split_once(' ') {
+            Some(("session", case)) => sessions::run_session(case),
+            Some(("comm", case)) => sessions::run_comm(case),
+            _ => run_rank(case),
+        };
         if let Err(error) = &outcome {
             eprintln!("ERROR {error:#}");
         }
@@ -48,7 +60,12 @@ fn main() -> ExitCode {
             a_spare_learns_that_the_job_is_over,
             a_spare_may_end_an_epoch,
             too_few_ranks_do_not_go_on,
-            a_rank_may_leave_and_another_revoke
+            a_rank_may_leave_and_another_revoke,
+            a_session_goes_on_and_takes_a_spare,
+            a_session_loses_a_rank_while_it_builds,
+            a_session_goes_on_after_a_rank_gave_up,
+            a_session_returns_the_errors_of_its_own_rank,
+            a_communicator_goes_on
         ],
     )])
 }
@@ -63,6 +80,10 @@ enum Blow {
     Leave,
     /// The member revokes the epoch, and goes on with the others.
     Revoke,
+    /// The member gives up its heap, and goes on with the others.
+    GiveUp,
+    /// The step of the member's session fails.
+    Fail,
 }
 
 /// Blow of the case in an epoch, and the member that it strikes.
@@ -78,6 +99,8 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
         ("spare", 1) => (Blow::Kill, 0),
         ("leave", 0) => (Blow::Leave, 3),
         ("leave", 1) => (Blow::Revoke, 1),
+        ("give-up", 0) => (Blow::GiveUp, 2),
+        ("fail", 0) => (Blow::Fail, 1),
         _ => return None,
     })
 }
@@ -93,7 +116,7 @@ fn policy(case: &str) -> Policy {
 
 /// Heap and operator of one epoch.
 struct Model {
-    heap: std::sync::Arc<SymmetricHeap>,
+    heap: Arc<SymmetricHeap>,
     sum: AllReduce,
     stream: Stream,
     matrix: SymSlice<f32>,
@@ -169,9 +192,7 @@ fn run_rank(case: &str) -> Result<()> {
             }
             match next {
                 Ok(Next::Epoch(world, change)) => {
-                    let (rank, from) = (world.rank(), &change.from);
-                    let (lost, epoch) = (&change.lost, member.epoch());
-                    eprintln!("EPOCH {epoch} rank {rank} from {from:?} lost {lost:?}");
+                    print_epoch(&member, &change);
                     break world;
                 }
                 Ok(Next::Spare) => {
@@ -198,6 +219,13 @@ fn run_rank(case: &str) -> Result<()> {
             }
         };
     }
+}
+
+/// Prints that this process goes on as a rank.
+fn print_epoch(member: &Member, Change { members, from, lost }: &Change) {
+    let (rank, epoch) = (members.iter().position(|&id| id == member.id()), member.epoch());
+    let rank = rank.expect("a rank of the epoch");
+    eprintln!("EPOCH {epoch} rank {rank} from {from:?} lost {lost:?}");
 }
 
 /// Whether an error of the heap or of an operator follows from the loss of a rank.
@@ -260,6 +288,7 @@ fn make_calls(
                 Blow::Stop => kill_process(getpid(), Signal::STOP).expect("a signal to itself"),
                 Blow::Leave => return Ok(Done::Left),
                 Blow::Revoke => member.revoke(),
+                Blow::GiveUp | Blow::Fail => unreachable!("a blow of sessions"),
             }
         }
         model.finish(call)?;
