@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use super::SymmetricHeap;
 use crate::abi::abort;
-use crate::backend::{BackendKind, Mapping};
+use crate::backend::{BackendKind, Mapping, cpu};
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::slice::{RawSlice, SymSlice};
 use crate::util::{lock, unsupported};
+use crate::world::World;
 
 /// Heap that takes no further work, whose memory this rank can still read, for example to go on
-/// without a lost rank ([`Member`](crate::Member)). Dropping it gives the memory back.
+/// without a lost rank ([`Member`](crate::Member)). [`Retired::release`] gives the memory back to the
+/// system. Dropping it gives only this process's mapping back: the pages stay as long as another process maps
+/// them, such as one that is stopped.
 ///
 /// A rank that was left out because it was stopped may run on at any time. Until its call fails, it
 /// stores to the memory of its peers in this heap: results of calls, targets of
@@ -63,14 +66,49 @@ impl Retired {
     }
 
     /// Returns the address of this rank's part of a slice, valid in this process until this object is
-    /// dropped, for example to go on using weights. Pass only a block that was an input; copy others
-    /// by [`Retired::read`].
+    /// dropped or released, for example to go on using weights. Refuses a block that was the result of a
+    /// call, or the target of a [`SymmetricHeap::copy_on`] to a peer, because peers may still write it:
+    /// copy it by [`Retired::read`]. Blocks that a kernel of the program's own has written at peers are not
+    /// known.
     ///
     /// # Errors
-    /// Errors of [`Retired::read`].
+    /// [`Error::Invalid`] for a block that peers may write; errors of [`Retired::read`].
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>) -> Result<*mut T> {
         let (mapping, offset) = self.locate(&slice.raw())?;
+        if lock(&self.heap.written_by_peers).contains(&(slice.segment(), slice.serial())) {
+            let value = format!(
+                "offset {} (allocation {}), which peers may still write",
+                slice.offset(),
+                slice.serial()
+            );
+            let expected = "a block that calls only read; copy this one by Retired::read";
+            return Err(Error::invalid("slice of Retired::resolve", value, expected));
+        }
         Ok((mapping.address() + offset) as *mut T)
+    }
+
+    /// Gives the pages of this rank's part back to the system at once, although other processes may map
+    /// them: ranks that have not dropped the heap, and one that is stopped, whose later stores change nothing
+    /// that anybody reads. `world` is that of the present epoch; because all its ranks have ended the
+    /// epoch of the heap, none of them needs this part. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the heap's own world, and for a world that is no epoch or has ended;
+    /// [`Error::System`]. The heap is dropped in any case.
+    pub fn release(self, world: &World) -> Result<()> {
+        self.heap.world.check_process("releasing a heap")?;
+        let value = match () {
+            () if world.is(&self.heap.world) => "the heap's own",
+            () if !world.is_elastic() => "one that no Member has joined",
+            () if world.has_ended() => "one that has ended",
+            () => {
+                let (memory, rank) = (&self.heap.memory, self.heap.local_rank());
+                let own = [&memory.data[rank], &memory.signal[rank]];
+                return own.into_iter().try_for_each(|part| cpu::own(&**part)?.give_pages_back());
+            }
+        };
+        let expected = "that of the present epoch, of Member::next";
+        Err(Error::invalid("world of Retired::release", value, expected))
     }
 
     fn locate(&self, slice: &RawSlice) -> Result<(Arc<dyn Mapping>, u64)> {

@@ -483,6 +483,11 @@ impl World {
         self.inner.elastic.load(Ordering::Relaxed)
     }
 
+    /// Whether `other` is this world, or a clone of it.
+    pub(crate) fn is(&self, other: &World) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Ends the exchanges of all ranks of this world, and of worlds that were split off it, with
     /// [`Error::Revoked`], and stops the kernels of their heaps. Waits for no rank.
     pub(crate) fn revoke(&self) {

@@ -120,11 +120,16 @@ struct Model {
     sum: AllReduce,
     stream: Stream,
     matrix: SymSlice<f32>,
+    /// Memory that the rank before this one copies to.
+    copied: SymSlice<f32>,
     /// Memory that no call of this epoch writes.
     untouched: SymSlice<f32>,
     /// Members of the epoch, by rank.
     members: Vec<usize>,
 }
+
+/// Slices of a heap that peers may write, and one that they do not.
+type Slices = ([SymSlice<f32>; 2], SymSlice<f32>);
 
 impl Model {
     fn build(world: &World, id: MemberId) -> Result<Model> {
@@ -134,7 +139,15 @@ impl Model {
         let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (matrix, stream) = (heap.zeros::<f32>(COUNT)?, heap.stream()?);
         let untouched = heap.full::<f32>(COUNT, 7.5)?;
-        Ok(Model { heap, sum, stream, matrix, untouched, members })
+        let copied = heap.alloc::<f32>(COUNT)?;
+        let next = (world.rank() + 1) % world.size();
+        heap.copy_on(&stream, (copied, next), (untouched, world.rank()))?;
+        Ok(Model { heap, sum, stream, matrix, copied, untouched, members })
+    }
+
+    /// Memory that peers may write, and memory that they do not.
+    fn slices(&self) -> Slices {
+        ([self.matrix, self.copied], self.untouched)
     }
 
     /// Enqueues a call that sums values of its members and of its number, in place.
@@ -170,7 +183,7 @@ fn run_rank(case: &str) -> Result<()> {
     loop {
         let error = match epoch(case, &member, &world, &pids, &mut retired) {
             Ok(Done::Closed) => {
-                check_retired(&retired)?;
+                retired.iter().try_for_each(|(heap, slices)| check_retired(heap, *slices))?;
                 return world.close().context("closing the world");
             }
             Ok(Done::Left) => return Ok(()),
@@ -248,22 +261,26 @@ fn epoch(
     member: &Member,
     world: &World,
     pids: &[u32],
-    retired: &mut Vec<(Retired, SymSlice<f32>)>,
+    retired: &mut Vec<(Retired, Slices)>,
 ) -> Result<Done> {
     let model = Model::build(world, member.id())?;
     let done = make_calls(case, member, world, pids, &model);
     if done.is_err() {
-        retired.push((model.heap.clone().retire()?, model.untouched));
+        retired.push((model.heap.clone().retire()?, model.slices()));
         ensure!(matches!(model.heap.alloc::<f32>(1), Err(Error::Closed { .. })), "still open");
     }
     done
 }
 
-/// Checks that memory of heaps that are retired is as this process has left it.
-fn check_retired(all: &[(Retired, SymSlice<f32>)]) -> Result<()> {
-    for (heap, slice) in all {
-        ensure!(heap.read(*slice)? == [7.5; COUNT], "a retired heap has changed");
-        ensure!(!heap.resolve(*slice)?.is_null(), "no address");
+/// Checks that memory of a retired heap is as this process has left it, and that what peers may still
+/// write can only be copied.
+fn check_retired(heap: &Retired, (written, untouched): Slices) -> Result<()> {
+    ensure!(heap.read(untouched)? == [7.5; COUNT], "a retired heap has changed");
+    ensure!(!heap.resolve(untouched)?.is_null(), "no address");
+    for slice in written {
+        heap.read(slice)?;
+        let error = heap.resolve(slice.slice(1..)?).err().context("the address of a result")?;
+        ensure!(error.to_string().contains("copy this one by Retired::read"), "{error}");
     }
     Ok(())
 }

@@ -23,8 +23,11 @@ pub(super) fn run_session(case: &str) -> Result<()> {
         if (case, id.0) == ("twice", 3) && own.epoch() > 0 {
             launch::kill_myself();
         }
-        if let Some(Model { heap, untouched, .. }) = old.take() {
-            check_retired(&[(heap.retire()?, untouched)])?;
+        if let Some(model) = old.take() {
+            let slices = model.slices();
+            let retired = model.heap.retire()?;
+            check_retired(&retired, slices)?;
+            retired.release(world)?;
         }
         Model::build(world, id)
     };
