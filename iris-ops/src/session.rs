@@ -47,6 +47,8 @@ pub struct Session<M, B> {
     is_ready: bool,
     /// Members of the epoch of the last model, by rank; empty if this process was a spare since.
     members: Vec<MemberId>,
+    /// Members that were lost since the last model was built.
+    lost: Vec<MemberId>,
     build: B,
     member: Arc<Member>,
 }
@@ -118,8 +120,8 @@ where
     /// [`Member::next`].
     pub fn open(member: impl Into<Arc<Member>>, build: B) -> Result<Self, E> {
         let member = member.into();
-        let (model, is_ready, members) = (None, false, Vec::new());
-        let mut session = Self { model, is_ready, members, build, member };
+        let (members, lost) = (Vec::new(), Vec::new());
+        let mut session = Self { model: None, is_ready: false, members, lost, build, member };
         let members = session.member.members();
         let from = vec![None; members.len()];
         let is_built = match session.member.world() {
@@ -160,7 +162,6 @@ where
     /// none.
     fn go_on<T>(&mut self) -> Result<StepOutcome<T>, E> {
         self.is_ready = false;
-        let mut all_lost = Vec::new();
         loop {
             let (world, Change { members, lost, .. }) = match self.member.next()? {
                 Next::Epoch(world, change) => (world, change),
@@ -169,28 +170,31 @@ where
                 // `Next::Spare`.
                 _ => {
                     self.members.clear();
+                    self.lost.clear();
                     return Ok(StepOutcome::Spare);
                 }
             };
-            all_lost.extend(lost);
+            self.lost.extend(lost);
             // The epochs since that of the last model have had none.
             let rank_before = |id| self.members.iter().position(|was| was == id);
             let from = members.iter().map(rank_before).collect();
-            let change = Change { members, from, lost: all_lost.clone() };
+            let change = Change { members, from, lost: self.lost.clone() };
             if self.build(&world, &change)? {
                 return Ok(StepOutcome::Rebuilt(change));
             }
         }
     }
 
-    /// Builds the model of an epoch. Returns false if the epoch has ended meanwhile.
+    /// Builds the model of an epoch. Returns false if a rank was lost meanwhile. An error of this rank
+    /// itself is returned although the others may have ended the epoch because of it.
     fn build(&mut self, world: &World, change: &Change) -> Result<bool, E> {
         match (self.build)(world, change, &mut self.model) {
             Ok(model) => self.model = Some(model),
-            Err(error) if !self.member.is_revoked() => return Err(error),
-            Err(_) => return Ok(false),
+            Err(_) if world.has_failed() => return Ok(false),
+            Err(error) => return Err(error),
         }
         self.members.clone_from(&change.members);
+        self.lost.clear();
         self.is_ready = true;
         Ok(true)
     }

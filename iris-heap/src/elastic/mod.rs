@@ -198,7 +198,7 @@ impl Member {
         // After this step every process has opened the others while they were alive, so that no
         // descriptor is of another process with the same number.
         let (page, job, processes) = world.all_ok("Member::join", prepared)?;
-        world.set_elastic();
+        world.set_epoch(0);
         let ranks: Vec<_> = (0..world.size()).collect();
         let (kept, first) = (mask(&ranks), Some(world.clone()));
         let shared = Arc::new(Shared {
@@ -244,8 +244,9 @@ impl Member {
         self.shared.check_in_job()?;
         match (current.evicted, current.world) {
             (Some(epoch), _) => Err(Error::Evicted { epoch }),
-            (None, _) if self.is_revoked() => Err(Error::Revoked),
+            (None, Some(world)) if self.is_revoked() => world.note(Err(Error::Revoked)),
             (None, Some(world)) => Ok(world),
+            (None, None) if self.is_revoked() => Err(Error::Revoked),
             (None, None) => Err(unsupported("the world of a spare", "it has none")),
         }
     }
@@ -443,34 +444,6 @@ mod tests {
         for error in [member.next().unwrap_err(), member.world().unwrap_err()] {
             assert!(error.to_string().contains("has left its job after an error"), "{error}");
         }
-    }
-
-    #[test]
-    fn a_retired_heap_gives_its_pages_back_in_the_next_epoch() {
-        let (world, member) = alone();
-        let heap = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
-        let input = heap.full::<f32>(1 << 20, 2.0).unwrap();
-        let mapped = heap.memory().data.swap_remove(0);
-        let retire = |heap: Arc<SymmetricHeap>| heap.retire().unwrap();
-        let other = World::of_job("other".into(), 0, 1, Ok(Settings::default()), None).unwrap();
-        let second = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
-        let error = retire(second).release(&other).unwrap_err();
-        assert!(error.to_string().contains("one that no Member has joined"), "{error}");
-        let second = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
-        let error = retire(second).release(&world).unwrap_err();
-        assert!(error.to_string().contains("is the heap's own: expected that of"), "{error}");
-        let retired = retire(heap);
-        let Next::Epoch(next, _) = member.next().unwrap() else { panic!("no epoch") };
-        assert_eq!(retired.read(input.slice(5..7).unwrap()).unwrap(), [2.0; 2]);
-        retired.release(&next).unwrap();
-        // Another mapping, such as that of a process that is stopped.
-        let mut data = [1; 4];
-        crate::backend::cpu::own(&*mapped).unwrap().read(input.offset() + 8, &mut data).unwrap();
-        assert_eq!(data, [0; 4], "the pages are still there");
-        let second = retire(SymmetricHeap::open(&next, HeapOptions::new()).unwrap());
-        let Next::Epoch(..) = member.next().unwrap() else { panic!("no epoch") };
-        let error = second.release(&world).unwrap_err();
-        assert!(error.to_string().contains("is one that has ended: expected"), "{error}");
     }
 
     #[test]

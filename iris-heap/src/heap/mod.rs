@@ -259,6 +259,7 @@ impl SymmetricHeap {
                        no Member has joined";
             return Err(unsupported(&what, why));
         }
+        options.check_fits(world)?;
         let gpu = (options.device, options.legacy_memory);
         let backend = options.backend.open(world, threads, gpu)?;
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;

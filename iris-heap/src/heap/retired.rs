@@ -89,30 +89,74 @@ impl Retired {
 
     /// Gives the pages of this rank's part back to the system at once, although other processes may map
     /// them: ranks that have not dropped the heap, and one that is stopped, whose later stores change nothing
-    /// that anybody reads. `world` is that of the present epoch; because all its ranks have ended the
-    /// epoch of the heap, none of them needs this part. Not collective.
+    /// that anybody reads. `world` is that of a later epoch; because all its ranks have ended the epoch of
+    /// the heap, none of them needs this part. Not collective.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for the heap's own world, and for a world that is no epoch or has ended;
-    /// [`Error::System`]. The heap is dropped in any case.
+    /// [`Error::Invalid`] for the heap's own world, one of an epoch before, and one that no member has
+    /// joined; [`Error::System`]. The heap is dropped in any case.
     pub fn release(self, world: &World) -> Result<()> {
         self.heap.world.check_process("releasing a heap")?;
-        let value = match () {
-            () if world.is(&self.heap.world) => "the heap's own",
-            () if !world.is_elastic() => "one that no Member has joined",
-            () if world.has_ended() => "one that has ended",
-            () => {
+        let name =
+            |epoch: Option<u64>| epoch.map_or("of no Member".into(), |it| format!("epoch {it}"));
+        match (self.heap.world.epoch(), world.epoch()) {
+            (Some(own), Some(later)) if later > own => {
                 let (memory, rank) = (&self.heap.memory, self.heap.local_rank());
                 let own = [&memory.data[rank], &memory.signal[rank]];
-                return own.into_iter().try_for_each(|part| cpu::own(&**part)?.give_pages_back());
+                own.into_iter().try_for_each(|part| cpu::own(&**part)?.give_pages_back())
             }
-        };
-        let expected = "that of the present epoch, of Member::next";
-        Err(Error::invalid("world of Retired::release", value, expected))
+            (own, other) => {
+                let expected = format!("a later one than the heap's, {}", name(own));
+                Err(Error::invalid("world of Retired::release", name(other), expected))
+            }
+        }
     }
 
     fn locate(&self, slice: &RawSlice) -> Result<(Arc<dyn Mapping>, u64)> {
         self.heap.world.check_process("using a retired heap")?;
         self.heap.located(&self.heap.state(), slice, self.heap.local_rank())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HeapOptions, Member, Next, Policy, Settings};
+
+    #[test]
+    fn a_retired_heap_gives_its_pages_back_in_the_next_epoch() {
+        let world = World::of_job("alone".into(), 0, 1, Ok(Settings::default()), None).unwrap();
+        let member = Member::join(&world, Policy::new()).unwrap();
+        let heap = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
+        let input = heap.full::<f32>(1 << 20, 2.0).unwrap();
+        let mapped = heap.memory().data.swap_remove(0);
+        let retire = |heap: Arc<SymmetricHeap>| heap.retire().unwrap();
+        let other = World::of_job("other".into(), 0, 1, Ok(Settings::default()), None).unwrap();
+        let second = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
+        let error = retire(second).release(&other).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("is of no Member: expected a later one than the heap's, epoch 0"),
+            "{error}"
+        );
+        let second = SymmetricHeap::open(&world, HeapOptions::new()).unwrap();
+        let error = retire(second).release(&world).unwrap_err();
+        assert!(error.to_string().contains("is epoch 0: expected a later one"), "{error}");
+        let retired = retire(heap);
+        let Next::Epoch(next, _) = member.next().unwrap() else { panic!("no epoch") };
+        assert_eq!(retired.read(input.slice(5..7).unwrap()).unwrap(), [2.0; 2]);
+        retired.release(&next).unwrap();
+        // Another mapping, such as that of a process that is stopped.
+        let mut data = [1; 4];
+        cpu::own(&*mapped).unwrap().read(input.offset() + 8, &mut data).unwrap();
+        assert_eq!(data, [0; 4], "the pages are still there");
+        let second = retire(SymmetricHeap::open(&next, HeapOptions::new()).unwrap());
+        let Next::Epoch(..) = member.next().unwrap() else { panic!("no epoch") };
+        let error = second.release(&world).unwrap_err();
+        assert!(
+            error.to_string().contains("is epoch 0: expected a later one than the heap's, epoch 1"),
+            "{error}"
+        );
     }
 }

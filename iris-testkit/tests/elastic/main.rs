@@ -23,6 +23,7 @@ use sessions::{
     a_communicator_goes_on, a_session_goes_on_after_a_rank_gave_up,
     a_session_goes_on_and_takes_a_spare, a_session_loses_a_rank_while_it_builds,
     a_session_returns_the_errors_of_its_own_rank,
+    a_session_whose_heap_does_not_fit_builds_a_smaller_one,
 };
 
 /// Call of an epoch in which a rank is struck.
@@ -31,6 +32,9 @@ const STRUCK: usize = 21;
 const CALLS: usize = 300;
 /// Number of elements of a message.
 const COUNT: usize = 1000;
+/// Sizes of a heap's segments in bytes.
+const DATA: u64 = 1 << 20;
+const SIGNALS: u64 = 1 << 20;
 /// Patience of the jobs, in milliseconds.
 const PATIENCE: u64 = 400;
 
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
             a_session_loses_a_rank_while_it_builds,
             a_session_goes_on_after_a_rank_gave_up,
             a_session_returns_the_errors_of_its_own_rank,
+            a_session_whose_heap_does_not_fit_builds_a_smaller_one,
             a_communicator_goes_on
         ],
     )])
@@ -90,7 +95,7 @@ enum Blow {
 fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
     Some(match (case, epoch) {
         ("kill-0" | "too-few", 0) => (Blow::Kill, 0),
-        ("kill-2" | "twice", 0) => (Blow::Kill, 2),
+        ("kill-2" | "twice" | "no-memory", 0) => (Blow::Kill, 2),
         ("stop-0", 0) => (Blow::Stop, 0),
         ("stop-2", 0) => (Blow::Stop, 2),
         ("spare" | "over" | "spare-revokes", 0) => (Blow::Kill, 1),
@@ -132,9 +137,10 @@ struct Model {
 type Slices = ([SymSlice<f32>; 2], SymSlice<f32>);
 
 impl Model {
-    fn build(world: &World, id: MemberId) -> Result<Model> {
+    /// Makes a model in a heap of `bytes` bytes.
+    fn build(world: &World, id: MemberId, bytes: u64) -> Result<Model> {
         let members = world.allgather(&[id.0 as u8])?.iter().map(|it| it[0].into()).collect();
-        let options = HeapOptions::new().data_bytes(1 << 20).threads(1);
+        let options = HeapOptions::new().data_bytes(bytes).signal_bytes(SIGNALS).threads(1);
         let heap = SymmetricHeap::open(world, options)?;
         let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (matrix, stream) = (heap.zeros::<f32>(COUNT)?, heap.stream()?);
@@ -263,7 +269,7 @@ fn epoch(
     pids: &[u32],
     retired: &mut Vec<(Retired, Slices)>,
 ) -> Result<Done> {
-    let model = Model::build(world, member.id())?;
+    let model = Model::build(world, member.id(), DATA)?;
     let done = make_calls(case, member, world, pids, &model);
     if done.is_err() {
         retired.push((model.heap.clone().retire()?, model.slices()));

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use iris_heap::abi::abort;
-use iris_heap::{BackendKind, Change, ErrorKind, Member, Next, World};
+use iris_heap::{BackendKind, Change, Error, ErrorKind, Member, Next, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
 use iris_ops::{Session, StepOutcome};
 use iris_testkit::launch;
 
 use super::{
-    Blow, CALLS, COUNT, Model, STRUCK, blow, check_retired, is_loss, job, lines, policy,
+    Blow, CALLS, COUNT, DATA, Model, STRUCK, blow, check_retired, is_loss, job, lines, policy,
     print_epoch,
 };
 
@@ -29,7 +29,8 @@ pub(super) fn run_session(case: &str) -> Result<()> {
             check_retired(&retired, slices)?;
             retired.release(world)?;
         }
-        Model::build(world, id)
+        let is_too_large = case == "no-memory" && own.epoch() == 1;
+        Model::build(world, id, if is_too_large { 1 << 44 } else { DATA })
     };
     let mut session = Session::open(member.clone(), build)?;
     let mut call = 0;
@@ -49,6 +50,11 @@ pub(super) fn run_session(case: &str) -> Result<()> {
             model.finish(call)
         });
         match outcome {
+            Err(error) if case == "no-memory" => {
+                let of_heap = error.downcast_ref::<Error>().context("an error of the heap")?;
+                ensure!(of_heap.kind() == ErrorKind::OutOfMemory, "{error:#}");
+                eprintln!("NO MEMORY {error:#}");
+            }
             Err(error) if error.to_string() == "a failure of this rank" => {
                 eprintln!("FAILED");
                 return Ok(());
@@ -138,6 +144,17 @@ pub(super) fn a_session_returns_the_errors_of_its_own_rank() {
     for (rank, member) in [0, 2, 3].into_iter().enumerate() {
         let expected = format!("1 rank {rank} from {:?} lost [MemberId(1)]", [0, 2, 3].map(Some));
         assert_eq!(lines(&outcome, member, "EPOCH "), [expected], "{}", outcome.report());
+    }
+}
+
+pub(super) fn a_session_whose_heap_does_not_fit_builds_a_smaller_one() {
+    let outcome = job("session no-memory", 4, &[2]);
+    for (rank, member) in [0, 1, 3].into_iter().enumerate() {
+        let report = outcome.report();
+        let [refusal] = lines(&outcome, member, "NO MEMORY ")[..] else { panic!("{report}") };
+        assert!(refusal.contains("on each of 3 ranks, in epoch 1"), "{report}");
+        let expected = format!("2 rank {rank} from {:?} lost [MemberId(2)]", [0, 1, 3].map(Some));
+        assert_eq!(lines(&outcome, member, "EPOCH "), [expected], "{report}");
     }
 }
 
