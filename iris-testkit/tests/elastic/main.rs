@@ -5,6 +5,7 @@
 //! The program starts itself as the ranks. The time from the blow to the first right call is printed.
 
 mod sessions;
+mod strikes;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use sessions::{
     a_session_returns_the_errors_of_its_own_rank,
     a_session_whose_heap_does_not_fit_builds_a_smaller_one,
 };
+use strikes::ranks_that_are_struck_at_any_time_are_survived;
 
 /// Call of an epoch in which a rank is struck.
 const STRUCK: usize = 21;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         let outcome = match case.split_once(' ') {
             Some(("session", case)) => sessions::run_session(case),
             Some(("comm", case)) => sessions::run_comm(case),
+            Some(("strike", seed)) => strikes::run(seed),
             _ => run_rank(case),
         };
         if let Err(error) = &outcome {
@@ -70,7 +73,8 @@ fn main() -> ExitCode {
             a_session_goes_on_after_a_rank_gave_up,
             a_session_returns_the_errors_of_its_own_rank,
             a_session_whose_heap_does_not_fit_builds_a_smaller_one,
-            a_communicator_goes_on
+            a_communicator_goes_on,
+            ranks_that_are_struck_at_any_time_are_survived
         ],
     )])
 }
@@ -178,12 +182,15 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros())
 }
 
+/// Processes of the ranks, for the signal that continues a stopped one.
+fn pids_of(world: &World) -> Result<Vec<u32>> {
+    let pids = world.allgather(&std::process::id().to_le_bytes())?;
+    Ok(pids.iter().map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect())
+}
+
 fn run_rank(case: &str) -> Result<()> {
     let mut world = World::from_env()?;
-    // The processes by member, for the signal that continues a stopped one.
-    let pids = world.allgather(&std::process::id().to_le_bytes())?;
-    let pids: Vec<u32> =
-        pids.iter().map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect();
+    let pids = pids_of(&world)?;
     let member = Member::join(&world, policy(case))?;
     let mut retired = Vec::new();
     loop {
