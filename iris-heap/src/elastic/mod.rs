@@ -31,7 +31,7 @@ use policy::mask;
 /// Process of a job whose ranks go on after one of them is lost. It survives the worlds.
 ///
 /// ```no_run
-/// # use iris_heap::{Error, ErrorKind, Member, Next, Policy, World};
+/// # use iris_heap::{Error, Member, Next, Policy, World};
 /// /// Opens a heap, plans, makes operators, and takes steps until the job is over.
 /// fn serve(world: &World) -> Result<(), Error> {
 ///     # unimplemented!()
@@ -41,8 +41,8 @@ use policy::mask;
 /// let member = Member::join(&world, Policy::new().sizes(&[4, 2, 1]))?;
 /// loop {
 ///     match serve(&world) {
-///         // `Fault`: a rank gave up, and will leave or go on, too.
-///         Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Fault) => {}
+///         // A rank is lost, or one gave up or is late, and will leave or go on, too.
+///         Err(_) if member.is_revoked() => {}
 ///         outcome => break outcome?,
 ///     }
 ///     world = loop {

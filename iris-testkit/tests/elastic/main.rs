@@ -202,7 +202,7 @@ fn run_rank(case: &str) -> Result<()> {
             Ok(Done::Left) => return Ok(()),
             Err(error) => error,
         };
-        ensure!(is_loss(&error), "epoch {}: {error:#}", member.epoch());
+        ensure!(is_loss(&error) && member.is_revoked(), "epoch {}: {error:#}", member.epoch());
         let dies_in_next = case == "twice" && member.id() == MemberId(3);
         if dies_in_next {
             // Anywhere in the middle of `next`, at its end at the latest.
