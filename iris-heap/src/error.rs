@@ -212,6 +212,23 @@ pub enum Error {
         /// Bytes of all parts of the request in this segment, each rounded up to the alignment.
         total: u64,
     },
+    /// The heap of an epoch after the first does not fit into the memory that is left. No rank has
+    /// touched a page of it.
+    #[error(
+        "a heap of {bytes} bytes on each of {ranks} ranks, in epoch {epoch}: expected at most {available} bytes in all, \
+         which the host or this process's control group can still give; release or drop heaps of earlier epochs, or \
+         open a smaller one"
+    )]
+    OutOfMemory {
+        /// Bytes of each rank's heap.
+        bytes: u64,
+        /// Number of ranks of this host.
+        ranks: usize,
+        /// Number of the epoch.
+        epoch: u64,
+        /// Bytes that the host can still give.
+        available: u64,
+    },
     /// The world, heap or other object has been closed.
     #[error("{what} is closed: expected an open one; open another, or close it later")]
     Closed {
@@ -593,7 +610,9 @@ impl Error {
                 _ => ErrorKind::Fault,
             },
             // Code 2 of a driver means out of memory, in CUDA and in HIP.
-            Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
+            Error::OutOfHeap { .. } | Error::OutOfMemory { .. } | Error::Device { code: 2, .. } => {
+                ErrorKind::OutOfMemory
+            }
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. } | Error::GaveUp { .. } | Error::Aborted { .. } => {
                 ErrorKind::Fault

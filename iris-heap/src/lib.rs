@@ -105,6 +105,8 @@ mod encoding;
 pub mod env;
 mod error;
 mod heap;
+#[doc(hidden)]
+pub mod host_memory;
 mod issue_board;
 mod launched;
 pub mod layout;

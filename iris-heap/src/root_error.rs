@@ -2,11 +2,12 @@
 //! fail, and their errors may be returned first.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use iris_sync::FaultKind;
 
 use crate::abi::abort;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::util::lock;
 
 /// Distance of an error from the root cause of a failure; the error with the smallest distance is
@@ -93,31 +94,47 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
 /// Record of the errors that the library has returned to the program of one rank. Keeps the error
 /// that is nearest to the root cause; of several equally near errors, the first.
 #[derive(Debug, Default)]
-pub(crate) struct ReturnedErrors(Mutex<Option<Error>>);
+pub(crate) struct ReturnedErrors {
+    nearest: Mutex<Option<Error>>,
+    /// Whether an error was returned after which no call with the other ranks can succeed, and of which
+    /// they are the cause.
+    has_ended: AtomicBool,
+}
 
 impl ReturnedErrors {
     /// Records an error that is returned to the program.
     pub(crate) fn note(&self, error: &Error) {
-        let mut nearest = lock(&self.0);
+        let ends =
+            matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Timeout | ErrorKind::Fault);
+        if ends && Distance::of(error) > Distance::Root {
+            self.has_ended.store(true, Ordering::Release);
+        }
+        let mut nearest = lock(&self.nearest);
         if nearest.as_ref().is_none_or(|old| Distance::of(error) < Distance::of(old)) {
             *nearest = Some(error.clone());
         }
     }
 
+    /// Whether the library has returned an error after which the ranks can only go on in another world,
+    /// and which is no failure of this rank itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
     /// Whether the library has returned an error.
     pub(crate) fn any(&self) -> bool {
-        lock(&self.0).is_some()
+        lock(&self.nearest).is_some()
     }
 
     /// Smallest distance among the recorded errors. If there is none, a failure of the rank is the
     /// program's own failure, so the distance is [`Distance::Root`].
     pub(crate) fn distance(&self) -> Distance {
-        lock(&self.0).as_ref().map_or(Distance::Root, Distance::of)
+        lock(&self.nearest).as_ref().map_or(Distance::Root, Distance::of)
     }
 
     /// Recorded error, if other ranks are its cause.
     pub(crate) fn about_others(&self) -> Option<Error> {
-        lock(&self.0).clone().filter(|error| Distance::of(error) > Distance::Root)
+        lock(&self.nearest).clone().filter(|error| Distance::of(error) > Distance::Root)
     }
 }
 
@@ -136,6 +153,17 @@ mod tests {
         assert!(explains(&step, &fault(FaultKind::HostAbort, abort::ELSEWHERE)));
         assert!(!explains(&step, &fault(FaultKind::HostAbort, abort::USER)));
         assert!(!explains(&step, &fault(FaultKind::Mismatch, abort::ELSEWHERE)));
+    }
+
+    #[test]
+    fn errors_that_other_ranks_cause_end_the_exchanges() {
+        let told = ReturnedErrors::default();
+        let (name, message) = ("gelu".into(), String::new());
+        told.note(&Error::Panicked { name, group: None, message: message.clone() });
+        told.note(&Error::PeerFailed { rank: 1, what: "alloc".into(), message });
+        assert!(!told.has_ended(), "a failure of this rank, and a step that a rank refused");
+        told.note(&Error::GaveUp { rank: 1, host: None, reason: None });
+        assert!(told.has_ended());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::atomic_copy;
 use crate::error::{Error, Result};
@@ -192,6 +192,15 @@ impl SharedMemory {
         // type).
         unsafe { atomic_copy::copy(source, to, len) };
         Ok(())
+    }
+
+    /// Gives the pages of this memory, which a memfd has, back to the system, also if other processes map
+    /// them. The memory then reads as zeros, and a later store takes a page again.
+    pub(crate) fn give_pages_back(&self) -> Result<()> {
+        // SAFETY: the range is this mapping, of which nobody has a reference: all accesses are by words or
+        // announced, and to those this is a store of zeros.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxRemove) }
+            .map_err(|e| Error::system("madvise(MADV_REMOVE)", e))
     }
 
     fn span(&self, start: usize, len: usize, written: bool) -> Span {

@@ -279,6 +279,13 @@ impl Matrices {
         [self.bias.is_some(), self.added().next().is_some()]
     }
 
+    /// Matrices that the call writes.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = &MatRef> {
+        let normed = self.norm.iter().map(|norm| &norm.normed);
+        let more = self.more.tensors.iter().flatten().map(|[_, output]| output);
+        self.c.iter().chain(normed).chain(more)
+    }
+
     /// Matrices that are added to the sum, with their names in errors, in the order of the additions.
     pub(crate) fn added(&self) -> impl Iterator<Item = (&'static str, &MatRef)> {
         const NAMES: [&str; MOST_ADDED] = ["added matrix 1", "added matrix 2"];

@@ -56,6 +56,7 @@
 //! same order; as with NCCL, the program must ensure this.
 
 mod calls;
+mod epochs;
 mod id;
 mod memory;
 mod message;
@@ -66,7 +67,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use iris_heap::{
-    Element, HeapOptions, MAX_RANKS, RawSlice, Request, Segment, Stream, SymmetricHeap, World,
+    Element, HeapOptions, MAX_RANKS, Member, RawSlice, Request, Segment, Stream, SymmetricHeap,
+    World,
 };
 
 use crate::device::Device;
@@ -144,6 +146,9 @@ pub struct Comm {
     /// Operators, locked during a call so that the launches of two calls do not mix. `None` after
     /// the communicator is closed.
     operators: Mutex<Option<Operators>>,
+    /// Member that made the communicator, and the epoch of its world. `None` for a communicator of
+    /// another world, and after [`Comm::next`].
+    epoch: Mutex<Option<(Arc<Member>, u64)>>,
 }
 
 struct Operators {
@@ -285,7 +290,8 @@ impl Comm {
         }
         let heap = heap.clone();
         let operators = Mutex::new(Some(operators));
-        Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
+        let epoch = Mutex::default();
+        Ok(Self { heap, owned: None, owns_heap: false, stream, operators, epoch })
     }
 
     /// Allocates the workspace, and the communicator's two buffers: collective over the ranks of this

@@ -183,6 +183,14 @@ impl MatRef {
         self.ld
     }
 
+    /// Slice of the heap in which the matrix lies; `None` for other memory.
+    pub(crate) fn slice(&self) -> Option<&RawSlice> {
+        match &self.place {
+            Place::Sym(slice) => Some(slice),
+            Place::External { .. } => None,
+        }
+    }
+
     /// Byte offset of the matrix in the data segment of the heap; peers find their matrix at the
     /// same offset. `None` if the matrix is not in the heap.
     pub(crate) fn sym_offset(&self) -> Option<u64> {

@@ -17,6 +17,7 @@ use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 use crate::args::Matrices;
 use crate::check::{self, Checked};
 use crate::error::{Error, InOp, Result};
+use crate::matrix::MatRef;
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
@@ -164,6 +165,7 @@ impl Operator {
         let op = self.plan.op();
         check::no_fault(op, &self.heap)?;
         call.write(&self.plan, issuing, args)?;
+        call.matrices.outputs().filter_map(MatRef::slice).for_each(|it| issuing.note_result(it));
         args.dedicated_workgroups = sizes.dedicated;
         let form = self.plan.at(call.size(&self.plan)).form;
         if form.pulls && !self.plan.alone() {

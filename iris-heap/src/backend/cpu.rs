@@ -42,7 +42,7 @@ impl Mapping for SharedMemory {
     }
 }
 
-fn own(mapping: &dyn Mapping) -> Result<&SharedMemory> {
+pub(crate) fn own(mapping: &dyn Mapping) -> Result<&SharedMemory> {
     let memory = mapping.as_any().downcast_ref::<SharedMemory>();
     memory
         .ok_or_else(|| unsupported("access from the host", "the memory belongs to another device"))

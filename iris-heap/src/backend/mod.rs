@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-mod cpu;
+pub(crate) mod cpu;
 mod cuda;
 mod gpu;
 mod hip;

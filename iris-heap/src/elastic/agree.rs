@@ -60,7 +60,7 @@ impl Shared {
             let (size, settings) = (at.ranks.len(), self.settings.clone());
             match World::of_job(job, rank, size, Ok(settings), Some(limit)) {
                 Ok(world) => {
-                    world.set_elastic();
+                    world.set_epoch(epoch);
                     at.world = Some(world.clone());
                     let change = change(&old, &at);
                     *lock(&self.current) = at;

@@ -31,7 +31,7 @@ use policy::mask;
 /// Process of a job whose ranks go on after one of them is lost. It survives the worlds.
 ///
 /// ```no_run
-/// # use iris_heap::{Error, ErrorKind, Member, Next, Policy, World};
+/// # use iris_heap::{Error, Member, Next, Policy, World};
 /// /// Opens a heap, plans, makes operators, and takes steps until the job is over.
 /// fn serve(world: &World) -> Result<(), Error> {
 ///     # unimplemented!()
@@ -41,8 +41,8 @@ use policy::mask;
 /// let member = Member::join(&world, Policy::new().sizes(&[4, 2, 1]))?;
 /// loop {
 ///     match serve(&world) {
-///         // `Fault`: a rank gave up, and will leave or go on, too.
-///         Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Fault) => {}
+///         // A rank is lost, or one gave up or is late, and will leave or go on, too.
+///         Err(_) if member.is_revoked() => {}
 ///         outcome => break outcome?,
 ///     }
 ///     world = loop {
@@ -198,7 +198,7 @@ impl Member {
         // After this step every process has opened the others while they were alive, so that no
         // descriptor is of another process with the same number.
         let (page, job, processes) = world.all_ok("Member::join", prepared)?;
-        world.set_elastic();
+        world.set_epoch(0);
         let ranks: Vec<_> = (0..world.size()).collect();
         let (kept, first) = (mask(&ranks), Some(world.clone()));
         let shared = Arc::new(Shared {
@@ -229,6 +229,11 @@ impl Member {
         self.shared.current().epoch
     }
 
+    /// Members of the job that are the ranks of the present epoch, in the order of their ranks.
+    pub fn members(&self) -> Vec<MemberId> {
+        self.shared.current().ranks.into_iter().map(MemberId).collect()
+    }
+
     /// World of the epoch that this process is in.
     ///
     /// # Errors
@@ -239,8 +244,9 @@ impl Member {
         self.shared.check_in_job()?;
         match (current.evicted, current.world) {
             (Some(epoch), _) => Err(Error::Evicted { epoch }),
-            (None, _) if self.is_revoked() => Err(Error::Revoked),
+            (None, Some(world)) if self.is_revoked() => world.note(Err(Error::Revoked)),
             (None, Some(world)) => Ok(world),
+            (None, None) if self.is_revoked() => Err(Error::Revoked),
             (None, None) => Err(unsupported("the world of a spare", "it has none")),
         }
     }
@@ -254,12 +260,15 @@ impl Member {
         }
     }
 
-    /// Whether the epoch has ended for this process, so that [`Member::next`] is due. An error of the
-    /// kind [`ErrorKind::PeerLost`](crate::ErrorKind::PeerLost) may be a moment earlier.
+    /// Whether the epoch has ended for this process, so that [`Member::next`] is due: it was revoked, a
+    /// rank is lost, or a call or an exchange has returned an error about another rank after which no
+    /// further one can succeed (a loss, a rank that gave up, one that is late). A failure of this rank
+    /// itself does not end the epoch. If a program got an error from the library, this tells without
+    /// delay whether to go on.
     pub fn is_revoked(&self) -> bool {
         let current = self.shared.current();
         self.shared.page.phase(self.shared.slot) >= Phase::revoked(current.epoch)
-            || current.world.is_some_and(|world| world.has_lost())
+            || current.world.is_some_and(|world| world.has_ended())
     }
 
     /// Processes that are lost to the job so far, in the order of their numbers.

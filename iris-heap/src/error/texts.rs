@@ -16,13 +16,16 @@ use crate::control::{Control, waits_for_rank_1};
 use crate::encoding::Reader;
 use crate::issue_board::{AwaitedNode, Pulled};
 use crate::world::hosts::Hosts;
-use crate::{Group, HeapOptions, Network, Settings, Stream, SymmetricHeap, UniqueId, World};
+use crate::{
+    Group, HeapOptions, Member, Network, Next, Policy, Settings, Stream, SymmetricHeap, UniqueId,
+    World,
+};
 
 /// User guide, whose troubleshooting section must have an entry for the text of each error.
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
-    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, LauncherLost, Revoked, Evicted, Rendezvous, OutOfHeap, Closed,
+    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, PeerAborted, HubLost, LauncherLost, Revoked, Evicted, Rendezvous, OutOfHeap, OutOfMemory, Closed,
     StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, NodeSilent, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
@@ -188,6 +191,16 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             ],
         ),
         (Error::HubLost { rank: 2 }, ["rank 2", "must outlive it", "start all ranks anew"]),
+        (
+            {
+                let world = World::from_unique_id(&UniqueId::new().unwrap(), 0, 1).unwrap();
+                let member = Member::join(&world, Policy::new()).unwrap();
+                let Next::Epoch(world, _) = member.next().unwrap() else { panic!("no epoch") };
+                let options = HeapOptions::new().data_bytes(1 << 50);
+                SymmetricHeap::open(&world, options).unwrap_err()
+            },
+            ["on each of 1 ranks, in epoch 1", "expected at most", "release or drop heaps"],
+        ),
         (Error::Evicted { epoch: 3 }, ["to epoch 3", "expected it to run", "see what stopped it"]),
         (Error::Revoked, ["was revoked", "expected a world of the current epoch", "Member::next"]),
         (

@@ -152,6 +152,10 @@ impl SymmetricHeap {
         let state = self.open_state()?;
         let target = self.locate_for_work(&state, &to.raw(), to_rank)?;
         let source = self.locate_for_work(&state, &from.raw(), from_rank)?;
+        if to_rank != self.local_rank() {
+            // A peer's copy to this rank shows nowhere else than in this rank's copy to a peer.
+            self.note_peer_writes(&to.raw());
+        }
         stream.backend().copy(target, source, to.bytes())
     }
 

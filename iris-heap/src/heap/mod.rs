@@ -20,6 +20,7 @@ pub use options::HeapOptions;
 pub use retired::Retired;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
@@ -78,6 +79,8 @@ pub struct SymmetricHeap {
     device: OnceLock<DeviceInfo>,
     /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
+    /// Blocks of an epoch's heap that calls or copies of peers write, as (segment, serial number).
+    written_by_peers: Mutex<BTreeSet<(Segment, u64)>>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
     /// World of the ranks of all nodes, and world of this rank's counterparts on the other nodes; set
@@ -237,6 +240,7 @@ impl SymmetricHeap {
             sequence: OnceLock::new(),
             device: OnceLock::new(),
             issuing: Mutex::new(()),
+            written_by_peers: Mutex::default(),
             registration: Mutex::new(Some(registration)),
             watch: Mutex::new(watch),
             nodes: OnceLock::new(),
@@ -255,6 +259,7 @@ impl SymmetricHeap {
                        no Member has joined";
             return Err(unsupported(&what, why));
         }
+        options.check_fits(world)?;
         let gpu = (options.device, options.legacy_memory);
         let backend = options.backend.open(world, threads, gpu)?;
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
@@ -949,6 +954,13 @@ impl SymmetricHeap {
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
+        }
+    }
+
+    /// Records that peers write the block of `slice`, if ranks may go on after this heap's epoch.
+    fn note_peer_writes(&self, slice: &RawSlice) {
+        if self.world.is_elastic() {
+            lock(&self.written_by_peers).insert((slice.segment(), slice.serial()));
         }
     }
 

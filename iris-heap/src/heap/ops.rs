@@ -8,7 +8,7 @@ use crate::backend::Current;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::issue_board::{Ended, Pulled};
-use crate::slice::{DevWords, SymSlice};
+use crate::slice::{DevWords, RawSlice, SymSlice};
 use crate::stream::Stream;
 use crate::util::lock;
 
@@ -100,6 +100,12 @@ impl IssueGuard<'_> {
         let (mapping, offset) =
             self.heap.locate_for_work(&state, &slice.raw(), self.heap.local_rank())?;
         Ok(mapping.address() + offset)
+    }
+
+    /// Records that a call writes the block of `slice`, so that [`Retired::resolve`](crate::Retired::resolve)
+    /// refuses it: a peer that was stopped in the call may store to it later.
+    pub fn note_result(&self, slice: &RawSlice) {
+        self.heap.note_peer_writes(slice);
     }
 
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;

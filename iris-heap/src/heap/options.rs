@@ -5,6 +5,7 @@ use crate::backend::BackendKind;
 use crate::bytes::Bytes;
 use crate::env::MAX_THREADS;
 use crate::error::{Error, Result};
+use crate::host_memory;
 use crate::world::World;
 
 /// Options for opening a heap. All except `threads` and `device` must be equal on all ranks.
@@ -131,6 +132,22 @@ impl HeapOptions {
             return Err(Error::invalid("device_words", self.device_words, expected));
         }
         Ok(())
+    }
+
+    /// Checks that the heap of an epoch after the first fits into the memory that the host can still
+    /// give, where heaps of the epochs before may still have theirs. All pages count, because a process that
+    /// touches one too many is killed in the middle of a recovery.
+    pub(super) fn check_fits(&self, world: &World) -> Result<()> {
+        let Some(epoch @ 1..) = world.epoch() else { return Ok(()) };
+        let segments = self.data_bytes.saturating_add(self.signal_bytes);
+        let bytes = segments.saturating_add(4 * self.device_words);
+        let ranks = world.local_size();
+        match host_memory::available() {
+            Some(available) if bytes.saturating_mul(ranks as u64) > available => {
+                Err(Error::OutOfMemory { bytes, ranks, epoch, available })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Number of this rank's workgroup threads; without an explicit number, the default.

@@ -197,9 +197,10 @@ impl World {
             Ok(value) => message.bytes(&told(value)),
             Err(error) => message.text(&error.to_string()),
         };
-        let all = match self.collective(what, &message.finish()) {
+        let all = match self.exchange(what, &message.finish(), None) {
             Ok(all) => all,
-            Err(error) => return mine.and(Err(error)),
+            // This rank's own error is the nearer one, and peers that have learned of it may have left.
+            Err(error) => return self.note(mine.and(Err(error))),
         };
         let mut failed = mine.as_ref().err().map(|error| (distance, error.clone()));
         let mut gathered = Vec::with_capacity(self.size());

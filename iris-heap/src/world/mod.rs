@@ -14,7 +14,7 @@ mod threads;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::launcher_env::Launch;
@@ -98,8 +98,8 @@ struct Inner {
     closed: Mutex<bool>,
     /// Whether this rank closes the world, or has closed it cleanly.
     closing: AtomicBool,
-    /// Whether the world is an epoch of a job ([`Member`](crate::Member)).
-    elastic: AtomicBool,
+    /// Number of the epoch, if the world is one of a job ([`Member`](crate::Member)).
+    epoch: OnceLock<u64>,
     /// Open heaps, whose waiting kernels learn that a peer is lost. The callback by which the bootstrap
     /// reports a lost rank shares the list.
     open: Arc<Mutex<Vec<OpenHeap>>>,
@@ -329,14 +329,14 @@ impl World {
         let returned_errors = parent
             .as_ref()
             .map_or_else(Arc::default, |parent| parent.inner.returned_errors.clone());
-        let elastic = AtomicBool::new(parent.as_ref().is_some_and(World::is_elastic));
+        let epoch = parent.as_ref().map_or_else(OnceLock::new, |it| it.inner.epoch.clone());
         let inner = Inner {
             bootstrap,
             settings,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
             closing: AtomicBool::new(false),
-            elastic,
+            epoch,
             open,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
@@ -473,14 +473,20 @@ impl World {
         (self.inner.heaps.load(Ordering::Relaxed), self.inner.children.load(Ordering::Relaxed))
     }
 
-    /// Records that the world is an epoch of a job.
-    pub(crate) fn set_elastic(&self) {
-        self.inner.elastic.store(true, Ordering::Relaxed);
+    /// Records that the world is the epoch with this number of a job; called once.
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        // A second call has no effect.
+        let _ = self.inner.epoch.set(epoch);
+    }
+
+    /// Number of the epoch of a job that the world is; `None` for a world that no member has joined.
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.inner.epoch.get().copied()
     }
 
     /// Whether the world is an epoch of a job, whose ranks may go on after a loss.
     pub(crate) fn is_elastic(&self) -> bool {
-        self.inner.elastic.load(Ordering::Relaxed)
+        self.epoch().is_some()
     }
 
     /// Ends the exchanges of all ranks of this world, and of worlds that were split off it, with
@@ -509,6 +515,19 @@ impl World {
     /// Whether a rank of this world is lost, so that no exchange waits any more.
     pub(crate) fn has_lost(&self) -> bool {
         self.inner.bootstrap.lost().is_some()
+    }
+
+    /// Whether a call or an exchange of this world, or of its heaps, has returned an error that follows
+    /// from another rank (it is lost, gave up or is late), so that no further one can succeed. An error of
+    /// the program's own, or one of this rank alone, changes nothing here.
+    pub fn has_failed(&self) -> bool {
+        self.inner.returned_errors.has_ended()
+    }
+
+    /// Whether no exchange or call with the other ranks of this world can succeed, because a rank is lost
+    /// or because this rank has got an error that says so.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_lost() || self.has_failed()
     }
 
     /// Rank whose loss ended this world: its process or thread ended, it called [`World::abort`] or

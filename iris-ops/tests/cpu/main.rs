@@ -2,6 +2,7 @@
 
 mod combine;
 mod comm;
+mod epochs;
 mod external;
 mod invariant;
 mod lists;

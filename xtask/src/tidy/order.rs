@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("operator", &["operator"]),
     ("nodes", &["nodes"]),
     ("operators", &["operator_macros", "ops"]),
-    ("communicator", &["any_op", "comm", "heap_reserve"]),
+    ("communicator", &["any_op", "comm", "heap_reserve", "session"]),
 ];
 
 /// Imports of a module of a higher layer, each with the reason.

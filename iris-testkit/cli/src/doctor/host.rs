@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
-use iris_heap::{BackendKind, Bytes, Limit, World, env};
+use iris_heap::{BackendKind, Bytes, Limit, World, env, host_memory};
 use iris_kernels::cache::{Cache, carried_folder};
 use iris_ops::{
     AllReduce, CollectiveArgs, HeapReserve, MatRef, Plan, Topology, TuningFile, all_reduce,
@@ -13,7 +13,6 @@ use rustix::fs::statvfs;
 
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
-use crate::memory;
 
 /// Number of file descriptors that one process of a job of 64 ranks needs, for its sockets and for
 /// the shared memory of all ranks.
@@ -130,11 +129,11 @@ fn system() -> String {
 /// Memory of the host, or of this process's control group if that can provide less. Heaps of the CPU
 /// backend are allocated in it.
 fn memory() -> Finding {
-    let Some(host) = memory::of_host() else {
+    let Some(host) = host_memory::of_host() else {
         return Finding::new(State::Warning, "memory", "/proc/meminfo cannot be read")
             .remedy("mount /proc");
     };
-    let group = memory::of_group().filter(|group| group.0 < host.0);
+    let group = host_memory::of_group().filter(|group| group.0 < host.0);
     let (free, all) = group.unwrap_or(host);
     let of = if group.is_some() { ", the limit of this process's control group," } else { "" };
     let text = format!("{} of {}{of} available", Bytes::new(free), Bytes::new(all));

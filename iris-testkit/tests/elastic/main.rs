@@ -4,18 +4,29 @@
 //!
 //! The program starts itself as the ranks. The time from the blow to the first right call is printed.
 
+mod sessions;
+mod strikes;
+
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use iris_heap::{
-    Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Retired, Stream, SymSlice,
-    SymmetricHeap, World,
+    Change, Error, ErrorKind, HeapOptions, Loss, Member, MemberId, Next, Policy, Retired, Stream,
+    SymSlice, SymmetricHeap, World,
 };
 use iris_ops::{AllReduce, CollectiveArgs, MatRef, OpError, all_reduce};
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::launch::{self, End, Options, Outcome, launch};
 use rustix::process::{Pid, Signal, getpid, kill_process};
+use sessions::{
+    a_communicator_goes_on, a_session_goes_on_after_a_rank_gave_up,
+    a_session_goes_on_and_takes_a_spare, a_session_loses_a_rank_while_it_builds,
+    a_session_returns_the_errors_of_its_own_rank,
+    a_session_whose_heap_does_not_fit_builds_a_smaller_one,
+};
+use strikes::ranks_that_are_struck_at_any_time_are_survived;
 
 /// Call of an epoch in which a rank is struck.
 const STRUCK: usize = 21;
@@ -23,6 +34,9 @@ const STRUCK: usize = 21;
 const CALLS: usize = 300;
 /// Number of elements of a message.
 const COUNT: usize = 1000;
+/// Sizes of a heap's segments in bytes.
+const DATA: u64 = 1 << 20;
+const SIGNALS: u64 = 1 << 20;
 /// Patience of the jobs, in milliseconds.
 const PATIENCE: u64 = 400;
 
@@ -32,7 +46,12 @@ fn main() -> ExitCode {
         && rank == "rank"
     {
         launch::end_with_launcher();
-        let outcome = run_rank(case);
+        let outcome = match case.split_once(' ') {
+            Some(("session", case)) => sessions::run_session(case),
+            Some(("comm", case)) => sessions::run_comm(case),
+            Some(("strike", seed)) => strikes::run(seed),
+            _ => run_rank(case),
+        };
         if let Err(error) = &outcome {
             eprintln!("ERROR {error:#}");
         }
@@ -48,7 +67,14 @@ fn main() -> ExitCode {
             a_spare_learns_that_the_job_is_over,
             a_spare_may_end_an_epoch,
             too_few_ranks_do_not_go_on,
-            a_rank_may_leave_and_another_revoke
+            a_rank_may_leave_and_another_revoke,
+            a_session_goes_on_and_takes_a_spare,
+            a_session_loses_a_rank_while_it_builds,
+            a_session_goes_on_after_a_rank_gave_up,
+            a_session_returns_the_errors_of_its_own_rank,
+            a_session_whose_heap_does_not_fit_builds_a_smaller_one,
+            a_communicator_goes_on,
+            ranks_that_are_struck_at_any_time_are_survived
         ],
     )])
 }
@@ -63,13 +89,17 @@ enum Blow {
     Leave,
     /// The member revokes the epoch, and goes on with the others.
     Revoke,
+    /// The member gives up its heap, and goes on with the others.
+    GiveUp,
+    /// The step of the member's session fails.
+    Fail,
 }
 
 /// Blow of the case in an epoch, and the member that it strikes.
 fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
     Some(match (case, epoch) {
         ("kill-0" | "too-few", 0) => (Blow::Kill, 0),
-        ("kill-2" | "twice", 0) => (Blow::Kill, 2),
+        ("kill-2" | "twice" | "no-memory", 0) => (Blow::Kill, 2),
         ("stop-0", 0) => (Blow::Stop, 0),
         ("stop-2", 0) => (Blow::Stop, 2),
         ("spare" | "over" | "spare-revokes", 0) => (Blow::Kill, 1),
@@ -78,6 +108,8 @@ fn blow(case: &str, epoch: u64) -> Option<(Blow, usize)> {
         ("spare", 1) => (Blow::Kill, 0),
         ("leave", 0) => (Blow::Leave, 3),
         ("leave", 1) => (Blow::Revoke, 1),
+        ("give-up", 0) => (Blow::GiveUp, 2),
+        ("fail", 0) => (Blow::Fail, 1),
         _ => return None,
     })
 }
@@ -93,25 +125,39 @@ fn policy(case: &str) -> Policy {
 
 /// Heap and operator of one epoch.
 struct Model {
-    heap: std::sync::Arc<SymmetricHeap>,
+    heap: Arc<SymmetricHeap>,
     sum: AllReduce,
     stream: Stream,
     matrix: SymSlice<f32>,
+    /// Memory that the rank before this one copies to.
+    copied: SymSlice<f32>,
     /// Memory that no call of this epoch writes.
     untouched: SymSlice<f32>,
     /// Members of the epoch, by rank.
     members: Vec<usize>,
 }
 
+/// Slices of a heap that peers may write, and one that they do not.
+type Slices = ([SymSlice<f32>; 2], SymSlice<f32>);
+
 impl Model {
-    fn build(world: &World, id: MemberId) -> Result<Model> {
+    /// Makes a model in a heap of `bytes` bytes.
+    fn build(world: &World, id: MemberId, bytes: u64) -> Result<Model> {
         let members = world.allgather(&[id.0 as u8])?.iter().map(|it| it[0].into()).collect();
-        let options = HeapOptions::new().data_bytes(1 << 20).threads(1);
+        let options = HeapOptions::new().data_bytes(bytes).signal_bytes(SIGNALS).threads(1);
         let heap = SymmetricHeap::open(world, options)?;
         let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
         let (matrix, stream) = (heap.zeros::<f32>(COUNT)?, heap.stream()?);
         let untouched = heap.full::<f32>(COUNT, 7.5)?;
-        Ok(Model { heap, sum, stream, matrix, untouched, members })
+        let copied = heap.alloc::<f32>(COUNT)?;
+        let next = (world.rank() + 1) % world.size();
+        heap.copy_on(&stream, (copied, next), (untouched, world.rank()))?;
+        Ok(Model { heap, sum, stream, matrix, copied, untouched, members })
+    }
+
+    /// Memory that peers may write, and memory that they do not.
+    fn slices(&self) -> Slices {
+        ([self.matrix, self.copied], self.untouched)
     }
 
     /// Enqueues a call that sums values of its members and of its number, in place.
@@ -136,24 +182,27 @@ fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros())
 }
 
+/// Processes of the ranks, for the signal that continues a stopped one.
+fn pids_of(world: &World) -> Result<Vec<u32>> {
+    let pids = world.allgather(&std::process::id().to_le_bytes())?;
+    Ok(pids.iter().map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect())
+}
+
 fn run_rank(case: &str) -> Result<()> {
     let mut world = World::from_env()?;
-    // The processes by member, for the signal that continues a stopped one.
-    let pids = world.allgather(&std::process::id().to_le_bytes())?;
-    let pids: Vec<u32> =
-        pids.iter().map(|it| u32::from_le_bytes([it[0], it[1], it[2], it[3]])).collect();
+    let pids = pids_of(&world)?;
     let member = Member::join(&world, policy(case))?;
     let mut retired = Vec::new();
     loop {
         let error = match epoch(case, &member, &world, &pids, &mut retired) {
             Ok(Done::Closed) => {
-                check_retired(&retired)?;
+                retired.iter().try_for_each(|(heap, slices)| check_retired(heap, *slices))?;
                 return world.close().context("closing the world");
             }
             Ok(Done::Left) => return Ok(()),
             Err(error) => error,
         };
-        ensure!(is_loss(&error), "epoch {}: {error:#}", member.epoch());
+        ensure!(is_loss(&error) && member.is_revoked(), "epoch {}: {error:#}", member.epoch());
         let dies_in_next = case == "twice" && member.id() == MemberId(3);
         if dies_in_next {
             // Anywhere in the middle of `next`, at its end at the latest.
@@ -169,9 +218,7 @@ fn run_rank(case: &str) -> Result<()> {
             }
             match next {
                 Ok(Next::Epoch(world, change)) => {
-                    let (rank, from) = (world.rank(), &change.from);
-                    let (lost, epoch) = (&change.lost, member.epoch());
-                    eprintln!("EPOCH {epoch} rank {rank} from {from:?} lost {lost:?}");
+                    print_epoch(&member, &change);
                     break world;
                 }
                 Ok(Next::Spare) => {
@@ -200,6 +247,13 @@ fn run_rank(case: &str) -> Result<()> {
     }
 }
 
+/// Prints that this process goes on as a rank.
+fn print_epoch(member: &Member, Change { members, from, lost }: &Change) {
+    let (rank, epoch) = (members.iter().position(|&id| id == member.id()), member.epoch());
+    let rank = rank.expect("a rank of the epoch");
+    eprintln!("EPOCH {epoch} rank {rank} from {from:?} lost {lost:?}");
+}
+
 /// Whether an error of the heap or of an operator follows from the loss of a rank.
 fn is_loss(error: &anyhow::Error) -> bool {
     let of_heap = error.downcast_ref::<Error>().map(Error::kind);
@@ -220,22 +274,26 @@ fn epoch(
     member: &Member,
     world: &World,
     pids: &[u32],
-    retired: &mut Vec<(Retired, SymSlice<f32>)>,
+    retired: &mut Vec<(Retired, Slices)>,
 ) -> Result<Done> {
-    let model = Model::build(world, member.id())?;
+    let model = Model::build(world, member.id(), DATA)?;
     let done = make_calls(case, member, world, pids, &model);
     if done.is_err() {
-        retired.push((model.heap.clone().retire()?, model.untouched));
+        retired.push((model.heap.clone().retire()?, model.slices()));
         ensure!(matches!(model.heap.alloc::<f32>(1), Err(Error::Closed { .. })), "still open");
     }
     done
 }
 
-/// Checks that memory of heaps that are retired is as this process has left it.
-fn check_retired(all: &[(Retired, SymSlice<f32>)]) -> Result<()> {
-    for (heap, slice) in all {
-        ensure!(heap.read(*slice)? == [7.5; COUNT], "a retired heap has changed");
-        ensure!(!heap.resolve(*slice)?.is_null(), "no address");
+/// Checks that memory of a retired heap is as this process has left it, and that what peers may still
+/// write can only be copied.
+fn check_retired(heap: &Retired, (written, untouched): Slices) -> Result<()> {
+    ensure!(heap.read(untouched)? == [7.5; COUNT], "a retired heap has changed");
+    ensure!(!heap.resolve(untouched)?.is_null(), "no address");
+    for slice in written {
+        heap.read(slice)?;
+        let error = heap.resolve(slice.slice(1..)?).err().context("the address of a result")?;
+        ensure!(error.to_string().contains("copy this one by Retired::read"), "{error}");
     }
     Ok(())
 }
@@ -260,6 +318,7 @@ fn make_calls(
                 Blow::Stop => kill_process(getpid(), Signal::STOP).expect("a signal to itself"),
                 Blow::Leave => return Ok(Done::Left),
                 Blow::Revoke => member.revoke(),
+                Blow::GiveUp | Blow::Fail => unreachable!("a blow of sessions"),
             }
         }
         model.finish(call)?;
