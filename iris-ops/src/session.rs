@@ -91,7 +91,7 @@ impl<M, B> Session<M, B> {
     /// which is then over. Collective over the ranks of the epoch, all of which have made their last
     /// step. A process without a world (a spare, or one of too few) only leaves.
     ///
-    /// Whoever holds a clone of the member's `Arc` keeps this process from leaving.
+    /// A clone of the member's `Arc` that is still held keeps this process from leaving.
     ///
     /// # Errors
     /// [`Error::Revoked`] if the epoch has ended since the last step; errors of [`World::close`].

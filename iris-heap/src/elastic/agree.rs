@@ -85,7 +85,7 @@ impl Shared {
     fn is_needed(&self, current: &Current) -> bool {
         let is_over = || slots(current.kept).any(|slot| self.page.phase(slot) == Phase::ENDED);
         loop {
-            // This is looked at first: a rank whose process ends behind the end of the job ends no epoch.
+            // The end of the job is looked at first: a rank whose process ends after it ends no epoch.
             if is_over() {
                 return false;
             }

@@ -246,16 +246,15 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
-        let count = self.peers;
         let given = [
             a.bytes(),
             b.bytes(),
             c.bytes(),
             inbox.bytes(),
             residual.bytes(),
-            bytemuck::cast_slice(&owners[..count]),
-            bytemuck::cast_slice(&all[..count]),
-            bytemuck::cast_slice(&direct[..count]),
+            bytemuck::cast_slice(&owners[..self.peers]),
+            bytemuck::cast_slice(&all[..self.peers]),
+            bytemuck::cast_slice(&direct[..self.peers]),
             bytemuck::bytes_of(&given),
             bytemuck::bytes_of(&blocks),
             bytemuck::bytes_of(args),

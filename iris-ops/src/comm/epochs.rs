@@ -27,10 +27,10 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Ends the communicator and goes on to the next epoch, as [`Member::next`] does, after an error of
-    /// the kind [`ErrorKind::PeerLost`](iris_heap::ErrorKind::PeerLost). Calls of other threads that
-    /// wait fail, and later calls are refused. If the result is [`Next::Epoch`], the ranks open another
-    /// communicator by [`Comm::from_member`]; a spare calls [`Member::next`] again.
+    /// Ends the communicator and goes on to the next epoch, as [`Member::next`] does, after an error
+    /// if [`Member::is_revoked`] then returns true. Calls of other threads that wait fail, and later calls
+    /// are refused. If the result is [`Next::Epoch`], the ranks open another communicator by
+    /// [`Comm::from_member`]; a spare calls [`Member::next`] again.
     ///
     /// A program with more than a communicator takes a [`Session`](crate::Session).
     ///
